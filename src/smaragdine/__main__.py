@@ -1,0 +1,5 @@
+import sys
+
+from smaragdine.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,252 @@
+"""A device's power as a function of time, built from its channels.
+
+A trace is a row of stretches of constant power, ordered and without overlap; between them nothing is
+known. A counter difference covers the time between its two readings, a sample the window it averages over,
+and a bare log of time and power is held forward. Where a GPU has both, samples give the shape and the
+counter gives the level (see `anchor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from smaragdine.recording.reader import Recording, Series
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+ANCHOR_EVERY_NS = 2_000_000_000
+# A factor outside says that samples and counter do not speak of the same thing: used, and flagged.
+PLAUSIBLE_FACTOR = (0.8, 1.25)
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """How the level of a sampled trace was set: one factor per interval between two anchors."""
+
+    t_ns: Ints
+    factor: Floats
+
+    @property
+    def implausible(self) -> int:
+        low, high = PLAUSIBLE_FACTOR
+        return int(np.count_nonzero((self.factor < low) | (self.factor > high)))
+
+
+@dataclass(frozen=True)
+class PowerTrace:
+    """Stretches [start, end) of constant power. Immutable; ordered; disjoint."""
+
+    start_ns: Ints
+    end_ns: Ints
+    power_w: Floats
+    hold_ns: int = 0  # a gap up to this long is how the source works; a longer one is missing
+    anchors: Anchors | None = None
+    _energy_before_j: Floats = field(init=False, repr=False)
+    _covered_before_ns: Ints = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        length_ns = self.end_ns - self.start_ns
+        energy_j = np.concatenate([[0.0], np.cumsum(self.power_w * length_ns * 1e-9)])
+        object.__setattr__(self, "_energy_before_j", energy_j)
+        object.__setattr__(self, "_covered_before_ns", np.concatenate([[0], np.cumsum(length_ns)]))
+
+    def energy_until_j(self, t_ns: npt.ArrayLike) -> Floats:
+        """Energy of all known time before each `t_ns`."""
+        i, into_ns = self._locate(t_ns)
+        power_w = self.power_w[i] if self.power_w.size else np.zeros(i.shape)
+        return self._energy_before_j[i] + power_w * into_ns * 1e-9
+
+    def covered_until_ns(self, t_ns: npt.ArrayLike) -> Ints:
+        i, into_ns = self._locate(t_ns)
+        return self._covered_before_ns[i] + into_ns
+
+    def energy_j(self, start_ns: int, end_ns: int) -> float:
+        until_j = self.energy_until_j([start_ns, end_ns])
+        return float(until_j[1] - until_j[0])
+
+    def covered_s(self, start_ns: int, end_ns: int) -> float:
+        until_ns = self.covered_until_ns([start_ns, end_ns])
+        return float(until_ns[1] - until_ns[0]) * 1e-9
+
+    def missing_s(self, start_ns: int, end_ns: int) -> float:
+        """Seconds of [start, end] in gaps longer than the source's own rhythm explains."""
+        inside = (self.end_ns > start_ns) & (self.start_ns < end_ns)
+        edges_from = np.concatenate([[start_ns], self.end_ns[inside]])
+        edges_to = np.concatenate([self.start_ns[inside], [end_ns]])
+        gaps_ns = edges_to - edges_from
+        return float(gaps_ns[gaps_ns > self.hold_ns].sum()) * 1e-9
+
+    def _locate(self, t_ns: npt.ArrayLike) -> tuple[Ints, Ints]:
+        t = np.asarray(t_ns, dtype=np.int64)
+        if not self.start_ns.size:
+            return np.zeros(t.shape, dtype=np.int64), np.zeros(t.shape, dtype=np.int64)
+        i = np.maximum(np.searchsorted(self.start_ns, t, side="right") - 1, 0)
+        return i, np.clip(t - self.start_ns[i], 0, self.end_ns[i] - self.start_ns[i])
+
+
+def hold_ns(series: Series) -> int:
+    """Ten update periods, but no less than a quarter second: a machine under load stalls that long."""
+    return max(int(series.channel.period_ms * 1e7), 250_000_000)
+
+
+def from_counter(series: Series) -> PowerTrace:
+    """Counter differences over the time they cover; wrap-around by the counter's own range."""
+    hold = hold_ns(series)
+    t_ns, value = series.t_ns, series.value
+    length_ns = np.diff(t_ns)
+    used_j = np.diff(value)
+    wraps_at = series.channel.wraps_at
+    if wraps_at:
+        # Once in a gap can be seen, twice cannot: but then the gap is longer than the hold.
+        used_j = np.where(used_j < 0, used_j + wraps_at, used_j)
+    # Anchoring readings come about once a second, on purpose: what counts as a gap follows the rhythm.
+    rhythm_ns = int(np.median(length_ns)) if length_ns.size else 0
+    hold = max(hold, 4 * rhythm_ns if rhythm_ns > hold // 10 else 0)
+    known = (length_ns > 0) & (length_ns <= hold) & (used_j >= 0) & (np.diff(series.segment) == 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        power_w = used_j / (length_ns * 1e-9)
+    return PowerTrace(t_ns[:-1][known], t_ns[1:][known], power_w[known], hold)
+
+
+def from_samples(series: Series) -> PowerTrace:
+    """Each sample covers its window; windows of a source that reports without a pause touch."""
+    hold = hold_ns(series)
+    order = np.argsort(series.t_ns, kind="stable")
+    t_ns, power_w = series.t_ns[order], series.value[order]
+    kept = np.concatenate([[True], np.diff(t_ns) > 0]) if t_ns.size else np.zeros(0, dtype=bool)
+    t_ns, power_w = t_ns[kept], power_w[kept]
+    if series.channel.window_ms is None:
+        return _held(t_ns, power_w, hold)
+    window_ns = int(series.channel.window_ms * 1e6)
+    start_ns = t_ns - window_ns
+    if t_ns.size > 1:
+        since_last_ns = np.diff(t_ns)
+        # 20.3 ms between samples of a 20 ms window: the clock's jitter, not time nobody looked at.
+        touches = since_last_ns <= window_ns + window_ns // 2
+        start_ns[1:] = np.where(touches, t_ns[:-1], start_ns[1:])
+    return PowerTrace(start_ns, t_ns, power_w, hold)
+
+
+def _held(t_ns: Ints, power_w: Floats, hold: int) -> PowerTrace:
+    if not t_ns.size:
+        return PowerTrace(t_ns, t_ns, power_w, hold)
+    spacing_ns = np.diff(t_ns)
+    usual_ns = int(np.median(spacing_ns)) if spacing_ns.size else hold
+    end_ns = np.concatenate([t_ns[1:], [t_ns[-1] + usual_ns]])
+    end_ns = np.where(end_ns - t_ns > hold, t_ns + usual_ns, end_ns)
+    return PowerTrace(t_ns, end_ns, power_w, hold)
+
+
+def anchor(shape: PowerTrace, counter: Series, every_ns: int = ANCHOR_EVERY_NS) -> PowerTrace:
+    """Rescale a sampled trace so that between anchors its integral is what the counter says was used.
+
+    Anchors are readings of the counter, each an observed change, at least `every_ns` apart. Time between
+    two anchors that no sample covers gets the interval's mean power, because the counter saw it.
+    """
+    chosen = _choose_anchors(counter, every_ns)
+    if chosen.size < 2:
+        return shape
+    t_ns, total_j = counter.t_ns[chosen], counter.value[chosen]
+    filled = _fill(shape, t_ns)
+    sampled_j = np.diff(filled.energy_until_j(t_ns))
+    used_j = np.diff(total_j)
+    factor = np.divide(used_j, sampled_j, out=np.ones_like(used_j), where=sampled_j > 0)
+    interval = np.clip(np.searchsorted(t_ns, filled.start_ns, side="right") - 1, 0, factor.size - 1)
+    return PowerTrace(
+        filled.start_ns, filled.end_ns, filled.power_w * factor[interval], shape.hold_ns, Anchors(t_ns, factor)
+    )
+
+
+def _choose_anchors(counter: Series, every_ns: int) -> Ints:
+    chosen: list[int] = []
+    for i, t in enumerate(counter.t_ns):
+        if not chosen or t - counter.t_ns[chosen[-1]] >= every_ns:
+            chosen.append(i)
+    last = counter.t_ns.size - 1
+    if last >= 0 and chosen[-1] != last:
+        # The last reading bounds the run: better a somewhat longer last interval than an open end.
+        if len(chosen) > 1:
+            chosen[-1] = last
+        else:
+            chosen.append(last)
+    return np.array(chosen, dtype=np.int64)
+
+
+def _fill(shape: PowerTrace, anchors_ns: Ints) -> PowerTrace:
+    """Cut the trace at the anchors, and give time between them that it does not cover their mean power."""
+    cuts = np.unique(np.concatenate([shape.start_ns, shape.end_ns, anchors_ns]))
+    start_ns, end_ns = cuts[:-1], cuts[1:]
+    i = np.searchsorted(shape.start_ns, start_ns, side="right") - 1
+    inside = (i >= 0) & (start_ns < shape.end_ns[np.maximum(i, 0)])
+    power_w = np.where(inside, shape.power_w[np.maximum(i, 0)], 0.0)
+    covered_ns = np.diff(shape.covered_until_ns(anchors_ns))
+    mean_w = np.divide(
+        np.diff(shape.energy_until_j(anchors_ns)),
+        covered_ns * 1e-9,
+        out=np.ones(covered_ns.size),  # nothing sampled at all: any shape will do, the counter sets the level
+        where=covered_ns > 0,
+    )
+    between = (start_ns >= anchors_ns[0]) & (start_ns < anchors_ns[-1])
+    interval = np.clip(np.searchsorted(anchors_ns, start_ns, side="right") - 1, 0, mean_w.size - 1)
+    power_w = np.where(~inside & between, mean_w[interval], power_w)
+    kept = inside | between
+    return PowerTrace(start_ns[kept], end_ns[kept], power_w[kept], shape.hold_ns)
+
+
+def add(traces: Sequence[PowerTrace]) -> PowerTrace:
+    """The sum of several traces, where all of them are known (two dies of one socket)."""
+    if len(traces) == 1:
+        return traces[0]
+    cuts = np.unique(np.concatenate([edge for trace in traces for edge in (trace.start_ns, trace.end_ns)]))
+    start_ns, end_ns = cuts[:-1], cuts[1:]
+    power_w = np.zeros(start_ns.size)
+    known = np.ones(start_ns.size, dtype=bool)
+    for trace in traces:
+        known &= trace.covered_until_ns(end_ns) - trace.covered_until_ns(start_ns) == end_ns - start_ns
+        power_w += (trace.energy_until_j(end_ns) - trace.energy_until_j(start_ns)) / ((end_ns - start_ns) * 1e-9)
+    return PowerTrace(start_ns[known], end_ns[known], power_w[known], max(t.hold_ns for t in traces))
+
+
+def device_traces(recording: Recording) -> dict[str, PowerTrace]:
+    """The power trace of every device with a reading, parts of devices (`cpu:0/core`) included."""
+    by_device: dict[str, list[Series]] = {}
+    for series in recording.series("power"):
+        by_device.setdefault(series.channel.device, []).append(series)
+    return {device: _device_trace(members) for device, members in by_device.items()}
+
+
+def _device_trace(members: Sequence[Series]) -> PowerTrace:
+    samples = [series for series in members if series.channel.quantity == "power"]
+    counters = [series for series in members if series.channel.quantity == "energy"]
+    if not samples:
+        return add([from_counter(series) for series in counters])
+    pieces: list[PowerTrace] = []
+    # Between two segments nobody looked: no anchor reaches across.
+    for segment in np.unique(samples[0].segment):
+        shape = from_samples(_segment(samples[0], segment))
+        counter = _segment(counters[0], segment) if counters else None
+        pieces.append(anchor(shape, counter) if counter is not None and counter.t_ns.size else shape)
+    return pieces[0] if len(pieces) == 1 else _join(pieces)
+
+
+def _segment(series: Series, segment: int) -> Series:
+    rows = series.segment == segment
+    return Series(series.channel, series.t_ns[rows], series.value[rows], series.segment[rows])
+
+
+def _join(pieces: Sequence[PowerTrace]) -> PowerTrace:
+    anchors = [piece.anchors for piece in pieces if piece.anchors is not None]
+    return PowerTrace(
+        np.concatenate([piece.start_ns for piece in pieces]),
+        np.concatenate([piece.end_ns for piece in pieces]),
+        np.concatenate([piece.power_w for piece in pieces]),
+        pieces[0].hold_ns,
+        Anchors(np.concatenate([a.t_ns for a in anchors]), np.concatenate([a.factor for a in anchors]))
+        if anchors
+        else None,
+    )

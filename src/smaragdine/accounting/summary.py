@@ -1,0 +1,249 @@
+"""A recording at a glance: energy, mean and peak power per device, for the run and for each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from smaragdine.accounting.power import PowerTrace, device_traces
+from smaragdine.recording.reader import Recording
+from smaragdine.sensors.base import Channel
+
+PEAK_OVER_NS = 100_000_000
+
+
+@dataclass(frozen=True)
+class DeviceSummary:
+    """One device over one stretch of time. Figures that cannot be had are None, never zero."""
+
+    device: str
+    energy_j: float | None
+    mean_w: float | None
+    peak_w: float | None  # the highest mean over 100 ms
+    missing_s: float
+    provenance: str
+    scope: str
+    source: str  # which sensor, by which route
+    edp_js: float | None
+
+
+@dataclass(frozen=True)
+class Share:
+    """Whose the busy time of a socket was; fractions that sum to 1."""
+
+    program: float
+    other: float
+    monitor: float
+
+
+@dataclass(frozen=True)
+class Epoch:
+    index: int | None
+    start_ns: int
+    end_ns: int
+    devices: dict[str, DeviceSummary]
+
+    @property
+    def duration_s(self) -> float:
+        return (self.end_ns - self.start_ns) * 1e-9
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    status: str
+    begin_ns: int
+    end_ns: int
+    missing_s: float
+    devices: dict[str, DeviceSummary]
+    total_j: float | None  # over devices that add up
+    shares: dict[str, Share]
+    epochs: list[Epoch]
+    marks: list[dict[str, Any]]
+    problems: list[str]
+
+    @property
+    def duration_s(self) -> float:
+        return (self.end_ns - self.begin_ns) * 1e-9
+
+
+def summarise(recording: Recording) -> RunSummary:
+    traces = device_traces(recording)
+    channels = _main_channels(recording)
+    marks: list[dict[str, Any]] = recording.marks.to_pylist()
+    begin_ns, end_ns = _bounds(recording, traces)
+    devices = {
+        device: summarise_device(device, trace, channels[device], begin_ns, end_ns)
+        for device, trace in sorted(traces.items(), key=lambda item: _device_order(item[0]))
+    }
+    adding = [d.energy_j for d in devices.values() if d.scope == "device" and d.energy_j is not None]
+    return RunSummary(
+        status=recording.status,
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        missing_s=max((device.missing_s for device in devices.values()), default=(end_ns - begin_ns) * 1e-9),
+        devices=devices,
+        total_j=sum(adding) if adding else None,
+        shares=shares(recording, begin_ns, end_ns),
+        epochs=[
+            Epoch(
+                index,
+                start,
+                end,
+                {d: summarise_device(d, traces[d], channels[d], start, end) for d in devices},
+            )
+            for index, start, end in epoch_bounds(marks)
+        ],
+        marks=marks,
+        problems=[*recording.info.get("problems", []), *_problem_marks(marks), *_anchor_problems(traces)],
+    )
+
+
+def summarise_device(device: str, trace: PowerTrace, channel: Channel, start_ns: int, end_ns: int) -> DeviceSummary:
+    covered_s = trace.covered_s(start_ns, end_ns)
+    duration_s = (end_ns - start_ns) * 1e-9
+    energy_j = trace.energy_j(start_ns, end_ns) if covered_s > 0 else None
+    return DeviceSummary(
+        device=device,
+        energy_j=energy_j,
+        mean_w=energy_j / covered_s if energy_j is not None else None,
+        peak_w=peak_w(trace, start_ns, end_ns),
+        missing_s=trace.missing_s(start_ns, end_ns),
+        provenance=channel.provenance,
+        scope=channel.scope,
+        source=f"{channel.sensor}{': ' + channel.detail if channel.detail else ''}",
+        edp_js=energy_j * duration_s if energy_j is not None else None,
+    )
+
+
+def peak_w(trace: PowerTrace, start_ns: int, end_ns: int) -> float | None:
+    """The highest mean over any 100 ms slice that is wholly known; of a shorter stretch, its mean.
+
+    Shorter windows would show the counter's own update jitter as peaks.
+    """
+    count = max(1, (end_ns - start_ns) // PEAK_OVER_NS)
+    edges = np.linspace(start_ns, end_ns, int(count) + 1).astype(np.int64)
+    length_ns = np.diff(edges)
+    covered_ns = np.diff(trace.covered_until_ns(edges))
+    used_j = np.diff(trace.energy_until_j(edges))
+    known = covered_ns >= 0.9 * length_ns
+    if not known.any():
+        return None
+    return float((used_j[known] / (covered_ns[known] * 1e-9)).max())
+
+
+def shares(recording: Recording, start_ns: int, end_ns: int) -> dict[str, Share]:
+    """Of each socket's busy time: the program's, ours, everybody else's."""
+    spent: dict[str, dict[str, float]] = {}
+    for series in recording.series("activity"):
+        steps = np.diff(series.value)
+        inside = (np.diff(series.segment) == 0) & (series.t_ns[1:] > start_ns) & (series.t_ns[:-1] < end_ns)
+        by_quantity = spent.setdefault(series.channel.device, {})
+        by_quantity[series.channel.quantity] = float(steps[inside].sum())
+    found: dict[str, Share] = {}
+    for device, seconds in spent.items():
+        program, monitor = seconds.get("program", 0.0), seconds.get("monitor", 0.0)
+        # Process clocks are exact and the machine's idle time is counted in ticks: never below the parts.
+        busy = max(seconds.get("busy", 0.0), program + monitor)
+        if busy > 0:
+            found[device] = Share(program / busy, (busy - program - monitor) / busy, monitor / busy)
+    return found
+
+
+def epoch_bounds(marks: Sequence[dict[str, Any]]) -> list[tuple[int | None, int, int]]:
+    """(index, begin, end) of every finished epoch, in order; ranks that train together share an epoch."""
+    open_by_rank: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
+    spans: dict[tuple[Any, int], list[int]] = {}
+    training: dict[Any, int] = {}
+    for mark in marks:
+        who = (mark["rank"], mark["pid"], mark["source"])
+        if mark["name"] == "train_begin":
+            # A second fit() begins again at epoch 0: another training, not the same epoch twice.
+            training[who] = training.get(who, -1) + 1
+        elif mark["name"] == "epoch_begin":
+            open_by_rank[who] = mark
+        elif mark["name"] == "epoch_end" and who in open_by_rank:
+            begin = open_by_rank.pop(who)
+            span = spans.setdefault((begin["index"], training.get(who, 0)), [begin["t_ns"], mark["t_ns"]])
+            span[0], span[1] = min(span[0], begin["t_ns"]), max(span[1], mark["t_ns"])
+    return sorted(((index, s, e) for (index, _), (s, e) in spans.items()), key=lambda epoch: epoch[1])
+
+
+def _bounds(recording: Recording, traces: dict[str, PowerTrace]) -> tuple[int, int]:
+    """The program's first and last instant; of an interrupted recording, what the readings span."""
+    begin_ns = recording.info.get("begin_ns") or recording.info["clock"]["begin"]["wall_ns"]
+    end_ns = recording.info.get("end_ns")
+    if not end_ns:
+        end_ns = max((int(t.end_ns[-1]) for t in traces.values() if t.end_ns.size), default=begin_ns)
+    return begin_ns, max(begin_ns, end_ns)
+
+
+def _main_channels(recording: Recording) -> dict[str, Channel]:
+    """Per device the channel its figures rest on: the samples where there are some."""
+    main: dict[str, Channel] = {}
+    for series in recording.series("power"):
+        device = series.channel.device
+        if device not in main or series.channel.quantity == "power":
+            main[device] = series.channel
+    return main
+
+
+def _device_order(device: str) -> tuple[int, str]:
+    kind = device.partition(":")[0]
+    order = {"gpu": 0, "cpu": 1, "dram": 2, "psys": 3}
+    return order.get(kind, 4), device
+
+
+def _problem_marks(marks: Sequence[dict[str, Any]]) -> list[str]:
+    said = {"sensor_lost": "lost", "clock_step": "clock", "left_running": "note", "lane_stuck": "monitor"}
+    return [f"{said[mark['name']]}: {mark['detail']}" for mark in marks if mark["name"] in said]
+
+
+def _anchor_problems(traces: dict[str, PowerTrace]) -> list[str]:
+    return [
+        f"{device}: samples and energy counter disagree by more than a fifth in {trace.anchors.implausible} of "
+        f"{trace.anchors.factor.size} intervals; the counter was believed"
+        for device, trace in traces.items()
+        if trace.anchors is not None and trace.anchors.implausible
+    ]
+
+
+def to_json(summary: RunSummary) -> dict[str, Any]:
+    """What `show --json` prints."""
+
+    def figures(device: DeviceSummary) -> dict[str, Any]:
+        return {
+            "energy_j": device.energy_j,
+            "mean_w": device.mean_w,
+            "peak_w": device.peak_w,
+            "edp_js": device.edp_js,
+            "missing_s": device.missing_s,
+            "provenance": device.provenance,
+            "scope": device.scope,
+            "source": device.source,
+        }
+
+    return {
+        "status": summary.status,
+        "duration_s": summary.duration_s,
+        "missing_s": summary.missing_s,
+        "total_j": summary.total_j,
+        "devices": {name: figures(device) for name, device in summary.devices.items()},
+        "shares": {name: vars(share) for name, share in summary.shares.items()},
+        "epochs": [
+            {
+                "index": epoch.index,
+                "start_ns": epoch.start_ns,
+                "end_ns": epoch.end_ns,
+                "duration_s": epoch.duration_s,
+                "devices": {name: figures(device) for name, device in epoch.devices.items()},
+            }
+            for epoch in summary.epochs
+        ],
+        "marks": [
+            {key: mark[key] for key in ("name", "index", "rank", "t_ns", "source")} for mark in summary.marks
+        ],
+        "problems": summary.problems,
+    }

@@ -1,0 +1,47 @@
+"""`smaragdine doctor`: what can be measured here, what not, why, and how to fix it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from smaragdine.cli.parsing import Parser
+from smaragdine.sensors.discover import discover, settings_from_environment
+
+
+def main(words: list[str]) -> int:
+    parser = Parser(
+        "doctor",
+        "Which devices and channels can be read here, measured or estimated; what is absent, why, and the remedy.",
+        "  smaragdine doctor\n  smaragdine doctor --json | jq .absent",
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options = parser.parse_args(words)
+    machine = discover(settings_from_environment(os.environ))
+    channels = machine.channels()
+    for sensor in machine.sensors:
+        sensor.close()
+    if options.json:
+        values = {
+            "channels": [
+                {
+                    "device": channel.device,
+                    "quantity": channel.quantity,
+                    "provenance": channel.provenance,
+                    "period_ms": channel.period_ms,
+                    "unit": channel.unit,
+                    "sensor": channel.sensor,
+                    "detail": channel.detail,
+                }
+                for channel in channels
+            ],
+            "absent": [vars(absent) for absent in machine.absent],
+        }
+        json.dump(values, sys.stdout, indent=1, ensure_ascii=False)
+        print()
+        return 0
+    from smaragdine.report.terminal import console, doctor_tables
+
+    console().print(doctor_tables(channels, machine.absent))
+    return 0

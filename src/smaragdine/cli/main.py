@@ -1,0 +1,66 @@
+"""`smaragdine VERB`: one module per verb, imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+
+from smaragdine import __version__
+from smaragdine.errors import UserError
+
+VERBS = {
+    "run": "record a training script: energy per device and per epoch",
+    "show": "a recording at a glance",
+    "doctor": "what can be measured on this machine, what not, and how to fix it",
+    "baseline": "record idle power, to subtract it later",
+}
+
+_HELP = """\
+usage: smaragdine VERB [options]
+
+The energy profiler for deep learning.
+
+{verbs}
+
+  smaragdine VERB --help    the options of a verb, with an example
+  smaragdine --version
+
+example:
+  smaragdine doctor
+  smaragdine run train.py --epochs 3
+  smaragdine show runs/2026-11-15-train
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        return _dispatch(words)
+    except UserError as error:
+        print(f"smaragdine: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # `smaragdine show … | head`: not an error, and the interpreter must not complain on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        return 130
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        width = max(map(len, VERBS))
+        verbs = "\n".join(f"  {verb:{width}}  {text}" for verb, text in VERBS.items())
+        print(_HELP.format(verbs=verbs), end="")
+        return 0
+    if words[0] in ("--version", "-V"):
+        print(f"smaragdine {__version__}")
+        return 0
+    if words[0] not in VERBS:
+        raise UserError(f"unknown verb {words[0]}", remedy=f"There are: {', '.join(VERBS)}")
+    verb = importlib.import_module(f"smaragdine.cli.{words[0]}")
+    return verb.main(words[1:])

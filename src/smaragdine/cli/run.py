@@ -1,0 +1,99 @@
+"""`smaragdine run`: record a program, then say what it used."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from smaragdine.cli.parsing import Parser, period_ms
+from smaragdine.recording.command import build_command
+from smaragdine.recording.session import Recorded, RecordOptions, record_program
+from smaragdine.tracing.hook.environment import environment as hook_environment
+
+_EXAMPLE = """\
+  smaragdine run train.py --epochs 3
+  smaragdine run -o runs/first -m package.train
+  smaragdine run torchrun --nproc-per-node 2 train.py
+  smaragdine run -- ./any-program its arguments"""
+
+_WITH_VALUE = ("-o", "--output", "--period-ms")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "run",
+        "Run a program unchanged and record the energy it uses. Our options come before the program's name.",
+        _EXAMPLE,
+    )
+    parser.usage = "smaragdine run [options] SCRIPT.py | -m MODULE | [--] EXECUTABLE  [arguments]"
+    parser.add_argument("-o", "--output", metavar="DIR", help="the recording's folder (default runs/<date>-<script>)")
+    parser.add_argument("--live", action="store_true", help="power and energy so far on the terminal's last line")
+    parser.add_argument("--period-ms", type=period_ms, default=4.0, help="how often counters are read (default 4)")
+    parser.add_argument("--pcie", action="store_true", help="also record PCIe traffic (21 ms a reading)")
+    return parser
+
+
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our own options, and the program with everything that follows it."""
+    i = 0
+    while i < len(words) and words[i].startswith("-") and words[i] not in ("-m", "--", "-"):
+        i += 2 if words[i] in _WITH_VALUE else 1
+    return words[:i], words[i:]
+
+
+def main(words: list[str]) -> int:
+    ours, program = split_words(words)
+    options = _parser().parse_args(ours)
+    command = build_command(program, os.environ)
+    record_options = RecordOptions(int(options.period_ms * 1e6), options.pcie, options.live)
+    folder = Path(options.output) if options.output else None
+    if options.live:
+        from smaragdine.report.live import live_line
+
+        with live_line() as on_feed:
+            recorded = record_program(command, folder, record_options, os.environ, _prepare, on_feed)
+    else:
+        recorded = record_program(command, folder, record_options, os.environ, _prepare)
+    _report(recorded)
+    return _end_like(recorded.returncode)
+
+
+def _prepare(spool: str, run_id: str, base: Mapping[str, str]) -> Mapping[str, str]:
+    return {**base, **hook_environment(spool, run_id, base)}
+
+
+def _report(recorded: Recorded) -> None:
+    """The table, on stderr. Whatever fails here, the program's own result stands."""
+    try:
+        from smaragdine.accounting.summary import summarise
+        from smaragdine.recording.reader import open_recording
+        from smaragdine.report.terminal import console, run_tables
+
+        out = console(sys.stderr)
+        out.print()
+        out.print(run_tables(summarise(open_recording(recorded.folder))))
+        shown = os.path.relpath(recorded.folder)
+        out.print(f"recording: {recorded.folder if shown.startswith('..') else shown}", markup=False, soft_wrap=True)
+    except Exception as error:
+        print(f"smaragdine: the recording cannot be summarised: {error}", file=sys.stderr)
+        for problem in recorded.problems:
+            print(f"smaragdine: {problem}", file=sys.stderr)
+
+
+def _end_like(returncode: int) -> int:
+    """Exit with the program's code, or die of the signal it died of."""
+    if returncode >= 0:
+        return returncode
+    number = -returncode
+    sys.stderr.flush()
+    # The program left the core file that was asked for; we do not add one of our own.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    return 128 + number

@@ -1,0 +1,40 @@
+"""`smaragdine show`: a recording at a glance."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from smaragdine.accounting.baseline import subtract
+from smaragdine.accounting.summary import summarise, to_json
+from smaragdine.cli.parsing import Parser
+from smaragdine.recording.reader import open_recording
+
+
+def main(words: list[str]) -> int:
+    parser = Parser(
+        "show",
+        "Energy, mean and peak power, duration per device and per epoch of a recording.",
+        "  smaragdine show runs/2026-11-15-train\n  smaragdine show runs/2026-11-15-train --json | jq .devices",
+    )
+    parser.add_argument("recording", metavar="RUN", help="the folder of a recording")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--subtract", metavar="BASELINE", help="also show energy above an idle baseline")
+    options = parser.parse_args(words)
+    recording = open_recording(options.recording)
+    summary = summarise(recording)
+    net = subtract(summary, summarise(open_recording(options.subtract))) if options.subtract else []
+    if options.json:
+        values = to_json(summary)
+        if options.subtract:
+            values["above_idle"] = {row.device: {"net_j": row.net_j, "idle_w": row.idle_w} for row in net}
+        json.dump(values, sys.stdout, indent=1, allow_nan=False)
+        print()
+        return 0
+    from smaragdine.report.terminal import console, run_tables
+
+    out = console()
+    command = " ".join(recording.info.get("command", []))
+    out.print(command, style="bold", markup=False, soft_wrap=True)
+    out.print(run_tables(summary, net))
+    return 0

@@ -1,0 +1,194 @@
+"""The sampling loop: every sensor at its own rate, on absolute deadlines, never drifting.
+
+Sensors of one lane share a thread. The counters' lane wakes every few milliseconds and must not wait for
+an NVML call of three; so that has a lane of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from smaragdine.clock import SYSTEM, Clock
+from smaragdine.monitor.priority import prioritise_thread
+from smaragdine.sensors.base import Channel, Sensor, SensorLost
+
+# A long sleep is cut up so that a lane notices the end of the run.
+_LONGEST_SLEEP_NS = 50_000_000
+_GIVE_UP_AFTER = 20  # failures of one sensor in a row
+_LAG_BIN_NS = 10_000
+_LAG_BINS = 2_000  # up to 20 ms; later ones are counted in the last bin
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that happened to the measurement itself; becomes a mark."""
+
+    t_ns: int
+    name: str
+    detail: str
+
+
+def _no_readings() -> list[tuple[int, int, float]]:
+    return []
+
+
+@dataclass
+class Slot:
+    """One sensor in the loop: where its channels stand in the recording, and what it has read."""
+
+    sensor: Sensor
+    first_channel: int
+    next_ns: int
+    readings: list[tuple[int, int, float]] = field(default_factory=_no_readings)
+    rounds: int = 0
+    failures: int = 0
+    ended: bool = False
+
+
+@dataclass
+class LagHistogram:
+    """How late the loop woke, in bins of 10 µs: an hour at 4 ms is 900,000 wake-ups, too many to keep."""
+
+    bins: list[int] = field(default_factory=lambda: [0] * _LAG_BINS)
+    count: int = 0
+    missed: int = 0
+    worst_ns: int = 0
+
+    def add(self, lag_ns: int) -> None:
+        self.bins[min(lag_ns // _LAG_BIN_NS, _LAG_BINS - 1)] += 1
+        self.count += 1
+        if lag_ns > self.worst_ns:
+            self.worst_ns = lag_ns
+
+    def quantile_ms(self, q: float) -> float | None:
+        if not self.count:
+            return None
+        left = q * self.count
+        for i, bin_count in enumerate(self.bins):
+            left -= bin_count
+            if left <= 0:
+                return min((i + 1) * _LAG_BIN_NS, self.worst_ns) / 1e6
+        return self.worst_ns / 1e6
+
+
+class Sampler:
+    """Runs the lanes. `drain` hands out what was read since the last call."""
+
+    def __init__(self, sensors: Sequence[Sensor], clock: Clock = SYSTEM) -> None:
+        self._clock = clock
+        self._stop = threading.Event()
+        self._notes: list[Note] = []
+        self.lag: dict[str, LagHistogram] = {}
+        self.priority: dict[str, str] = {}
+        self.channels: list[Channel] = []
+        self._lanes: dict[str, list[Slot]] = {}
+        start_ns = clock.mono_ns()
+        for sensor in sensors:
+            slot = Slot(sensor, len(self.channels), start_ns)
+            self.channels.extend(sensor.channels())
+            self._lanes.setdefault(sensor.lane, []).append(slot)
+        self._threads = [
+            threading.Thread(target=self._run_lane, args=(lane, slots), name=f"lane {lane}", daemon=True)
+            for lane, slots in self._lanes.items()
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout_s: float = 3.0) -> None:
+        """End every lane; each sensor's last readings are kept. A lane stuck in a driver is left behind."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout_s)
+            if thread.is_alive():
+                self.note("lane_stuck", f"{thread.name} did not answer within {timeout_s:g} s")
+
+    def drain(self) -> list[tuple[int, list[tuple[int, int, float]]]]:
+        """(first channel, readings) per sensor. Lanes only append, so copying a prefix needs no lock."""
+        batches: list[tuple[int, list[tuple[int, int, float]]]] = []
+        for slots in self._lanes.values():
+            for slot in slots:
+                count = len(slot.readings)
+                if count:
+                    batches.append((slot.first_channel, slot.readings[:count]))
+                    del slot.readings[:count]
+        return batches
+
+    def every_lane_has_read(self) -> bool:
+        return all(slot.rounds or slot.ended for slots in self._lanes.values() for slot in slots)
+
+    def notes(self) -> list[Note]:
+        notes, self._notes = self._notes, []
+        return notes
+
+    def note(self, name: str, detail: str) -> None:
+        self._notes.append(Note(self._clock.wall_ns(), name, detail))
+
+    def _run_lane(self, lane: str, slots: list[Slot]) -> None:
+        lag = self.lag[lane] = LagHistogram()
+        # Only the counters' lane is short and regular enough to be trusted with a real-time priority.
+        self.priority[lane] = prioritise_thread(realtime=lane == "counters")
+        try:
+            run_slots(slots, self._clock, self._stop.is_set, lag, self.note)
+        finally:
+            for slot in slots:
+                try:
+                    slot.readings.extend(slot.sensor.close())
+                except Exception as error:
+                    self.note("sensor_error", f"{_names(slot)}: {type(error).__name__}: {error}")
+
+
+def run_slots(
+    slots: list[Slot],
+    clock: Clock,
+    stopped: Callable[[], bool],
+    lag: LagHistogram,
+    note: Callable[[str, str], None],
+) -> None:
+    """The loop of one lane. Ends when `stopped`, or when no sensor is left."""
+    mono_ns, sleep_s = clock.mono_ns, clock.sleep_s
+    while not stopped():
+        live = [slot for slot in slots if not slot.ended]
+        if not live:
+            return
+        due_ns = min(slot.next_ns for slot in live)
+        now_ns = mono_ns()
+        if now_ns < due_ns:
+            sleep_s(min(due_ns - now_ns, _LONGEST_SLEEP_NS) * 1e-9)
+            now_ns = mono_ns()
+            if now_ns < due_ns:
+                continue
+        lag.add(now_ns - due_ns)
+        for slot in live:
+            if slot.next_ns > now_ns:
+                continue
+            _read(slot, note)
+            slot.rounds += 1
+            slot.next_ns += slot.sensor.period_ns
+            behind_ns = mono_ns() - slot.next_ns
+            if behind_ns > 0:
+                # Readings one could not make in time are skipped, not made up in a burst.
+                skipped = behind_ns // slot.sensor.period_ns + 1
+                lag.missed += skipped
+                slot.next_ns += skipped * slot.sensor.period_ns
+
+
+def _read(slot: Slot, note: Callable[[str, str], None]) -> None:
+    try:
+        slot.readings.extend(slot.sensor.read())
+        slot.failures = 0
+    except SensorLost as lost:
+        slot.ended = True
+        note("sensor_lost", f"{_names(slot)}: {lost}")
+    except Exception as error:
+        slot.failures += 1
+        if slot.failures >= _GIVE_UP_AFTER:
+            slot.ended = True
+            note("sensor_lost", f"{_names(slot)}: {type(error).__name__}: {error}")
+
+
+def _names(slot: Slot) -> str:
+    return ", ".join(channel.name for channel in slot.sensor.channels())

@@ -1,0 +1,111 @@
+"""Which program `run` starts: a script, a module or any executable, as one would start it by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smaragdine.errors import UserError
+
+_SECRET_OPTION = re.compile(r"^--?[\w-]*(token|secret|password|passwd|api[-_]?key|access[-_]?key)[\w-]*$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"^(?P<name>--?[\w-]*(token|secret|password|passwd|api[-_]?key|access[-_]?key)[\w-]*)=.*$", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Command:
+    executable: str  # what is started
+    argv: tuple[str, ...]  # what it is told, its own name first
+    label: str  # for the recording's folder: the script's or program's name
+
+
+def build_command(words: Sequence[str], environment: Mapping[str, str]) -> Command:
+    """`train.py …`, `-m module …`, or an executable and its arguments; a leading `--` means the last."""
+    words = list(words)
+    if words[:1] == ["--"]:
+        words = words[1:]
+        return _executable(_required(words), environment)
+    words = _required(words)
+    if words[0] == "-m":
+        if len(words) < 2:
+            raise UserError("-m needs a module", remedy="Example: smaragdine run -m package.train --epochs 3")
+        python = _python(environment)
+        return Command(python, (python, *words), words[1].rpartition(".")[2])
+    if words[0].startswith("-"):
+        raise UserError(
+            f"unknown option {words[0]}",
+            remedy="Options of smaragdine come before the script; see smaragdine run --help",
+        )
+    path = Path(words[0])
+    if path.suffix in (".py", ".pyc", ".pyz", ".ipynb") or path.is_dir():
+        return _script(path, words, environment)
+    return _executable(words, environment)
+
+
+def _required(words: list[str]) -> list[str]:
+    if not words:
+        raise UserError("nothing to run", remedy="Example: smaragdine run train.py --epochs 3")
+    return words
+
+
+def _script(path: Path, words: list[str], environment: Mapping[str, str]) -> Command:
+    if path.suffix == ".ipynb":
+        raise UserError(
+            f"{path} is a notebook",
+            remedy=f"Convert it first: jupyter nbconvert --to script {path}",
+        )
+    if not path.exists():
+        raise UserError(f"{path} does not exist", f"looked in {os.getcwd()}", "Check the path of the script")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise UserError(f"{path} is a folder", "it has no __main__.py", "Name the script inside it")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{path} cannot be read", "permission denied", f"Try: chmod u+r {path}")
+    python = _python(environment)
+    return Command(python, (python, *words), path.resolve().stem)
+
+
+def _executable(words: list[str], environment: Mapping[str, str]) -> Command:
+    name = words[0]
+    found = shutil.which(name, path=environment.get("PATH"))
+    if found is None and os.sep not in name:
+        # torchrun, accelerate … sit beside our own interpreter when its environment is not activated.
+        beside = Path(sys.executable).parent / name
+        found = str(beside) if os.access(beside, os.X_OK) and beside.is_file() else None
+    if found is None:
+        if Path(name).is_file():
+            why, remedy = "it is not executable", f"Try: chmod u+x {name}, or smaragdine run python {name}"
+        elif os.sep in name:
+            why, remedy = "no such file", "Check the path"
+        else:
+            why, remedy = "no such command on PATH", "A Python script needs its .py; check the spelling otherwise"
+        raise UserError(f"cannot run {name}", why, remedy)
+    return Command(found, tuple(words), Path(name).stem)
+
+
+def _python(environment: Mapping[str, str]) -> str:
+    """Our own interpreter; but where we are installed as an isolated tool, the user's one."""
+    prefix = Path(sys.prefix)
+    if (prefix / "pipx_metadata.json").exists() or (prefix / "uv-receipt.toml").exists():
+        path = environment.get("PATH")
+        return shutil.which("python", path=path) or shutil.which("python3", path=path) or sys.executable
+    return sys.executable
+
+
+def without_secrets(argv: Sequence[str]) -> list[str]:
+    """The command as it is stored: values of options that name a secret are left out."""
+    stored: list[str] = []
+    hide = False
+    for word in argv:
+        match = _SECRET_VALUE.match(word)
+        if hide and not word.startswith("-"):
+            stored.append("***")
+        elif match:
+            stored.append(f"{match['name']}=***")
+        else:
+            stored.append(word)
+        hide = bool(_SECRET_OPTION.match(word))
+    return stored

@@ -1,0 +1,111 @@
+"""The recording's folder: a fresh name, never somebody else's data; run.json written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from smaragdine import __version__
+from smaragdine.clock import ClockPair
+from smaragdine.errors import UserError
+from smaragdine.recording.format import FORMAT_VERSION, INFO_FILE, SPOOL_FOLDER
+
+# All that is stored of the environment: what changes how fast or where the program computes. Never more,
+# so that no secret ends up in a recording.
+STORED_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "KERAS_BACKEND",
+    "JAX_PLATFORMS",
+    "XLA_FLAGS",
+    "TF_XLA_FLAGS",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "WORLD_SIZE",
+    "SLURM_JOB_ID",
+)
+
+
+def create(folder: Path | None, label: str, root: Path = Path("runs")) -> Path:
+    """Make the folder of a new recording: the named one if it is free, else `runs/<date>-<label>`."""
+    if folder is not None:
+        _refuse_taken(folder)
+        _mkdir(folder / SPOOL_FOLDER)
+        return folder
+    name = f"{time.strftime('%Y-%m-%d')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('-') or 'run'}"
+    _mkdir(root)
+    for number in range(1, 100_000):
+        candidate = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            candidate.mkdir()  # atomic: two runs started together get two folders
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _cannot_create(candidate, error) from None
+        _mkdir(candidate / SPOOL_FOLDER)
+        return candidate
+    raise UserError(f"{root} is full of recordings named {name}", remedy="Name another folder with -o DIR")
+
+
+def _refuse_taken(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file", remedy="Name a new folder with -o DIR")
+    if folder.is_dir() and any(folder.iterdir()):
+        what = "a recording" if (folder / INFO_FILE).exists() else "files"
+        raise UserError(f"{folder} already holds {what}", "it is never overwritten", "Name a new folder with -o DIR")
+
+
+def _mkdir(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_create(folder, error) from None
+
+
+def _cannot_create(folder: Path, error: OSError) -> UserError:
+    return UserError(f"cannot create {folder}", error.strerror or str(error), "Name another folder with -o DIR")
+
+
+def remove(folder: Path) -> None:
+    """Take back a folder nothing was recorded in."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def initial_info(command: list[str], environment: Mapping[str, str], host: dict[str, Any], begin: ClockPair) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "smaragdine_version": __version__,
+        "status": "running",
+        "command": command,
+        "working_folder": os.getcwd(),
+        "environment": {name: environment[name] for name in STORED_VARIABLES if name in environment},
+        "host": host,
+        "clock": {"begin": {"wall_ns": begin.wall_ns, "mono_ns": begin.mono_ns}},
+        "supervisor_pid": os.getpid(),
+        "channels": [],
+        "absent": [],
+    }
+
+
+def write_info(folder: Path, info: Mapping[str, Any]) -> OSError | None:
+    """Replace run.json in one step: a reader sees the old or the new one, a full disk leaves the old one."""
+    temporary = folder / f"{INFO_FILE}.new"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(info, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+        os.replace(temporary, folder / INFO_FILE)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        return error
+    return None

@@ -1,0 +1,70 @@
+"""What a recording looks like on disk. `docs/format.md` is the text for people; this is the same for code.
+
+    RUN/run.json            what was run, on what, how it ended
+    RUN/power.arrows        energy counters and power samples     t_ns, channel, value
+    RUN/activity.arrows     CPU time: machine, program, monitor   t_ns, channel, value
+    RUN/telemetry.arrows    clocks, temperatures, utilisation …   t_ns, channel, value
+    RUN/marks.arrows        named instants
+    RUN/spool/              marks on their way into marks.arrows
+
+A table is an Arrow IPC stream, written in batches of about a second, so that what is on disk is readable
+whenever the writer dies. A restarted sampler writes `power.1.arrows` and so on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from smaragdine.sensors.base import Channel
+
+FORMAT_VERSION = 1
+INFO_FILE = "run.json"
+SPOOL_FOLDER = "spool"
+READING_TABLES = ("power", "activity", "telemetry")
+TABLES = (*READING_TABLES, "marks")
+
+READINGS = pa.schema([("t_ns", pa.int64()), ("channel", pa.uint16()), ("value", pa.float64())])
+MARKS = pa.schema(
+    [
+        ("t_ns", pa.int64()),
+        ("name", pa.string()),
+        ("index", pa.int64()),
+        ("rank", pa.int32()),
+        ("pid", pa.int32()),
+        ("source", pa.string()),
+        ("total", pa.int64()),
+        ("detail", pa.string()),
+    ]
+)
+
+_TABLE_OF_QUANTITY = {"energy": "power", "power": "power", "busy": "activity", "program": "activity", "monitor": "activity"}
+
+
+def table_of(channel: Channel) -> str:
+    return _TABLE_OF_QUANTITY.get(channel.quantity, "telemetry")
+
+
+def channel_to_dict(channel: Channel) -> dict[str, Any]:
+    return asdict(channel)
+
+
+def channel_from_dict(values: dict[str, Any]) -> Channel:
+    """Fields a later version added are dropped: an old reader reads a new recording."""
+    known = Channel.__dataclass_fields__
+    return Channel(**{key: value for key, value in values.items() if key in known})
+
+
+def readings_schema(channels: Sequence[Channel]) -> pa.Schema:
+    """The channels travel inside each table, so that a file alone says what its numbers are."""
+    text = json.dumps([channel_to_dict(channel) for channel in channels], ensure_ascii=False)
+    return READINGS.with_metadata({"smaragdine.channels": text, "smaragdine.format": str(FORMAT_VERSION)})
+
+
+def channels_of(schema: pa.Schema) -> list[Channel]:
+    metadata: dict[bytes, bytes] = schema.metadata or {}
+    return [channel_from_dict(values) for values in json.loads(metadata.get(b"smaragdine.channels", b"[]"))]

@@ -1,0 +1,200 @@
+"""Open a recording, whatever state it was left in.
+
+    recording = smaragdine.open("runs/2026-11-15-train")
+    recording.power                       # Arrow table: t_ns, device, quantity, value, …
+    recording.table("marks", "pandas")    # or "numpy": a dict of arrays
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from smaragdine.errors import UserError
+from smaragdine.recording.format import (
+    FORMAT_VERSION,
+    INFO_FILE,
+    MARKS,
+    READING_TABLES,
+    SPOOL_FOLDER,
+    TABLES,
+    channel_from_dict,
+    channels_of,
+)
+from smaragdine.recording.marks import marks_table, read_spool
+from smaragdine.sensors.base import Channel
+
+
+@dataclass(frozen=True)
+class Series:
+    """One channel's readings by time. A restarted sampler begins a new segment: nothing is known between."""
+
+    channel: Channel
+    t_ns: npt.NDArray[np.int64]
+    value: npt.NDArray[np.float64]
+    segment: npt.NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Recording:
+    path: Path
+    info: dict[str, Any] = field(repr=False)
+
+    @property
+    def status(self) -> str:
+        """complete, failed (exit code), killed (signal), running, or interrupted: the supervisor died."""
+        status: str = self.info.get("status", "running")
+        if status == "running" and not _alive(self.info.get("supervisor_pid")):
+            return "interrupted"
+        return status
+
+    @cached_property
+    def channels(self) -> list[Channel]:
+        """Every channel that was recorded, in the order they first appear."""
+        known = [channel_from_dict(values) for values in self.info.get("channels", [])]
+        return list(dict.fromkeys([*known, *(series.channel for t in READING_TABLES for series in self.series(t))]))
+
+    @property
+    def power(self) -> pa.Table:
+        return self.table("power")
+
+    @property
+    def activity(self) -> pa.Table:
+        return self.table("activity")
+
+    @property
+    def telemetry(self) -> pa.Table:
+        return self.table("telemetry")
+
+    @property
+    def marks(self) -> pa.Table:
+        return self.table("marks")
+
+    def table(self, name: str, form: Literal["arrow", "pandas", "numpy"] = "arrow") -> Any:
+        """One table as an Arrow table, a pandas frame, or a dict of numpy arrays."""
+        if name not in TABLES:
+            raise UserError(f"no table named {name}", remedy=f"There are: {', '.join(TABLES)}")
+        table = self._marks if name == "marks" else self._readings(name)
+        if form == "pandas":
+            return table.to_pandas()
+        if form == "numpy":
+            return {column: table[column].to_numpy(zero_copy_only=False) for column in table.column_names}
+        return table
+
+    def series(self, table: str) -> list[Series]:
+        """The readings of one table, channel by channel."""
+        return self._series[table]
+
+    @cached_property
+    def _series(self) -> dict[str, list[Series]]:
+        return {table: list(_read_series(self.path, table)) for table in READING_TABLES}
+
+    @cached_property
+    def _marks(self) -> pa.Table:
+        batches = [batch for _, path in _segments(self.path, "marks") for batch in _batches(path)[1]]
+        folded = pa.Table.from_batches(batches, schema=MARKS).to_pylist() if batches else []
+        # A crash between writing the table and removing the spool leaves both, with the same marks.
+        rows = folded or (read_spool(self.path).to_pylist() if (self.path / SPOOL_FOLDER).is_dir() else [])
+        return marks_table(rows)
+
+    def _readings(self, name: str) -> pa.Table:
+        columns: dict[str, list[Any]] = {column: [] for column in ("t_ns", "device", "quantity", "value")}
+        for series in self.series(name):
+            count = series.t_ns.size
+            columns["t_ns"].append(pa.array(series.t_ns))
+            columns["device"].append(_repeat(series.channel.device, count))
+            columns["quantity"].append(_repeat(series.channel.quantity, count))
+            columns["value"].append(pa.array(series.value))
+        types = {"t_ns": pa.int64(), "device": pa.string(), "quantity": pa.string(), "value": pa.float64()}
+        arrays = {
+            column: pa.chunked_array(chunks, type=types[column]).combine_chunks() for column, chunks in columns.items()
+        }
+        return pa.table(arrays).sort_by([("t_ns", "ascending")])
+
+
+def _repeat(text: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def open_recording(path: str | os.PathLike[str]) -> Recording:
+    folder = Path(path)
+    if not folder.exists():
+        raise UserError(f"{folder} does not exist", remedy="Recordings are under runs/ unless -o named another folder")
+    file = folder / INFO_FILE
+    if not file.is_file():
+        raise UserError(f"{folder} is no recording", f"it has no {INFO_FILE}", "Name the folder that smaragdine run printed")
+    try:
+        info: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        version = int(info["format_version"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} cannot be read", str(error), "Was it edited? The tables beside it are Arrow streams") from None
+    if version > FORMAT_VERSION:
+        raise UserError(
+            f"{folder} has format {version}",
+            f"this version of smaragdine knows formats up to {FORMAT_VERSION}",
+            "Update smaragdine",
+        )
+    return Recording(folder, info)
+
+
+def _segments(folder: Path, table: str) -> list[tuple[int, Path]]:
+    """power.arrows, power.1.arrows, … in the order they were written."""
+    later = [(int(path.name.split(".")[1]), path) for path in folder.glob(f"{table}.*.arrows")]
+    return [(n, path) for n, path in [(0, folder / f"{table}.arrows"), *sorted(later)] if path.is_file()]
+
+
+def _batches(path: Path) -> tuple[pa.Schema | None, list[pa.RecordBatch]]:
+    """Every whole batch of a stream that may be cut off anywhere."""
+    batches: list[pa.RecordBatch] = []
+    try:
+        reader = pa.ipc.open_stream(pa.memory_map(str(path)))
+    except (pa.ArrowException, OSError):
+        return None, batches
+    try:
+        for batch in reader:
+            batch.validate(full=True)
+            batches.append(batch)
+    except (pa.ArrowException, OSError):
+        pass
+    return reader.schema, batches
+
+
+def _read_series(folder: Path, table: str) -> Iterator[Series]:
+    parts: dict[tuple[str, str, str, int], tuple[Channel, list[tuple[int, Any, Any]]]] = {}
+    for segment, path in _segments(folder, table):
+        schema, batches = _batches(path)
+        if schema is None or not batches:
+            continue
+        whole = pa.Table.from_batches(batches)
+        number = whole["channel"].to_numpy()
+        t_ns, value = whole["t_ns"].to_numpy(), whole["value"].to_numpy()
+        seen: Counter[tuple[str, str, str]] = Counter()
+        for index, channel in enumerate(channels_of(schema)):
+            # A successor finds the same channels in the same order, though a period it measured anew may
+            # differ; two dies of one socket are two channels of the same name.
+            key = (channel.device, channel.quantity, channel.sensor)
+            seen[key] += 1
+            rows = np.flatnonzero(number == index)
+            if rows.size:
+                parts.setdefault((*key, seen[key]), (channel, []))[1].append((segment, t_ns[rows], value[rows]))
+    for channel, pieces in parts.values():
+        yield Series(
+            channel,
+            np.concatenate([t for _, t, _ in pieces]),
+            np.concatenate([v for _, _, v in pieces]),
+            np.concatenate([np.full(t.size, segment, dtype=np.int16) for segment, t, _ in pieces]),
+        )
+
+
+def _alive(pid: object) -> bool:
+    return isinstance(pid, int) and Path(f"/proc/{pid}").exists()

@@ -1,0 +1,245 @@
+"""The sampler's process: reads the sensors and writes the tables. `python -m smaragdine.recording.recorder`.
+
+It is a process of its own, so that it shares no interpreter lock with the program, and it ends when the
+program does: it holds a pidfd, which also tells of `kill -9`. It talks to whoever started it by lines:
+
+    in   watch PID INCLUDE_PAST MARKER    the program to follow
+         stop                             finish and go
+    out  {"ready": {...}}                 sensors are open and the first readings are in
+         {"signal": N}                    a signal that went to the whole process group reached us too
+         {"feed": {...}}                  once a second, for `--live`
+         {"done": {...}}                  all is on disk; figures about the sampler itself
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from smaragdine import clock
+from smaragdine.monitor.priority import prioritise_thread
+from smaragdine.monitor.sampler import Sampler
+from smaragdine.recording.format import SPOOL_FOLDER, channel_to_dict, table_of
+from smaragdine.recording.recorder_config import GROUP_SIGNALS, RecorderConfig
+from smaragdine.recording.writer import ReadingsWriter
+from smaragdine.sensors.base import Absent
+from smaragdine.sensors.discover import Machine, discover, settings_from_environment
+
+FLUSH_EVERY_NS = 1_000_000_000
+
+
+def _say(message: dict[str, Any]) -> None:
+    # Whoever listened may be gone; the recording goes on without them.
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(message).encode() + b"\n")
+
+
+class Recorder:
+    """The sampler with its writer, and the loop that flushes, listens and notices the end."""
+
+    def __init__(self, config: RecorderConfig, machine: Machine) -> None:
+        self._config = config
+        self._machine = machine
+        self._folder = Path(config.folder)
+        self._sampler = Sampler(machine.sensors)
+        self._writer = ReadingsWriter(self._folder, self._sampler.channels, config.segment)
+        self._power_channels = {i for i, c in enumerate(self._sampler.channels) if table_of(c) == "power"}
+        self._clock_pair = clock.pair()
+        self._pidfd: int | None = None
+        self._watched = 0
+        self._input = b""
+        self._stopping = False
+        self._flushes = 0
+        self._errors: list[str] = []
+
+    def run(self, wake_fd: int) -> None:
+        setup_cpu_s = time.process_time()
+        setup_wall_ns = time.monotonic_ns()
+        self._sampler.start()
+        self._wait_for_first_readings()
+        _say({"ready": self._describe()})
+        next_flush_ns = time.monotonic_ns() + FLUSH_EVERY_NS
+        waiting_on = [0, wake_fd]
+        while not self._stopping:
+            fds = [*waiting_on, self._pidfd] if self._pidfd is not None else waiting_on
+            left_s = max(0.0, (next_flush_ns - time.monotonic_ns()) * 1e-9)
+            ready, _, _ = select.select(fds, [], [], left_s)
+            if wake_fd in ready:
+                for number in os.read(wake_fd, 64):
+                    _say({"signal": number})
+            if 0 in ready and not self._listen():
+                waiting_on = [wake_fd]
+                self._stopping = self._pidfd is None
+            if self._pidfd is not None and self._pidfd in ready:
+                self._stopping = True
+            if time.monotonic_ns() >= next_flush_ns:
+                self._flush()
+                next_flush_ns += FLUSH_EVERY_NS
+        self._note_survivors()
+        self._sampler.stop()
+        self._flush()
+        self._writer.close()
+        _say({"done": self._figures(setup_cpu_s, setup_wall_ns)})
+
+    def _wait_for_first_readings(self) -> None:
+        """Let every lane come round once, so that the program's first second has something to stand on."""
+        deadline_ns = time.monotonic_ns() + 1_500_000_000
+        while time.monotonic_ns() < deadline_ns and not self._sampler.every_lane_has_read():
+            time.sleep(0.005)
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "channels": [channel_to_dict(channel) for channel in self._sampler.channels],
+            "absent": [vars(absent) for absent in self._machine.absent],
+            "facts": self._machine.facts,
+        }
+
+    def _listen(self) -> bool:
+        chunk = os.read(0, 4096)
+        self._input += chunk
+        *lines, self._input = self._input.split(b"\n")
+        for line in lines:
+            word, *rest = line.split(b" ", 3)
+            if word == b"stop":
+                self._stopping = True
+            elif word == b"watch":
+                self._watch(int(rest[0]), rest[1] == b"1", rest[2])
+        return bool(chunk)
+
+    def _watch(self, pid: int, include_past: bool, marker: bytes) -> None:
+        self._watched = pid
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            # Already gone (a program of a millisecond): what was read so far is the recording.
+            self._stopping = error.errno == 3
+        if self._machine.activity is not None:
+            with contextlib.suppress(OSError):
+                self._machine.activity.watch(pid, marker, include_past)
+
+    def _flush(self) -> None:
+        batches = self._sampler.drain()
+        try:
+            self._writer.write(batches)
+            self._write_notes()
+        except OSError as error:
+            self._errors.append(str(error))
+        if self._config.live:
+            _say({"feed": self._feed(batches)})
+        self._flushes += 1
+        if self._flushes % 60 == 0:
+            gc.collect()
+
+    def _write_notes(self) -> None:
+        now = clock.pair()
+        moved_ns = clock.step_ns(self._clock_pair, now)
+        if moved_ns:
+            self._sampler.note("clock_step", f"the wall clock was set by {moved_ns / 1e6:+.1f} ms")
+        self._clock_pair = now
+        notes = self._sampler.notes()
+        if not notes:
+            return
+        path = self._folder / SPOOL_FOLDER / f"marks-sampler-{self._config.segment}.jsonl"
+        with open(path, "a", encoding="utf-8") as file:
+            for note in notes:
+                mark = {"t_ns": note.t_ns, "name": note.name, "source": "monitor", "detail": note.detail}
+                file.write(json.dumps(mark) + "\n")
+
+    def _feed(self, batches: list[tuple[int, list[tuple[int, int, float]]]]) -> dict[str, Any]:
+        """Per power channel the newest reading and the mean of this second's."""
+        latest: dict[str, list[float]] = {}
+        for first, readings in batches:
+            by_channel: dict[int, list[tuple[int, float]]] = {}
+            for t_ns, index, value in readings:
+                if first + index in self._power_channels:
+                    by_channel.setdefault(first + index, []).append((t_ns, value))
+            for channel, values in by_channel.items():
+                mean = sum(value for _, value in values) / len(values)
+                latest[str(channel)] = [values[-1][0], values[-1][1], mean]
+        return latest
+
+    def _note_survivors(self) -> None:
+        activity = self._machine.activity
+        left = sorted(pid for pid in activity.program_pids if pid != self._watched and _runs(pid)) if activity else []
+        if left:
+            numbers = ", ".join(map(str, left[:5])) + (" …" if len(left) > 5 else "")
+            self._sampler.note("left_running", f"{len(left)} process(es) of the program outlived it: {numbers}")
+
+    def _figures(self, setup_cpu_s: float, setup_wall_ns: int) -> dict[str, Any]:
+        wall_s = (time.monotonic_ns() - setup_wall_ns) * 1e-9
+        cpu_s = time.process_time() - setup_cpu_s
+        errors = [*self._errors[:3], *([self._writer.error] if self._writer.error else [])]
+        return {
+            "cpu_s": cpu_s,
+            "wall_s": wall_s,
+            "core_share": cpu_s / wall_s,
+            "start_cpu_s": setup_cpu_s,
+            "readings": self._writer.rows,
+            "dropped_batches": self._writer.dropped_batches,
+            "write_error": errors[0] if errors else None,
+            "lanes": {
+                lane: {
+                    "priority": self._sampler.priority.get(lane, "normal"),
+                    "wakeups": lag.count,
+                    "missed": lag.missed,
+                    "lag_p50_ms": lag.quantile_ms(0.5),
+                    "lag_p99_ms": lag.quantile_ms(0.99),
+                    "lag_max_ms": lag.worst_ns / 1e6,
+                }
+                for lane, lag in self._sampler.lag.items()
+            },
+        }
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read(512).rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def _wake_on_signals() -> int:
+    """A pipe that tells which group signals arrived; the stop signals of job control pass us by."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    for number in GROUP_SIGNALS:
+        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    return read_fd
+
+
+def main() -> None:
+    wake_fd = _wake_on_signals()
+    config = RecorderConfig(**json.loads(sys.argv[1]))
+    # One open file per watched thread on machines of several sockets.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+    # The default of 5 ms would let a flush delay a sample by more than the sampling period.
+    sys.setswitchinterval(0.0002)
+    prioritise_thread(realtime=False)
+    settings = settings_from_environment(os.environ, config.period_ns, config.pcie)
+    machine = discover(settings)
+    if not any(table_of(channel) == "power" for channel in machine.channels()):
+        machine.absent.append(Absent("power", "no sensor and no estimate works on this machine", "see smaragdine doctor"))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    Recorder(config, machine).run(wake_fd)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""One recording from beginning to end: folder, recorder, program, marks, run.json."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smaragdine import clock
+from smaragdine.errors import UserError
+from smaragdine.recording import folder as folders
+from smaragdine.recording import marks
+from smaragdine.recording.command import Command, without_secrets
+from smaragdine.recording.format import SPOOL_FOLDER
+from smaragdine.recording.recorder_config import RecorderConfig
+from smaragdine.recording.supervise import Recorders, Supervision, supervise
+from smaragdine.sensors.discover import COUNTER_PERIOD_NS, host_facts, settings_from_environment
+
+MARKER_VARIABLE = "SMARAGDINE_RUN_ID"
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    period_ns: int = COUNTER_PERIOD_NS
+    pcie: bool = False
+    live: bool = False
+
+
+@dataclass(frozen=True)
+class Recorded:
+    folder: Path
+    returncode: int
+    problems: list[str]
+
+
+# Prepares the program's environment: (spool folder, run id, environment) → environment.
+Prepare = Callable[[str, str, Mapping[str, str]], Mapping[str, str]]
+
+
+def record_program(
+    command: Command,
+    folder: Path | None,
+    options: RecordOptions,
+    environment: Mapping[str, str],
+    prepare: Prepare,
+    on_feed: Callable[[Path, list[Any], dict[str, Any]], None] | None = None,
+) -> Recorded:
+    """Run `command` to its end and leave a recording of it, whatever happens to the monitor."""
+    host = host_facts(settings_from_environment(environment))
+    path = folders.create(folder, command.label).absolute()
+    run_id = uuid.uuid4().hex
+    info = folders.initial_info(without_secrets(command.argv), environment, host, clock.pair())
+    info["run_id"] = run_id
+    first_error = folders.write_info(path, info)
+    channels: list[Any] = []
+
+    def on_start(outcome: Supervision) -> None:
+        _take_ready(info, outcome)
+        channels.extend(info["channels"])
+        folders.write_info(path, info)
+
+    feed = on_feed
+    try:
+        outcome = supervise(
+            command,
+            _config(path, options),
+            environment,
+            prepare(str(path / SPOOL_FOLDER), run_id, environment),
+            f"{MARKER_VARIABLE}={run_id}",
+            on_start,
+            (lambda values: feed(path, channels, values)) if feed is not None else None,
+        )
+    except UserError:
+        folders.remove(path)
+        raise
+    if first_error is not None:
+        outcome.problems.append(f"the recording could not be written: {first_error}")
+    marks.append(path, "experiment_begin", outcome.begin_ns)
+    marks.append(path, "experiment_end", outcome.end_ns)
+    info["exit_code"] = outcome.returncode if outcome.returncode >= 0 else None
+    info["signal"] = -outcome.returncode if outcome.returncode < 0 else None
+    info["program_cpu_s"] = outcome.program_cpu_s
+    status = "complete" if outcome.returncode == 0 else "failed" if outcome.returncode > 0 else "killed"
+    _finish(path, info, outcome, status)
+    return Recorded(path, outcome.returncode, outcome.problems)
+
+
+@contextlib.contextmanager
+def record_here(folder: str | os.PathLike[str], options: RecordOptions | None = None) -> Iterator[Path]:
+    """Record this process and its children while the block runs. The block never fails because of us."""
+    options = options or RecordOptions()
+    path = folders.create(Path(folder), "").absolute()
+    host = host_facts(settings_from_environment(os.environ))
+    info = folders.initial_info(["(in process)"], os.environ, host, clock.pair())
+    folders.write_info(path, info)
+    outcome = Supervision()
+    recorders = Recorders(_config(path, options), os.environ, outcome)
+    _take_ready(info, outcome)
+    folders.write_info(path, info)
+    recorders.watch(os.getpid(), False, "")
+    outcome.begin_ns = time.time_ns()
+    status = "failed"
+    try:
+        yield path
+        status = "complete"
+    finally:
+        outcome.end_ns = time.time_ns()
+        recorders.stop()
+        marks.append(path, "experiment_begin", outcome.begin_ns)
+        marks.append(path, "experiment_end", outcome.end_ns)
+        _finish(path, info, outcome, status)
+
+
+def _config(path: Path, options: RecordOptions) -> RecorderConfig:
+    return RecorderConfig(str(path), 0, options.period_ns, options.pcie, options.live)
+
+
+def _take_ready(info: dict[str, Any], outcome: Supervision) -> None:
+    if outcome.ready is not None:
+        info["channels"] = outcome.ready["channels"]
+        info["absent"] = outcome.ready["absent"]
+        info["host"].update(outcome.ready["facts"])
+
+
+def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str) -> None:
+    end = clock.pair()
+    begin = clock.ClockPair(**info["clock"]["begin"])
+    info["clock"]["end"] = {"wall_ns": end.wall_ns, "mono_ns": end.mono_ns}
+    info["clock"]["step_ns"] = clock.step_ns(begin, end)
+    info["status"] = status
+    info["begin_ns"], info["end_ns"] = outcome.begin_ns, outcome.end_ns
+    info["libraries"] = marks.libraries(path)
+    info["monitor"] = outcome.figures
+    outcome.problems.extend(
+        f"readings were lost: {figures['write_error']}" for figures in outcome.figures if figures["write_error"]
+    )
+    error = marks.fold_spool(path)
+    if error is not None:
+        outcome.problems.append(f"the marks stay in the spool: {error}")
+    info["problems"] = outcome.problems
+    log = path / "recorder.log"
+    with contextlib.suppress(OSError):
+        if not log.stat().st_size:
+            log.unlink()
+    error = folders.write_info(path, info)
+    if error is not None:
+        outcome.problems.append(f"run.json could not be finished: {error}")

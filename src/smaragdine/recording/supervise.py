@@ -1,0 +1,276 @@
+"""Run a program as if we were not there, and record it.
+
+The program is a direct child with our standard streams, working directory, process group and inherited
+files. Signals are the delicate part: one sent to the whole group (Ctrl-C, a batch system) has reached the
+program already, one sent to us alone has not and must be passed on. The recorder, a third process of the
+same group, tells which it was: if it got the signal too, so did the program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smaragdine.errors import UserError
+from smaragdine.recording.command import Command
+from smaragdine.recording.recorder_client import RecorderClient
+from smaragdine.recording.recorder_config import GROUP_SIGNALS, RecorderConfig
+
+_PR_SET_PDEATHSIG = 1
+_CANARY_WAIT_S = 0.15
+_MOST_RESTARTS = 3
+_READY_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 10.0
+
+
+@dataclass
+class Supervision:
+    """What came of it. `returncode` as subprocess has it: negative is the signal the program died of."""
+
+    returncode: int = 0
+    begin_ns: int = 0
+    end_ns: int = 0
+    program_cpu_s: float = 0.0
+    ready: dict[str, Any] | None = None
+    figures: list[dict[str, Any]] = field(default_factory=lambda: [])
+    problems: list[str] = field(default_factory=lambda: [])
+
+
+class Recorders:
+    """The recorder and, should it die, its successors."""
+
+    def __init__(self, config: RecorderConfig, environment: Mapping[str, str], outcome: Supervision) -> None:
+        self._config = config
+        self._environment = environment
+        self._outcome = outcome
+        self._watching: tuple[int, bool, str] | None = None
+        self.client: RecorderClient | None = self._start(config)
+        if self.client is not None and not self.client.wait_ready(_READY_TIMEOUT_S):
+            self._bury("did not start")
+        if self.client is not None:
+            outcome.ready = self.client.ready
+
+    def watch(self, pid: int, include_past: bool, marker: str) -> None:
+        self._watching = (pid, include_past, marker)
+        if self.client is not None:
+            self.client.watch(pid, include_past, marker)
+
+    def take(self) -> None:
+        """Hear the recorder; if it is dead, start another one, a few times."""
+        client = self.client
+        if client is None:
+            return
+        client.take()
+        if not client.ended:
+            return
+        if client.done is not None:
+            # It saw the program's end before we did.
+            self._outcome.figures.append(client.done)
+            self.client = None
+            return
+        self._bury("died")
+        if client.config.segment < _MOST_RESTARTS and self._watching is not None:
+            successor = RecorderConfig(
+                folder=self._config.folder,
+                segment=client.config.segment + 1,
+                period_ns=self._config.period_ns,
+                pcie=self._config.pcie,
+                live=self._config.live,
+            )
+            self.client = self._start(successor)
+            if self.client is not None:
+                # What the program spent while nobody looked is not this segment's.
+                self.client.watch(self._watching[0], False, self._watching[2])
+
+    def stop(self) -> None:
+        client = self.client
+        if client is None:
+            return
+        client.stop(_STOP_TIMEOUT_S)
+        if client.done is not None:
+            self._outcome.figures.append(client.done)
+        else:
+            self._outcome.problems.append("the monitor did not finish: the last second may be missing")
+        self.client = None
+
+    def _start(self, config: RecorderConfig) -> RecorderClient | None:
+        try:
+            return RecorderClient(config, self._environment)
+        except OSError as error:
+            self._outcome.problems.append(f"the monitor could not be started: {error}")
+            return None
+
+    def _bury(self, how: str) -> None:
+        assert self.client is not None
+        if not self.client.ended:
+            self.client.stop(0)
+        code = self.client.returncode()
+        reason = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        last = _last_line(Path(self._config.folder) / "recorder.log")
+        self._outcome.problems.append(f"the monitor {how} ({reason}){': ' + last if last else ''}")
+        self.client = None
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1][:300] if lines else ""
+
+
+class _Signals:
+    """Which signals came to us, and which of them the program still has to be told of."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._old: dict[int, Any] = {}
+        for number in (*GROUP_SIGNALS, signal.SIGCHLD):
+            # What the caller ignores (nohup) the program must go on ignoring.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._old[number] = signal.signal(number, lambda *_: None)
+        self._alone: list[tuple[int, float]] = []
+        self._shared: list[tuple[int, float]] = []
+
+    def take(self) -> None:
+        try:
+            numbers = os.read(self.fd, 256)
+        except BlockingIOError:
+            return
+        now_s = time.monotonic()
+        self._shared = [(n, s) for n, s in self._shared if s > now_s]
+        for number in numbers:
+            if number == signal.SIGCHLD or number not in self._old:
+                continue
+            if not _drop(self._shared, number):
+                self._alone.append((number, now_s + _CANARY_WAIT_S))
+
+    def group_got(self, number: int) -> None:
+        if not _drop(self._alone, number):
+            self._shared.append((number, time.monotonic() + _CANARY_WAIT_S))
+
+    def due(self) -> list[int]:
+        """Signals that reached nobody but us."""
+        now_s = time.monotonic()
+        due = [number for number, deadline_s in self._alone if deadline_s <= now_s]
+        self._alone = [(number, s) for number, s in self._alone if s > now_s]
+        return due
+
+    def timeout_s(self) -> float | None:
+        if not self._alone:
+            return None
+        return max(0.0, min(s for _, s in self._alone) - time.monotonic())
+
+    def restore(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
+def _drop(entries: list[tuple[int, float]], number: int) -> bool:
+    for entry in entries:
+        if entry[0] == number:
+            entries.remove(entry)
+            return True
+    return False
+
+
+def supervise(
+    command: Command,
+    config: RecorderConfig,
+    environment: Mapping[str, str],
+    program_environment: Mapping[str, str],
+    marker: str,
+    on_start: Callable[[Supervision], None],
+    on_feed: Callable[[dict[str, Any]], None] | None = None,
+) -> Supervision:
+    """Record one program from its first instruction to its end.
+
+    `on_start` is called when the sensors are known and the program is about to begin. Raises `UserError`
+    when the program cannot be started at all.
+    """
+    outcome = Supervision()
+    signals = _Signals()
+    recorders = Recorders(config, environment, outcome)
+    try:
+        on_start(outcome)
+        # The recorder is our child as well, but it is waited for only after this; the program's own
+        # children are counted when it waits for them.
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before_s = usage.ru_utime + usage.ru_stime
+        outcome.begin_ns = time.time_ns()
+        try:
+            program = subprocess.Popen(
+                command.argv,
+                executable=command.executable,
+                env=dict(program_environment),
+                close_fds=False,  # files the caller opened for the program stay open; ours are close-on-exec
+                preexec_fn=_die_with(os.getpid()),
+            )
+        except OSError as error:
+            raise UserError(
+                f"cannot run {command.argv[0]}",
+                error.strerror or str(error),
+                "Is it a program for this machine, with a valid #! line?",
+            ) from None
+        recorders.watch(program.pid, True, marker)
+        _until_end(program, recorders, signals, on_feed)
+        outcome.end_ns = time.time_ns()
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        outcome.program_cpu_s = usage.ru_utime + usage.ru_stime - before_s
+        outcome.returncode = program.returncode
+    finally:
+        recorders.stop()
+        signals.restore()
+    return outcome
+
+
+def _until_end(
+    program: subprocess.Popen[bytes],
+    recorders: Recorders,
+    signals: _Signals,
+    on_feed: Callable[[dict[str, Any]], None] | None,
+) -> None:
+    while program.poll() is None:
+        client = recorders.client
+        fds = [signals.fd] if client is None else [signals.fd, client.fd]
+        ready, _, _ = select.select(fds, [], [], signals.timeout_s())
+        if client is not None and client.fd in ready:
+            recorders.take()
+            for number in client.signals:
+                signals.group_got(number)
+            client.signals.clear()
+            if on_feed is not None:
+                for feed in client.feeds:
+                    on_feed(feed)
+            client.feeds.clear()
+        if signals.fd in ready:
+            signals.take()
+        for number in signals.due():
+            program.send_signal(number)
+
+
+def _die_with(parent_pid: int) -> Callable[[], None]:
+    """In the child: whoever kills us with -9 meant the program. Without this it would go on unseen."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            os._exit(128 + signal.SIGKILL)
+
+    return prepare

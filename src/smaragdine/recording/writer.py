@@ -1,0 +1,124 @@
+"""Append-only Arrow tables that survive a crash at any byte and a disk that fills up."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from smaragdine.recording.format import READING_TABLES, readings_schema, table_of
+from smaragdine.sensors.base import Channel
+
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+# What waits for space on a full disk; beyond it the oldest readings are dropped, and that is counted.
+_MOST_PENDING_BYTES = 16 << 20
+
+
+class TableWriter:
+    """One Arrow IPC stream file. Whole messages reach the file, or nothing of them does."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._offset = 0
+        self._staging = io.BytesIO()
+        self._stream = pa.ipc.new_stream(self._staging, schema, options=_OPTIONS)
+        self._schema = schema
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self.dropped_batches = 0
+        self.error: OSError | None = None
+        self._take()
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._stream.write_batch(batch)
+        self._take()
+
+    def close(self) -> None:
+        # The end-of-stream marker matters only to readers that insist on it; ours does not.
+        self._stream.close()
+        self._take()
+        os.close(self._fd)
+
+    def _take(self) -> None:
+        message = self._staging.getvalue()
+        self._staging.seek(0)
+        self._staging.truncate()
+        if message:
+            self._pending.append(message)
+            self._pending_bytes += len(message)
+        while self._pending_bytes > _MOST_PENDING_BYTES and len(self._pending) > 2:
+            # Position 0 may hold the schema, without which the file cannot be read.
+            self._pending_bytes -= len(self._pending.pop(1))
+            self.dropped_batches += 1
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._pending:
+            message = self._pending[0]
+            try:
+                written = 0
+                while written < len(message):
+                    written += os.pwrite(self._fd, message[written:], self._offset + written)
+            except OSError as error:
+                self.error = error
+                try:
+                    os.ftruncate(self._fd, self._offset)
+                except OSError:
+                    pass
+                return
+            self._offset += len(message)
+            self._pending.pop(0)
+            self._pending_bytes -= len(message)
+
+
+class ReadingsWriter:
+    """Sorts readings into the tables of their channels. Files appear with their first reading."""
+
+    def __init__(self, folder: Path, channels: Sequence[Channel], segment: int = 0) -> None:
+        self._folder = folder
+        self._suffix = f".{segment}" if segment else ""
+        self._schema = readings_schema(channels)
+        codes = {table: code for code, table in enumerate(READING_TABLES)}
+        self._table_code = np.array([codes[table_of(channel)] for channel in channels], dtype=np.int8)
+        self._tables: dict[str, TableWriter] = {}
+        self.rows = 0
+
+    def write(self, batches: Sequence[tuple[int, list[tuple[int, int, float]]]]) -> None:
+        """`batches` as the sampler drains them: (first channel, [(t_ns, channel − first, value), …])."""
+        if not batches:
+            return
+        t_ns = np.fromiter((r[0] for _, rs in batches for r in rs), dtype=np.int64)
+        channel = np.fromiter((first + r[1] for first, rs in batches for r in rs), dtype=np.uint16)
+        value = np.fromiter((r[2] for _, rs in batches for r in rs), dtype=np.float64)
+        table_code = self._table_code[channel]
+        for code, table in enumerate(READING_TABLES):
+            rows = np.flatnonzero(table_code == code)
+            if rows.size:
+                columns = [pa.array(t_ns[rows]), pa.array(channel[rows]), pa.array(value[rows])]
+                self._table(table).write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+                self.rows += rows.size
+
+    def close(self) -> None:
+        for table in self._tables.values():
+            table.close()
+
+    @property
+    def error(self) -> str | None:
+        return next((str(table.error) for table in self._tables.values() if table.error), None)
+
+    @property
+    def dropped_batches(self) -> int:
+        return sum(table.dropped_batches for table in self._tables.values())
+
+    def _table(self, name: str) -> TableWriter:
+        if name not in self._tables:
+            self._tables[name] = TableWriter(self._folder / f"{name}{self._suffix}.arrows", self._schema)
+        return self._tables[name]

@@ -1,0 +1,159 @@
+"""Tables for a terminal or a log file."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import IO, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from smaragdine.accounting.baseline import NetEnergy
+from smaragdine.accounting.summary import Epoch, RunSummary
+from smaragdine.sensors.base import Absent, Channel
+from smaragdine.units import joule_seconds, joules, seconds, watts
+
+_MOST_EPOCHS = 12
+_STATUS = {
+    "complete": "green",
+    "failed": "yellow",
+    "killed": "yellow",
+    "running": "cyan",
+    "interrupted": "red",
+}
+
+
+def console(stream: IO[str] | None = None) -> Console:
+    """A console that keeps its tables whole in a pipe or a log, where there is no width to ask for."""
+    stream = stream or sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 110
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def _table(*headers: str, left: int = 1) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, header in enumerate(headers):
+        table.add_column(header, justify="left" if i < left else "right", no_wrap=i < left)
+    return table
+
+
+def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = ()) -> RenderableType:
+    """Energy per device, per epoch where there are epochs, and all there is to say about the figures."""
+    parts: list[RenderableType] = [_device_table(summary)]
+    if net:
+        parts += [Text(""), _net_table(net)]
+    if summary.epochs:
+        parts += [Text(""), _epoch_table(summary)]
+    parts += [Text.from_markup(line) for line in _remarks(summary)]
+    return Group(*parts)
+
+
+def _device_table(summary: RunSummary) -> Table:
+    table = _table("device", "energy", "mean", "peak", "time", "energy × delay", "")
+    table.columns[-1].justify = "left"
+    time = seconds(summary.duration_s)
+    adding = 0
+    for device in summary.devices.values():
+        if device.scope == "part":
+            continue
+        adding += device.scope == "device"
+        label = device.provenance if device.scope == "device" else f"{device.provenance}, not in the sum"
+        table.add_row(
+            device.device,
+            joules(device.energy_j),
+            watts(device.mean_w),
+            watts(device.peak_w),
+            time,
+            joule_seconds(device.edp_js),
+            Text(label, style="" if device.provenance == "measured" else "yellow"),
+        )
+    if adding > 1 and summary.total_j is not None:
+        mean_w = summary.total_j / summary.duration_s if summary.duration_s else None
+        edp = joule_seconds(summary.total_j * summary.duration_s)
+        parts = {d.provenance for d in summary.devices.values() if d.scope == "device"}
+        table.add_section()
+        table.add_row("sum", joules(summary.total_j), watts(mean_w), "", time, edp, " + ".join(sorted(parts)), style="bold")
+    return table
+
+
+def _epoch_table(summary: RunSummary) -> Table:
+    names = [name for name, device in summary.devices.items() if device.scope == "device"]
+    table = _table("epoch", "time", *names)
+    shown = summary.epochs if len(summary.epochs) <= _MOST_EPOCHS else summary.epochs[:3]
+    for epoch in shown:
+        table.add_row(_epoch_name(epoch), seconds(epoch.duration_s), *(joules(epoch.devices[n].energy_j) for n in names))
+    if len(shown) < len(summary.epochs):
+        table.add_row("…", "", *("" for _ in names))
+    if len(summary.epochs) > 1:
+        table.add_section()
+        durations = [epoch.duration_s for epoch in summary.epochs]
+        energies = [[e.devices[n].energy_j for e in summary.epochs] for n in names]
+        table.add_row(
+            f"mean of {len(summary.epochs)}",
+            _mean_std(durations, seconds),
+            *(_mean_std([v for v in values if v is not None], joules) for values in energies),
+        )
+    return table
+
+
+def _epoch_name(epoch: Epoch) -> str:
+    return "?" if epoch.index is None else str(epoch.index)
+
+
+def _mean_std(values: Sequence[float], form: Any) -> str:
+    if len(values) < 2:
+        return form(values[0]) if values else "–"
+    return f"{form(statistics.fmean(values))} ± {form(statistics.stdev(values))}"
+
+
+def _net_table(net: Sequence[NetEnergy]) -> Table:
+    table = _table("above idle", "energy", "idle power", "idle energy")
+    for row in net:
+        table.add_row(row.device, joules(row.net_j), watts(row.idle_w), joules(row.idle_j))
+    return table
+
+
+def _remarks(summary: RunSummary) -> list[str]:
+    lines: list[str] = []
+    for device, share in summary.shares.items():
+        lines.append(
+            f"[dim]{device} busy time: program {share.program:.1%}, other processes {share.other:.1%}, "
+            f"monitor {share.monitor:.1%}[/]"
+        )
+    if any(device.provenance == "estimated" for device in summary.devices.values()):
+        lines.append("[yellow]estimated[/] figures come from utilisation and rated power: see smaragdine doctor")
+    if not summary.devices:
+        lines.append("[red]nothing was measured[/]: see smaragdine doctor")
+    if summary.missing_s > 0.0005:
+        lines.append(f"[red]missing[/] {seconds(summary.missing_s)} of {seconds(summary.duration_s)}: no readings")
+    if summary.status != "complete":
+        lines.append(f"the program: [{_STATUS.get(summary.status, 'red')}]{summary.status}[/]")
+    lines += [f"[yellow]![/] {escape(problem)}" for problem in summary.problems]
+    return lines
+
+
+def doctor_tables(channels: Sequence[Channel], absent: Sequence[Absent]) -> RenderableType:
+    power = [channel for channel in channels if channel.unit in ("J", "W") and channel.quantity in ("energy", "power")]
+    table = _table("channel", "provenance", "update", "how", left=4)
+    table.columns[3].no_wrap = False
+    table.columns[3].overflow = "fold"
+    for channel in power:
+        style = "green" if channel.provenance == "measured" else "yellow"
+        how = f"{channel.sensor}: {channel.detail}" if channel.detail else channel.sensor
+        table.add_row(channel.name, Text(channel.provenance, style=style), f"{channel.period_ms:g} ms", Text(how))
+    parts: list[RenderableType] = [table if power else Text("no power can be measured or estimated here", style="red")]
+    others = sorted({channel.quantity for channel in channels if channel not in power})
+    if others:
+        parts += [Text(""), Text(f"also recorded: {', '.join(others)}", style="dim")]
+    for gap in absent:
+        parts += [
+            Text(""),
+            Text.assemble((gap.channel, "bold"), (" absent: ", "red"), gap.reason),
+            Text(f"  → {gap.remedy}"),
+        ]
+    return Group(*parts)

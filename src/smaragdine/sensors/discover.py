@@ -1,0 +1,140 @@
+"""Look at the machine: which sensors work here, which channels are absent and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from smaragdine.clock import SYSTEM, Clock
+from smaragdine.sensors import cpuinfo, estimate, hwmon, nvml, perf, rapl
+from smaragdine.sensors.activity import Activity, open_activity
+from smaragdine.sensors.base import Absent, Channel, Found, Sensor
+
+PLUGIN_GROUP = "smaragdine.sensors"
+COUNTER_PERIOD_NS = 4_000_000
+
+
+@dataclass(frozen=True)
+class SensorSettings:
+    """Where to look and how often. Everything has a default; tests and containers name other trees."""
+
+    powercap_root: Path = Path("/sys/class/powercap")
+    proc_root: Path = Path("/proc")
+    hwmon_root: Path = Path("/sys/class/hwmon")
+    perf_root: Path = Path("/sys/bus/event_source/devices")
+    period_ns: int = COUNTER_PERIOD_NS
+    pcie: bool = False
+    cuda_visible: str | None = None
+    cuda_order: str | None = None
+    estimate: estimate.EstimateSettings = field(default_factory=estimate.EstimateSettings)
+
+
+def settings_from_environment(
+    environment: Mapping[str, str], period_ns: int = COUNTER_PERIOD_NS, pcie: bool = False
+) -> SensorSettings:
+    default = SensorSettings()
+    return SensorSettings(
+        powercap_root=Path(environment.get("SMARAGDINE_POWERCAP_ROOT", default.powercap_root)),
+        proc_root=Path(environment.get("SMARAGDINE_PROC_ROOT", default.proc_root)),
+        hwmon_root=Path(environment.get("SMARAGDINE_HWMON_ROOT", default.hwmon_root)),
+        perf_root=Path(environment.get("SMARAGDINE_PERF_ROOT", default.perf_root)),
+        period_ns=period_ns,
+        pcie=pcie,
+        cuda_visible=environment.get("CUDA_VISIBLE_DEVICES"),
+        cuda_order=environment.get("CUDA_DEVICE_ORDER"),
+        estimate=estimate.EstimateSettings.from_environment(environment),
+    )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything found. `activity` is also among the sensors; it is named to be told which program to watch."""
+
+    sensors: list[Sensor]
+    absent: list[Absent]
+    facts: dict[str, object]
+    activity: Activity | None
+
+    def channels(self) -> list[Channel]:
+        return [channel for sensor in self.sensors for channel in sensor.channels()]
+
+
+def discover(settings: SensorSettings, clock: Clock = SYSTEM) -> Machine:
+    cpus = cpuinfo.read_cpuinfo(settings.proc_root)
+    activity, absent = open_activity(cpus, settings.proc_root, settings.period_ns, clock)
+    sensors: list[Sensor] = [activity] if activity is not None else []
+    facts: dict[str, object] = {}
+
+    def take(found: Found) -> None:
+        sensors.extend(found.sensors)
+        absent.extend(found.absent)
+        facts.update(found.facts)
+
+    take(rapl.open_sensors(root=settings.powercap_root, period_ns=settings.period_ns, clock=clock))
+    if not _has_cpu(sensors):
+        take(perf.open_sensors(root=settings.perf_root, period_ns=settings.period_ns, clock=clock))
+    measured = {channel.device for sensor in sensors for channel in sensor.channels() if channel.unit in "JW"}
+    if activity is not None:
+        take(
+            estimate.open_sensors(
+                activity=activity,
+                cpus=cpus,
+                memory_bytes=cpuinfo.read_memory_bytes(settings.proc_root),
+                sockets_missing=[s for s in sorted(cpus.sockets) if f"cpu:{s}" not in measured],
+                dram_missing=[s for s in sorted(cpus.sockets) if f"dram:{s}" not in measured],
+                settings=settings.estimate,
+                clock=clock,
+            )
+        )
+    take(hwmon.open_sensors(root=settings.hwmon_root, clock=clock))
+    take(
+        nvml.open_sensors(
+            visible=settings.cuda_visible, device_order=settings.cuda_order, pcie=settings.pcie, clock=clock
+        )
+    )
+    take(_plugins())
+    return Machine(sensors, absent, facts, activity)
+
+
+def _has_cpu(sensors: Iterable[Sensor]) -> bool:
+    return any(
+        channel.unit == "J" and channel.device.startswith("cpu:") and channel.provenance == "measured"
+        for sensor in sensors
+        for channel in sensor.channels()
+    )
+
+
+def _plugins() -> Found:
+    """Third-party sensors: a function without arguments that returns `Found`. A broken one is absent."""
+    found = Found()
+    for entry in entry_points(group=PLUGIN_GROUP):
+        try:
+            plugin: Found = entry.load()()
+            list(channel for sensor in plugin.sensors for channel in sensor.channels())
+        except Exception as error:
+            reason = f"the plug-in {entry.value} failed: {type(error).__name__}: {error}"
+            found.absent.append(Absent(f"{entry.name} (plug-in)", reason, "update or uninstall that package"))
+            continue
+        found.sensors.extend(plugin.sensors)
+        found.absent.extend(plugin.absent)
+        found.facts.update(plugin.facts)
+    return found
+
+
+def host_facts(settings: SensorSettings) -> dict[str, object]:
+    """What a reader needs to know of the machine; no user names, no addresses."""
+    cpus = cpuinfo.read_cpuinfo(settings.proc_root)
+    system = os.uname()
+    return {
+        "hostname": system.nodename,
+        "kernel": f"{system.sysname} {system.release} {system.machine}",
+        "cpu": cpus.model,
+        "sockets": {
+            f"cpu:{socket}": {"logical_cpus": len(members), "cores": cpus.cores[socket]}
+            for socket, members in sorted(cpus.sockets.items())
+        },
+        "memory_bytes": cpuinfo.read_memory_bytes(settings.proc_root),
+    }

@@ -1,0 +1,45 @@
+"""Quantities as a person reads them: SI prefixes, and no more digits than carry information."""
+
+from __future__ import annotations
+
+import math
+
+_PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+
+
+def si(value: float | None, unit: str, digits: int = 3) -> str:
+    """1234.5, "J" → "1.23 kJ". None, an absent figure, is a dash: never a zero."""
+    if value is None or math.isnan(value):
+        return "–"
+    if value == 0:
+        return f"0 {unit}"
+    # Rounding first keeps 999.96 from being printed as "1000 J" instead of "1.00 kJ".
+    rounded = float(f"{value:.{digits - 1}e}")
+    scale, prefix = next(((s, p) for s, p in _PREFIXES if abs(rounded) >= s), _PREFIXES[-1])
+    scaled = rounded / scale
+    whole = len(str(int(abs(scaled))))
+    return f"{scaled:.{max(0, digits - whole)}f} {prefix}{unit}"
+
+
+def joules(value_j: float | None) -> str:
+    return si(value_j, "J")
+
+
+def watts(value_w: float | None) -> str:
+    return si(value_w, "W")
+
+
+def joule_seconds(value_js: float | None) -> str:
+    return si(value_js, "J·s")
+
+
+def seconds(value_s: float | None) -> str:
+    """Short times with a prefix, long ones as h:mm:ss: nobody reads 12.3 ks."""
+    if value_s is None or math.isnan(value_s):
+        return "–"
+    if abs(value_s) < 120:
+        return si(value_s, "s")
+    whole = round(value_s)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d} min"

@@ -2,4 +2,31 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING, Any
+
+from smaragdine.version import __version__
+
+if TYPE_CHECKING:
+    from smaragdine.api import mark as mark
+    from smaragdine.api import record as record
+    from smaragdine.recording.reader import Recording as Recording
+    from smaragdine.recording.reader import open_recording as open
+
+__all__ = ["Recording", "__version__", "mark", "open", "record"]
+
+# Imported when first used: a training script that only places marks must not pay for pyarrow.
+_WHERE = {
+    "mark": ("smaragdine.api", "mark"),
+    "record": ("smaragdine.api", "record"),
+    "open": ("smaragdine.recording.reader", "open_recording"),
+    "Recording": ("smaragdine.recording.reader", "Recording"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'smaragdine' has no attribute {name!r}")
+    import importlib
+
+    module, attribute = _WHERE[name]
+    return getattr(importlib.import_module(module), attribute)

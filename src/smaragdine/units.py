@@ -43,3 +43,17 @@ def seconds(value_s: float | None) -> str:
     hours, rest = divmod(whole, 3600)
     minutes, left = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d} min"
+
+
+def plus_minus(mean: float, std: float, unit: str) -> str:
+    """1234.5 ± 67.8 J → "1.23 ± 0.07 kJ": one prefix for both, and digits only as far as the spread goes."""
+    if not std > 0:
+        return f"{si(mean, unit)} ± 0"
+    if mean == 0 or std >= abs(mean):
+        return f"{si(mean, unit)} ± {si(std, unit, 2)}"
+    prefixed = si(mean, unit).partition(" ")[2]
+    scale = next(s for s, p in _PREFIXES if p + unit == prefixed)
+    # Two digits of a spread below 3, else one: the usual rule of the physics laboratory.
+    digits = 2 if f"{std:e}"[0] in "12" else 1
+    decimals = max(0, digits - 1 - math.floor(math.log10(std / scale)))
+    return f"{mean / scale:.{decimals}f} ± {std / scale:.{decimals}f} {prefixed}"

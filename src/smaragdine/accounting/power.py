@@ -158,7 +158,11 @@ def anchor(shape: PowerTrace, counter: Series, every_ns: int = ANCHOR_EVERY_NS) 
     factor = np.divide(used_j, sampled_j, out=np.ones_like(used_j), where=sampled_j > 0)
     interval = np.clip(np.searchsorted(t_ns, filled.start_ns, side="right") - 1, 0, factor.size - 1)
     return PowerTrace(
-        filled.start_ns, filled.end_ns, filled.power_w * factor[interval], shape.hold_ns, Anchors(t_ns, factor)
+        filled.start_ns,
+        filled.end_ns,
+        filled.power_w * factor[interval],
+        shape.hold_ns,
+        Anchors(t_ns, factor),
     )
 
 
@@ -208,7 +212,9 @@ def add(traces: Sequence[PowerTrace]) -> PowerTrace:
     known = np.ones(start_ns.size, dtype=bool)
     for trace in traces:
         known &= trace.covered_until_ns(end_ns) - trace.covered_until_ns(start_ns) == end_ns - start_ns
-        power_w += (trace.energy_until_j(end_ns) - trace.energy_until_j(start_ns)) / ((end_ns - start_ns) * 1e-9)
+        power_w += (trace.energy_until_j(end_ns) - trace.energy_until_j(start_ns)) / (
+            (end_ns - start_ns) * 1e-9
+        )
     return PowerTrace(start_ns[known], end_ns[known], power_w[known], max(t.hold_ns for t in traces))
 
 

@@ -101,7 +101,9 @@ def summarise(recording: Recording) -> RunSummary:
     )
 
 
-def summarise_device(device: str, trace: PowerTrace, channel: Channel, start_ns: int, end_ns: int) -> DeviceSummary:
+def summarise_device(
+    device: str, trace: PowerTrace, channel: Channel, start_ns: int, end_ns: int
+) -> DeviceSummary:
     covered_s = trace.covered_s(start_ns, end_ns)
     duration_s = (end_ns - start_ns) * 1e-9
     energy_j = trace.energy_j(start_ns, end_ns) if covered_s > 0 else None
@@ -203,8 +205,8 @@ def _problem_marks(marks: Sequence[dict[str, Any]]) -> list[str]:
 
 def _anchor_problems(traces: dict[str, PowerTrace]) -> list[str]:
     return [
-        f"{device}: samples and energy counter disagree by more than a fifth in {trace.anchors.implausible} of "
-        f"{trace.anchors.factor.size} intervals; the counter was believed"
+        f"{device}: samples and energy counter disagree by more than a fifth in "
+        f"{trace.anchors.implausible} of {trace.anchors.factor.size} intervals; the counter was believed"
         for device, trace in traces.items()
         if trace.anchors is not None and trace.anchors.implausible
     ]

@@ -13,7 +13,7 @@ from smaragdine.sensors.discover import discover, settings_from_environment
 def main(words: list[str]) -> int:
     parser = Parser(
         "doctor",
-        "Which devices and channels can be read here, measured or estimated; what is absent, why, and the remedy.",
+        "Which channels can be read here, measured or estimated; what is absent, why, and the remedy.",
         "  smaragdine doctor\n  smaragdine doctor --json | jq .absent",
     )
     parser.add_argument("--json", action="store_true", help="for machines")

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 
-from smaragdine import __version__
 from smaragdine.errors import UserError
+from smaragdine.version import __version__
 
 VERBS = {
     "run": "record a training script: energy per device and per epoch",

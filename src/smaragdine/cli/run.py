@@ -30,9 +30,15 @@ def _parser() -> Parser:
         _EXAMPLE,
     )
     parser.usage = "smaragdine run [options] SCRIPT.py | -m MODULE | [--] EXECUTABLE  [arguments]"
-    parser.add_argument("-o", "--output", metavar="DIR", help="the recording's folder (default runs/<date>-<script>)")
-    parser.add_argument("--live", action="store_true", help="power and energy so far on the terminal's last line")
-    parser.add_argument("--period-ms", type=period_ms, default=4.0, help="how often counters are read (default 4)")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", help="the recording's folder (default runs/<date>-<script>)"
+    )
+    parser.add_argument(
+        "--live", action="store_true", help="power and energy so far on the terminal's last line"
+    )
+    parser.add_argument(
+        "--period-ms", type=period_ms, default=4.0, help="how often counters are read (default 4)"
+    )
     parser.add_argument("--pcie", action="store_true", help="also record PCIe traffic (21 ms a reading)")
     return parser
 
@@ -77,7 +83,9 @@ def _report(recorded: Recorded) -> None:
         out.print()
         out.print(run_tables(summarise(open_recording(recorded.folder))))
         shown = os.path.relpath(recorded.folder)
-        out.print(f"recording: {recorded.folder if shown.startswith('..') else shown}", markup=False, soft_wrap=True)
+        out.print(
+            f"recording: {recorded.folder if shown.startswith('..') else shown}", markup=False, soft_wrap=True
+        )
     except Exception as error:
         print(f"smaragdine: the recording cannot be summarised: {error}", file=sys.stderr)
         for problem in recorded.problems:

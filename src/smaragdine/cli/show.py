@@ -15,7 +15,7 @@ def main(words: list[str]) -> int:
     parser = Parser(
         "show",
         "Energy, mean and peak power, duration per device and per epoch of a recording.",
-        "  smaragdine show runs/2026-11-15-train\n  smaragdine show runs/2026-11-15-train --json | jq .devices",
+        "  smaragdine show runs/2026-11-15-train\n  smaragdine show runs/first --json | jq .devices",
     )
     parser.add_argument("recording", metavar="RUN", help="the folder of a recording")
     parser.add_argument("--json", action="store_true", help="for machines")

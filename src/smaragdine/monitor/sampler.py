@@ -42,6 +42,7 @@ class Slot:
     first_channel: int
     next_ns: int
     readings: list[tuple[int, int, float]] = field(default_factory=_no_readings)
+    channels_ended: set[str] = field(default_factory=lambda: set())
     rounds: int = 0
     failures: int = 0
     ended: bool = False
@@ -121,6 +122,13 @@ class Sampler:
         return all(slot.rounds or slot.ended for slots in self._lanes.values() for slot in slots)
 
     def notes(self) -> list[Note]:
+        for slots in self._lanes.values():
+            for slot in slots:
+                # A sensor of several channels may lose one and go on with the others.
+                ended: dict[str, str] = getattr(slot.sensor, "ended", {})
+                for channel in ended.keys() - slot.channels_ended:
+                    slot.channels_ended.add(channel)
+                    self.note("sensor_lost", f"{channel}: {ended[channel]}")
         notes, self._notes = self._notes, []
         return notes
 
@@ -150,11 +158,9 @@ def run_slots(
 ) -> None:
     """The loop of one lane. Ends when `stopped`, or when no sensor is left."""
     mono_ns, sleep_s = clock.mono_ns, clock.sleep_s
-    while not stopped():
-        live = [slot for slot in slots if not slot.ended]
-        if not live:
-            return
-        due_ns = min(slot.next_ns for slot in live)
+    live = [slot for slot in slots if not slot.ended]
+    while live and not stopped():
+        due_ns = min([slot.next_ns for slot in live])
         now_ns = mono_ns()
         if now_ns < due_ns:
             sleep_s(min(due_ns - now_ns, _LONGEST_SLEEP_NS) * 1e-9)
@@ -165,20 +171,24 @@ def run_slots(
         for slot in live:
             if slot.next_ns > now_ns:
                 continue
-            _read(slot, note)
+            if not _read(slot, note):
+                live = [other for other in live if other is not slot]
             slot.rounds += 1
-            slot.next_ns += slot.sensor.period_ns
+            period_ns = slot.sensor.period_ns
+            slot.next_ns += period_ns
             behind_ns = mono_ns() - slot.next_ns
             if behind_ns > 0:
                 # Readings one could not make in time are skipped, not made up in a burst.
-                skipped = behind_ns // slot.sensor.period_ns + 1
+                skipped = behind_ns // period_ns + 1
                 lag.missed += skipped
-                slot.next_ns += skipped * slot.sensor.period_ns
+                slot.next_ns += skipped * period_ns
 
 
-def _read(slot: Slot, note: Callable[[str, str], None]) -> None:
+def _read(slot: Slot, note: Callable[[str, str], None]) -> bool:
+    """One reading; False when it was the sensor's last."""
     try:
-        slot.readings.extend(slot.sensor.read())
+        readings = slot.sensor.read()
+        slot.readings.extend(readings)
         slot.failures = 0
     except SensorLost as lost:
         slot.ended = True
@@ -188,6 +198,7 @@ def _read(slot: Slot, note: Callable[[str, str], None]) -> None:
         if slot.failures >= _GIVE_UP_AFTER:
             slot.ended = True
             note("sensor_lost", f"{_names(slot)}: {type(error).__name__}: {error}")
+    return not slot.ended
 
 
 def _names(slot: Slot) -> str:

@@ -12,8 +12,13 @@ from pathlib import Path
 
 from smaragdine.errors import UserError
 
-_SECRET_OPTION = re.compile(r"^--?[\w-]*(token|secret|password|passwd|api[-_]?key|access[-_]?key)[\w-]*$", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"^(?P<name>--?[\w-]*(token|secret|password|passwd|api[-_]?key|access[-_]?key)[\w-]*)=.*$", re.IGNORECASE | re.DOTALL)
+_SECRET_OPTION = re.compile(
+    r"^--?[\w-]*(token|secret|password|passwd|api[-_]?key|access[-_]?key)[\w-]*$", re.IGNORECASE
+)
+_SECRET_VALUE = re.compile(
+    r"^(?P<name>--?[\w-]*(token|secret|password|passwd|api[-_]?key|access[-_]?key)[\w-]*)=.*$",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,10 @@ def _executable(words: list[str], environment: Mapping[str, str]) -> Command:
         elif os.sep in name:
             why, remedy = "no such file", "Check the path"
         else:
-            why, remedy = "no such command on PATH", "A Python script needs its .py; check the spelling otherwise"
+            why, remedy = (
+                "no such command on PATH",
+                "A Python script needs its .py; check the spelling otherwise",
+            )
         raise UserError(f"cannot run {name}", why, remedy)
     return Command(found, tuple(words), Path(name).stem)
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from smaragdine import __version__
 from smaragdine.clock import ClockPair
 from smaragdine.errors import UserError
 from smaragdine.recording.format import FORMAT_VERSION, INFO_FILE, SPOOL_FOLDER
+from smaragdine.version import __version__
 
 # All that is stored of the environment: what changes how fast or where the program computes. Never more,
 # so that no secret ends up in a recording.
@@ -61,7 +61,9 @@ def _refuse_taken(folder: Path) -> None:
         raise UserError(f"{folder} is a file", remedy="Name a new folder with -o DIR")
     if folder.is_dir() and any(folder.iterdir()):
         what = "a recording" if (folder / INFO_FILE).exists() else "files"
-        raise UserError(f"{folder} already holds {what}", "it is never overwritten", "Name a new folder with -o DIR")
+        raise UserError(
+            f"{folder} already holds {what}", "it is never overwritten", "Name a new folder with -o DIR"
+        )
 
 
 def _mkdir(folder: Path) -> None:
@@ -72,7 +74,9 @@ def _mkdir(folder: Path) -> None:
 
 
 def _cannot_create(folder: Path, error: OSError) -> UserError:
-    return UserError(f"cannot create {folder}", error.strerror or str(error), "Name another folder with -o DIR")
+    return UserError(
+        f"cannot create {folder}", error.strerror or str(error), "Name another folder with -o DIR"
+    )
 
 
 def remove(folder: Path) -> None:
@@ -80,7 +84,9 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def initial_info(command: list[str], environment: Mapping[str, str], host: dict[str, Any], begin: ClockPair) -> dict[str, Any]:
+def initial_info(
+    command: list[str], environment: Mapping[str, str], host: dict[str, Any], begin: ClockPair
+) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,
         "smaragdine_version": __version__,

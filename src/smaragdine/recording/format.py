@@ -42,7 +42,13 @@ MARKS = pa.schema(
     ]
 )
 
-_TABLE_OF_QUANTITY = {"energy": "power", "power": "power", "busy": "activity", "program": "activity", "monitor": "activity"}
+_TABLE_OF_QUANTITY = {
+    "energy": "power",
+    "power": "power",
+    "busy": "activity",
+    "program": "activity",
+    "monitor": "activity",
+}
 
 
 def table_of(channel: Channel) -> str:

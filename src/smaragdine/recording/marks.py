@@ -18,7 +18,10 @@ from smaragdine.recording.writer import TableWriter
 def append(folder: Path, name: str, t_ns: int, **more: Any) -> None:
     """Write one mark of our own. A full disk loses the mark, not the run."""
     line = json.dumps({"t_ns": t_ns, "name": name, "source": "run", **more})
-    with contextlib.suppress(OSError), open(folder / SPOOL_FOLDER / "marks-run.jsonl", "a", encoding="utf-8") as file:
+    with (
+        contextlib.suppress(OSError),
+        open(folder / SPOOL_FOLDER / "marks-run.jsonl", "a", encoding="utf-8") as file,
+    ):
         file.write(line + "\n")
 
 
@@ -33,7 +36,9 @@ def read_spool(folder: Path) -> pa.Table:
 
 def marks_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     ordered = sorted(rows, key=lambda row: row["t_ns"])
-    return pa.Table.from_pylist([{name: row.get(name) for name in MARKS.names} for row in ordered], schema=MARKS)
+    return pa.Table.from_pylist(
+        [{name: row.get(name) for name in MARKS.names} for row in ordered], schema=MARKS
+    )
 
 
 def _parse(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Open a recording, whatever state it was left in.
 
-    recording = smaragdine.open("runs/2026-11-15-train")
-    recording.power                       # Arrow table: t_ns, device, quantity, value, …
-    recording.table("marks", "pandas")    # or "numpy": a dict of arrays
+recording = smaragdine.open("runs/2026-11-15-train")
+recording.power                       # Arrow table: t_ns, device, quantity, value, …
+recording.table("marks", "pandas")    # or "numpy": a dict of arrays
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Recording:
     def channels(self) -> list[Channel]:
         """Every channel that was recorded, in the order they first appear."""
         known = [channel_from_dict(values) for values in self.info.get("channels", [])]
-        return list(dict.fromkeys([*known, *(series.channel for t in READING_TABLES for series in self.series(t))]))
+        return list(
+            dict.fromkeys([*known, *(series.channel for t in READING_TABLES for series in self.series(t))])
+        )
 
     @property
     def power(self) -> pa.Table:
@@ -117,7 +119,8 @@ class Recording:
             columns["value"].append(pa.array(series.value))
         types = {"t_ns": pa.int64(), "device": pa.string(), "quantity": pa.string(), "value": pa.float64()}
         arrays = {
-            column: pa.chunked_array(chunks, type=types[column]).combine_chunks() for column, chunks in columns.items()
+            column: pa.chunked_array(chunks, type=types[column]).combine_chunks()
+            for column, chunks in columns.items()
         }
         return pa.table(arrays).sort_by([("t_ns", "ascending")])
 
@@ -129,15 +132,23 @@ def _repeat(text: str, count: int) -> pa.Array:
 def open_recording(path: str | os.PathLike[str]) -> Recording:
     folder = Path(path)
     if not folder.exists():
-        raise UserError(f"{folder} does not exist", remedy="Recordings are under runs/ unless -o named another folder")
+        raise UserError(
+            f"{folder} does not exist", remedy="Recordings are under runs/ unless -o named another folder"
+        )
     file = folder / INFO_FILE
     if not file.is_file():
-        raise UserError(f"{folder} is no recording", f"it has no {INFO_FILE}", "Name the folder that smaragdine run printed")
+        raise UserError(
+            f"{folder} is no recording",
+            f"it has no {INFO_FILE}",
+            "Name the folder that smaragdine run printed",
+        )
     try:
         info: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         version = int(info["format_version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} cannot be read", str(error), "Was it edited? The tables beside it are Arrow streams") from None
+        raise UserError(
+            f"{file} cannot be read", str(error), "Was it edited? The tables beside it are Arrow streams"
+        ) from None
     if version > FORMAT_VERSION:
         raise UserError(
             f"{folder} has format {version}",
@@ -186,7 +197,9 @@ def _read_series(folder: Path, table: str) -> Iterator[Series]:
             seen[key] += 1
             rows = np.flatnonzero(number == index)
             if rows.size:
-                parts.setdefault((*key, seen[key]), (channel, []))[1].append((segment, t_ns[rows], value[rows]))
+                parts.setdefault((*key, seen[key]), (channel, []))[1].append(
+                    (segment, t_ns[rows], value[rows])
+                )
     for channel, pieces in parts.values():
         yield Series(
             channel,

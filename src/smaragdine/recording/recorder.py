@@ -170,10 +170,14 @@ class Recorder:
 
     def _note_survivors(self) -> None:
         activity = self._machine.activity
-        left = sorted(pid for pid in activity.program_pids if pid != self._watched and _runs(pid)) if activity else []
+        if activity is None or _runs(self._watched):
+            return
+        left = sorted(pid for pid in activity.program_pids if pid != self._watched and _runs(pid))
         if left:
             numbers = ", ".join(map(str, left[:5])) + (" …" if len(left) > 5 else "")
-            self._sampler.note("left_running", f"{len(left)} process(es) of the program outlived it: {numbers}")
+            self._sampler.note(
+                "left_running", f"{len(left)} process(es) of the program outlived it: {numbers}"
+            )
 
     def _figures(self, setup_cpu_s: float, setup_wall_ns: int) -> dict[str, Any]:
         wall_s = (time.monotonic_ns() - setup_wall_ns) * 1e-9
@@ -234,7 +238,9 @@ def main() -> None:
     settings = settings_from_environment(os.environ, config.period_ns, config.pcie)
     machine = discover(settings)
     if not any(table_of(channel) == "power" for channel in machine.channels()):
-        machine.absent.append(Absent("power", "no sensor and no estimate works on this machine", "see smaragdine doctor"))
+        machine.absent.append(
+            Absent("power", "no sensor and no estimate works on this machine", "see smaragdine doctor")
+        )
     gc.collect()
     gc.freeze()
     gc.disable()

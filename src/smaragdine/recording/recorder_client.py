@@ -26,7 +26,9 @@ class RecorderClient:
         self.signals: list[int] = []
         self.feeds: list[dict[str, Any]] = []
         self._text = b""
-        log = os.open(f"{config.folder}/recorder.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log = os.open(
+            f"{config.folder}/recorder.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
         # -P: a file named numpy.py beside the user's script must not be imported by us.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "smaragdine.recording.recorder", json.dumps(asdict(config))],

@@ -91,12 +91,14 @@ def record_program(
 
 
 @contextlib.contextmanager
-def record_here(folder: str | os.PathLike[str], options: RecordOptions | None = None) -> Iterator[Path]:
-    """Record this process and its children while the block runs. The block never fails because of us."""
+def record_here(
+    folder: Path | None, options: RecordOptions | None = None, label: str = "block"
+) -> Iterator[Path]:
+    """Record this process and its children while the block runs."""
     options = options or RecordOptions()
-    path = folders.create(Path(folder), "").absolute()
+    path = folders.create(folder, label).absolute()
     host = host_facts(settings_from_environment(os.environ))
-    info = folders.initial_info(["(in process)"], os.environ, host, clock.pair())
+    info = folders.initial_info([label], os.environ, host, clock.pair())
     folders.write_info(path, info)
     outcome = Supervision()
     recorders = Recorders(_config(path, options), os.environ, outcome)
@@ -137,7 +139,9 @@ def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str)
     info["libraries"] = marks.libraries(path)
     info["monitor"] = outcome.figures
     outcome.problems.extend(
-        f"readings were lost: {figures['write_error']}" for figures in outcome.figures if figures["write_error"]
+        f"readings were lost: {figures['write_error']}"
+        for figures in outcome.figures
+        if figures["write_error"]
     )
     error = marks.fold_spool(path)
     if error is not None:

@@ -41,8 +41,8 @@ class Supervision:
     end_ns: int = 0
     program_cpu_s: float = 0.0
     ready: dict[str, Any] | None = None
-    figures: list[dict[str, Any]] = field(default_factory=lambda: [])
-    problems: list[str] = field(default_factory=lambda: [])
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 class Recorders:

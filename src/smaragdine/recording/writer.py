@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.recording.format import READING_TABLES, readings_schema, table_of
@@ -16,6 +19,12 @@ from smaragdine.sensors.base import Channel
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 # What waits for space on a full disk; beyond it the oldest readings are dropped, and that is counted.
 _MOST_PENDING_BYTES = 16 << 20
+
+
+def _column(values: npt.NDArray[Any]) -> pa.Array:
+    # pa.array would import pandas, where it is installed, to ask whether this is one of its own.
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 class TableWriter:
@@ -69,10 +78,8 @@ class TableWriter:
                     written += os.pwrite(self._fd, message[written:], self._offset + written)
             except OSError as error:
                 self.error = error
-                try:
+                with contextlib.suppress(OSError):
                     os.ftruncate(self._fd, self._offset)
-                except OSError:
-                    pass
                 return
             self._offset += len(message)
             self._pending.pop(0)
@@ -102,7 +109,7 @@ class ReadingsWriter:
         for code, table in enumerate(READING_TABLES):
             rows = np.flatnonzero(table_code == code)
             if rows.size:
-                columns = [pa.array(t_ns[rows]), pa.array(channel[rows]), pa.array(value[rows])]
+                columns = [_column(t_ns[rows]), _column(channel[rows]), _column(value[rows])]
                 self._table(table).write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
                 self.rows += rows.size
 

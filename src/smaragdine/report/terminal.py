@@ -6,7 +6,7 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -16,7 +16,7 @@ from rich.text import Text
 from smaragdine.accounting.baseline import NetEnergy
 from smaragdine.accounting.summary import Epoch, RunSummary
 from smaragdine.sensors.base import Absent, Channel
-from smaragdine.units import joule_seconds, joules, seconds, watts
+from smaragdine.units import joule_seconds, joules, plus_minus, seconds, si, watts
 
 _MOST_EPOCHS = 12
 _STATUS = {
@@ -30,7 +30,7 @@ _STATUS = {
 
 def console(stream: IO[str] | None = None) -> Console:
     """A console that keeps its tables whole in a pipe or a log, where there is no width to ask for."""
-    stream = stream or sys.stdout
+    stream = sys.stdout if stream is None else stream
     width = None if stream.isatty() or "COLUMNS" in os.environ else 110
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
@@ -77,7 +77,16 @@ def _device_table(summary: RunSummary) -> Table:
         edp = joule_seconds(summary.total_j * summary.duration_s)
         parts = {d.provenance for d in summary.devices.values() if d.scope == "device"}
         table.add_section()
-        table.add_row("sum", joules(summary.total_j), watts(mean_w), "", time, edp, " + ".join(sorted(parts)), style="bold")
+        table.add_row(
+            "sum",
+            joules(summary.total_j),
+            watts(mean_w),
+            "",
+            time,
+            edp,
+            " + ".join(sorted(parts)),
+            style="bold",
+        )
     return table
 
 
@@ -86,7 +95,9 @@ def _epoch_table(summary: RunSummary) -> Table:
     table = _table("epoch", "time", *names)
     shown = summary.epochs if len(summary.epochs) <= _MOST_EPOCHS else summary.epochs[:3]
     for epoch in shown:
-        table.add_row(_epoch_name(epoch), seconds(epoch.duration_s), *(joules(epoch.devices[n].energy_j) for n in names))
+        table.add_row(
+            _epoch_name(epoch), seconds(epoch.duration_s), *(joules(epoch.devices[n].energy_j) for n in names)
+        )
     if len(shown) < len(summary.epochs):
         table.add_row("…", "", *("" for _ in names))
     if len(summary.epochs) > 1:
@@ -95,8 +106,8 @@ def _epoch_table(summary: RunSummary) -> Table:
         energies = [[e.devices[n].energy_j for e in summary.epochs] for n in names]
         table.add_row(
             f"mean of {len(summary.epochs)}",
-            _mean_std(durations, seconds),
-            *(_mean_std([v for v in values if v is not None], joules) for values in energies),
+            _mean_std(durations, "s"),
+            *(_mean_std([v for v in values if v is not None], "J") for values in energies),
         )
     return table
 
@@ -105,10 +116,10 @@ def _epoch_name(epoch: Epoch) -> str:
     return "?" if epoch.index is None else str(epoch.index)
 
 
-def _mean_std(values: Sequence[float], form: Any) -> str:
+def _mean_std(values: Sequence[float], unit: str) -> str:
     if len(values) < 2:
-        return form(values[0]) if values else "–"
-    return f"{form(statistics.fmean(values))} ± {form(statistics.stdev(values))}"
+        return si(values[0], unit) if values else "–"
+    return plus_minus(statistics.fmean(values), statistics.stdev(values), unit)
 
 
 def _net_table(net: Sequence[NetEnergy]) -> Table:
@@ -126,11 +137,15 @@ def _remarks(summary: RunSummary) -> list[str]:
             f"monitor {share.monitor:.1%}[/]"
         )
     if any(device.provenance == "estimated" for device in summary.devices.values()):
-        lines.append("[yellow]estimated[/] figures come from utilisation and rated power: see smaragdine doctor")
+        lines.append(
+            "[yellow]estimated[/] figures come from utilisation and rated power: see smaragdine doctor"
+        )
     if not summary.devices:
         lines.append("[red]nothing was measured[/]: see smaragdine doctor")
     if summary.missing_s > 0.0005:
-        lines.append(f"[red]missing[/] {seconds(summary.missing_s)} of {seconds(summary.duration_s)}: no readings")
+        lines.append(
+            f"[red]missing[/] {seconds(summary.missing_s)} of {seconds(summary.duration_s)}: no readings"
+        )
     if summary.status != "complete":
         lines.append(f"the program: [{_STATUS.get(summary.status, 'red')}]{summary.status}[/]")
     lines += [f"[yellow]![/] {escape(problem)}" for problem in summary.problems]
@@ -138,15 +153,23 @@ def _remarks(summary: RunSummary) -> list[str]:
 
 
 def doctor_tables(channels: Sequence[Channel], absent: Sequence[Absent]) -> RenderableType:
-    power = [channel for channel in channels if channel.unit in ("J", "W") and channel.quantity in ("energy", "power")]
+    power = [
+        channel
+        for channel in channels
+        if channel.unit in ("J", "W") and channel.quantity in ("energy", "power")
+    ]
     table = _table("channel", "provenance", "update", "how", left=4)
     table.columns[3].no_wrap = False
     table.columns[3].overflow = "fold"
     for channel in power:
         style = "green" if channel.provenance == "measured" else "yellow"
         how = f"{channel.sensor}: {channel.detail}" if channel.detail else channel.sensor
-        table.add_row(channel.name, Text(channel.provenance, style=style), f"{channel.period_ms:g} ms", Text(how))
-    parts: list[RenderableType] = [table if power else Text("no power can be measured or estimated here", style="red")]
+        table.add_row(
+            channel.name, Text(channel.provenance, style=style), f"{channel.period_ms:g} ms", Text(how)
+        )
+    parts: list[RenderableType] = [
+        table if power else Text("no power can be measured or estimated here", style="red")
+    ]
     others = sorted({channel.quantity for channel in channels if channel not in power})
     if others:
         parts += [Text(""), Text(f"also recorded: {', '.join(others)}", style="dim")]

@@ -18,8 +18,10 @@ from smaragdine.sensors.cpuinfo import CpuInfo
 from smaragdine.sensors.processes import ProcessTree
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-# /proc/stat is made anew at each read and grows with cores and interrupts: on a big machine it is read
-# less often, so that it never costs more than this share of a core.
+# The kernel counts idle time in ticks of 10 ms: more often brings nothing. And it makes /proc/stat anew at
+# each read, the longer the more cores and interrupts there are: on a big machine it is read less often, so
+# that it never costs more than this share of a core.
+_STAT_EVERY_NS = 20_000_000
 _STAT_SHARE = 0.005
 
 
@@ -29,7 +31,11 @@ class Activity:
     lane = "counters"
 
     def __init__(
-        self, cpus: CpuInfo, proc_root: Path = Path("/proc"), period_ns: int = 4_000_000, clock: Clock = SYSTEM
+        self,
+        cpus: CpuInfo,
+        proc_root: Path = Path("/proc"),
+        period_ns: int = 4_000_000,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.period_ns = period_ns
         self._clock = clock
@@ -52,7 +58,7 @@ class Activity:
                 unit="s",
                 kind="counter",
                 provenance="measured",
-                period_ms=period_ns / 1e6,
+                period_ms=period_ns / 1e6 if quantity == "program" else _STAT_EVERY_NS / 1e6,
                 sensor="activity",
                 detail=detail,
             )
@@ -82,16 +88,13 @@ class Activity:
 
     def read(self) -> Sequence[tuple[int, int, float]]:
         readings: list[tuple[int, int, float]] = []
-        self._read_busy(readings)
+        if self._clock.mono_ns() >= self._next_stat_ns:
+            self._read_busy(readings)
         tree = self._tree
         if tree is not None:
             tree.update()
             t_ns = self._clock.wall_ns()
-            readings.extend((t_ns, 3 * i + 1, tree.cpu_s[s]) for i, s in enumerate(self._sockets))
-        # The sampler is one process of short bursts: which socket it ran on is not worth a system call.
-        monitor_s = (time.process_time() - self._monitor_start_s) / len(self._sockets)
-        t_ns = self._clock.wall_ns()
-        readings.extend((t_ns, 3 * i + 2, monitor_s) for i in range(len(self._sockets)))
+            readings.extend([(t_ns, 3 * i + 1, tree.cpu_s[s]) for i, s in enumerate(self._sockets)])
         return readings
 
     def close(self) -> Sequence[tuple[int, int, float]]:
@@ -104,18 +107,19 @@ class Activity:
 
     def _read_busy(self, readings: list[tuple[int, int, float]]) -> None:
         now_ns = self._clock.mono_ns()
-        if now_ns < self._next_stat_ns:
-            return
         idle_s = self._idle_s()
         t_ns = self._busy_t_ns = self._clock.wall_ns()
         wall_s = (now_ns - self._start_ns) * 1e-9
+        # The sampler is one process of short bursts: which socket it ran on is not worth a system call.
+        monitor_s = (time.process_time() - self._monitor_start_s) / len(self._sockets)
         for i, socket in enumerate(self._sockets):
             busy_s = len(self._cpus.sockets[socket]) * wall_s - (idle_s[socket] - self._idle_start_s[socket])
             # iowait may run backwards (proc(5)) and ticks are coarse: a running total must not.
             self._busy[socket] = max(self._busy[socket], busy_s)
             readings.append((t_ns, 3 * i, self._busy[socket]))
+            readings.append((t_ns, 3 * i + 2, monitor_s))
         cost_ns = self._clock.mono_ns() - now_ns
-        self._next_stat_ns = now_ns + int(cost_ns / _STAT_SHARE) if cost_ns > 40_000 else 0
+        self._next_stat_ns = now_ns + max(_STAT_EVERY_NS, int(cost_ns / _STAT_SHARE))
 
     def _idle_s(self) -> dict[int, float]:
         """Idle, iowait and steal seconds per socket since boot."""

@@ -30,7 +30,7 @@ class Channel:
     """One physical quantity of one device."""
 
     device: str  # gpu:0, cpu:0, cpu:0/core, dram:0, psys, hwmon:NAME/LABEL
-    quantity: str  # energy and power go to the power table; busy, program, monitor to activity; the rest to telemetry
+    quantity: str  # energy, power; busy, program, monitor (CPU time); everything else is telemetry
     unit: str  # J, W, s, %, MHz, °C, MB/s
     kind: Kind
     provenance: Provenance

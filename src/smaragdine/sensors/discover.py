@@ -15,6 +15,7 @@ from smaragdine.sensors.base import Absent, Channel, Found, Sensor
 
 PLUGIN_GROUP = "smaragdine.sensors"
 COUNTER_PERIOD_NS = 4_000_000
+ESTIMATE_SHARE_PERIOD_NS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def settings_from_environment(
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything found. `activity` is also among the sensors; it is named to be told which program to watch."""
+    """Everything found. `activity` is one of the sensors; it must be told which program to watch."""
 
     sensors: list[Sensor]
     absent: list[Absent]
@@ -74,9 +75,13 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM) -> Machine:
         facts.update(found.facts)
 
     take(rapl.open_sensors(root=settings.powercap_root, period_ns=settings.period_ns, clock=clock))
-    if not _has_cpu(sensors):
-        take(perf.open_sensors(root=settings.perf_root, period_ns=settings.period_ns, clock=clock))
-    measured = {channel.device for sensor in sensors for channel in sensor.channels() if channel.unit in "JW"}
+    if not any(device.startswith("cpu:") for device in _measured(sensors)):
+        have = _measured(sensors)
+        take(perf.open_sensors(root=settings.perf_root, period_ns=settings.period_ns, clock=clock, have=have))
+    measured = _measured(sensors)
+    if activity is not None and not measured:
+        # Shares finer than the estimate itself would be work for nothing.
+        activity.period_ns = max(activity.period_ns, ESTIMATE_SHARE_PERIOD_NS)
     if activity is not None:
         take(
             estimate.open_sensors(
@@ -99,12 +104,9 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM) -> Machine:
     return Machine(sensors, absent, facts, activity)
 
 
-def _has_cpu(sensors: Iterable[Sensor]) -> bool:
-    return any(
-        channel.unit == "J" and channel.device.startswith("cpu:") and channel.provenance == "measured"
-        for sensor in sensors
-        for channel in sensor.channels()
-    )
+def _measured(sensors: Iterable[Sensor]) -> set[str]:
+    """Devices whose energy or power some sensor reads."""
+    return {c.device for sensor in sensors for c in sensor.channels() if c.quantity in ("energy", "power")}
 
 
 def _plugins() -> Found:
@@ -113,7 +115,8 @@ def _plugins() -> Found:
     for entry in entry_points(group=PLUGIN_GROUP):
         try:
             plugin: Found = entry.load()()
-            list(channel for sensor in plugin.sensors for channel in sensor.channels())
+            for sensor in plugin.sensors:
+                sensor.channels()
         except Exception as error:
             reason = f"the plug-in {entry.value} failed: {type(error).__name__}: {error}"
             found.absent.append(Absent(f"{entry.name} (plug-in)", reason, "update or uninstall that package"))

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 # A scan of /proc may cost at most this share of a core, however many processes the machine runs.
 _SCAN_SHARE = 0.005
-_SCAN_EVERY_NS = 8_000_000
+_SCAN_EVERY_NS = 20_000_000
+_MOST_PROBES = 64
 _SOCKET_SCAN_EVERY_NS = 100_000_000
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SOCKET_SCAN_SHARE = 0.002
 
 
 def process_clock(pid: int) -> int:
@@ -61,14 +62,16 @@ class ProcessTree:
         self.cpu_s = dict.fromkeys(self._sockets, 0.0)
         self._weights = {socket: 1.0 / len(self._sockets) for socket in self._sockets}
         self._processes: dict[int, _Process] = {}
-        self._foreign: set[int] = set()
+        # The sampler may be a child of the very process it watches, and pays for itself.
+        self._own_pid = os.getpid()
         self._threads: dict[int, _Thread] = _empty_threads()
-        self._last_pid = b""
+        self._last_pid = 0
         self._next_scan_ns = 0
         self._next_socket_scan_ns = 0
         self._loadavg_fd = os.open(self.proc / "loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        self._last_pid = self._newest_pid()
         self._add(self.root_pid, include_past=self.include_past)
-        self._find_new(include_past=self.include_past)
+        self._find_new(self._listed(), include_past=self.include_past)
 
     def close(self) -> None:
         os.close(self._loadavg_fd)
@@ -85,16 +88,18 @@ class ProcessTree:
         now_ns = time.monotonic_ns()
         if now_ns >= self._next_scan_ns:
             # The last field of loadavg is the newest process number: unchanged, nothing was started.
-            last_pid = os.pread(self._loadavg_fd, 128, 0).rsplit(b" ", 1)[-1]
+            last_pid = self._newest_pid()
             if last_pid != self._last_pid:
+                fresh = range(self._last_pid + 1, last_pid + 1)
                 self._last_pid = last_pid
-                self._find_new(include_past=True)
-                cost_ns = time.monotonic_ns() - now_ns
-                self._next_scan_ns = now_ns + max(_SCAN_EVERY_NS, int(cost_ns / _SCAN_SHARE))
+                # Numbers are handed out in order. After many, or when they start over, all are looked at.
+                self._find_new(fresh if 0 < len(fresh) <= _MOST_PROBES else self._listed(), include_past=True)
+            cost_ns = time.monotonic_ns() - now_ns
+            self._next_scan_ns = now_ns + max(_SCAN_EVERY_NS, int(cost_ns / _SCAN_SHARE))
         if len(self._sockets) > 1 and now_ns >= self._next_socket_scan_ns:
             self._weigh_sockets()
             cost_ns = time.monotonic_ns() - now_ns
-            self._next_socket_scan_ns = now_ns + max(_SOCKET_SCAN_EVERY_NS, int(cost_ns / _SCAN_SHARE))
+            self._next_socket_scan_ns = now_ns + max(_SOCKET_SCAN_EVERY_NS, int(cost_ns / _SOCKET_SCAN_SHARE))
         spent_ns = 0
         gone: list[int] = []
         clock_gettime_ns = time.clock_gettime_ns
@@ -122,17 +127,22 @@ class ProcessTree:
                 return
         self._processes[pid] = _Process(clock_id, last_ns)
 
-    def _find_new(self, include_past: bool) -> None:
+    def _newest_pid(self) -> int:
+        return int(os.pread(self._loadavg_fd, 128, 0).rsplit(b" ", 1)[-1])
+
+    def _listed(self) -> list[int]:
         try:
-            listed = {int(name) for name in os.listdir(self.proc) if name.isdigit()}
+            return [int(name) for name in os.listdir(self.proc) if name.isdigit()]
         except OSError:
-            return
-        self._foreign &= listed
+            return []
+
+    def _find_new(self, candidates: Iterable[int], include_past: bool) -> None:
         parents: dict[int, int] = {}
-        for pid in listed - self._foreign - self._processes.keys():
-            parent = _parent(self.proc, pid)
-            if parent is not None:
-                parents[pid] = parent
+        for pid in candidates:
+            if pid not in self._processes and pid != self._own_pid:
+                parent = _parent(self.proc, pid)
+                if parent is not None:
+                    parents[pid] = parent
         # A grandchild may be listed before its parent is known: go round until nothing is added.
         found = True
         while found:
@@ -145,8 +155,6 @@ class ProcessTree:
         for pid in parents:
             if self.marker and self.marker in _environment(self.proc, pid):
                 self._add(pid, include_past)
-            else:
-                self._foreign.add(pid)
 
     def _weigh_sockets(self) -> None:
         """Which sockets the threads ran on since the last look, weighted by the ticks they spent."""
@@ -184,9 +192,13 @@ class ProcessTree:
 
 
 def _parent(proc: Path, pid: int) -> int | None:
+    """The parent of a process; None where there is none of that number, or it is another one's thread."""
     try:
-        with open(proc / str(pid) / "stat", "rb", buffering=0) as file:
-            return int(file.read(512).rpartition(b")")[2].split()[1])
+        with open(proc / str(pid) / "status", "rb", buffering=0) as file:
+            text = file.read(512)
+        if int(text.partition(b"\nTgid:")[2].split(None, 1)[0]) != pid:
+            return None
+        return int(text.partition(b"\nPPid:")[2].split(None, 1)[0])
     except (OSError, IndexError, ValueError):
         return None
 

@@ -1,0 +1,156 @@
+"""`--live`: power per device, joules so far and the expected total, on the terminal's last line.
+
+The program's output scrolls above it: the line is outside the scrolling region, and every update is one
+write that puts the cursor back where the program left it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smaragdine.accounting.summary import epoch_bounds
+from smaragdine.recording.format import SPOOL_FOLDER
+from smaragdine.units import joules, watts
+
+Feed = Callable[[Path, list[Any], dict[str, Any]], None]
+
+
+@dataclass
+class Progress:
+    """What is known so far; one per run. Energies in J, only of devices that add up."""
+
+    t_ns: list[int] = field(default_factory=list)
+    total_j: list[float] = field(default_factory=list)
+    power_w: dict[str, float] = field(default_factory=dict)
+    energy_j: dict[str, float] = field(default_factory=dict)
+    estimated: bool = False
+    _last: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _offsets: dict[str, int] = field(default_factory=dict)
+    _marks: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, channels: list[dict[str, Any]], values: dict[str, list[float]]) -> None:
+        """One second's readings: [time, newest value, mean] per channel."""
+        power_now: dict[str, float] = {}
+        for number, (t_ns, newest, mean) in values.items():
+            channel = channels[int(number)]
+            device = channel["device"]
+            if channel["scope"] != "device":
+                continue
+            self.estimated |= channel["provenance"] == "estimated"
+            last = self._last.get(number)
+            self._last[number] = (int(t_ns), newest)
+            if channel["quantity"] == "power":
+                # Samples say what is drawn now; where a counter says what was used, it is believed.
+                power_now[device] = mean
+                if last is not None and not self._has_counter(channels, device):
+                    self._add(device, mean * (t_ns - last[0]) * 1e-9)
+            elif last is not None and t_ns > last[0]:
+                used_j = newest - last[1]
+                used_j += channel["wraps_at"] or 0.0 if used_j < 0 else 0.0
+                self._add(device, used_j)
+                power_now.setdefault(device, used_j / ((t_ns - last[0]) * 1e-9))
+        self.power_w.update(power_now)
+        if values:
+            self.t_ns.append(int(max(v[0] for v in values.values())))
+            self.total_j.append(sum(self.energy_j.values()))
+
+    def _has_counter(self, channels: list[dict[str, Any]], device: str) -> bool:
+        return any(c["device"] == device and c["quantity"] == "energy" for c in channels)
+
+    def _add(self, device: str, used_j: float) -> None:
+        self.energy_j[device] = self.energy_j.get(device, 0.0) + max(0.0, used_j)
+
+    def read_marks(self, spool: Path) -> None:
+        """Epoch marks that are new since the last look."""
+        for path in spool.glob("marks-*.jsonl"):
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                file.seek(self._offsets.get(path.name, 0))
+                whole, _, _ = file.read().rpartition(b"\n")
+                self._offsets[path.name] = self._offsets.get(path.name, 0) + len(whole) + bool(whole)
+                for line in whole.splitlines():
+                    with contextlib.suppress(ValueError):
+                        mark = json.loads(line)
+                        if mark.get("name") in ("train_begin", "epoch_begin", "epoch_end"):
+                            self._marks.append({"index": None, "rank": None, "pid": None, **mark})
+
+    def expected_j(self) -> tuple[float, float] | None:
+        """The whole run's energy and its standard deviation, once two epochs are done and all are planned."""
+        marks = sorted(self._marks, key=lambda mark: mark["t_ns"])
+        planned = next((m["total"] for m in reversed(marks) if m.get("total")), None)
+        epochs = epoch_bounds(marks)
+        if planned is None or len(epochs) < 2 or len(self.t_ns) < 2:
+            return None
+        edges = np.interp([t for _, s, e in epochs for t in (s, e)], self.t_ns, self.total_j)
+        each_j = edges[1::2] - edges[0::2]
+        left = max(0, planned - len(epochs))
+        spread_j = statistics.stdev(each_j) if len(each_j) > 1 else 0.0
+        return float(edges[-1] + left * each_j.mean()), float(spread_j * left**0.5)
+
+    def line(self) -> str:
+        parts = [f"{device} {watts(power)}" for device, power in sorted(self.power_w.items())]
+        text = f"⚡ {'  '.join(parts)}  so far {joules(sum(self.energy_j.values()))}"
+        expected = self.expected_j()
+        if expected is not None:
+            text += f"  expected {joules(expected[0])} ± {joules(expected[1])}"
+        return text + ("  (estimated)" if self.estimated else "")
+
+
+class LastLine:
+    """The terminal's last line, kept out of the scrolling region."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rows = 0
+
+    def show(self, text: str) -> None:
+        try:
+            columns, rows = os.get_terminal_size(self._fd)
+        except OSError:
+            return
+        reserve = "" if rows == self._rows else self._reserve(rows)
+        self._write(f"{reserve}\x1b7\x1b[{rows};1H\x1b[2K{text[: columns - 1]}\x1b8")
+
+    def _reserve(self, rows: int) -> str:
+        first = not self._rows
+        self._rows = rows
+        # A line feed first: if the cursor is on the last line, what stands there scrolls up and stays.
+        begin, end = ("\n", "\x1b[1A") if first else ("", "")
+        return f"{begin}\x1b7\x1b[1;{rows - 1}r\x1b8{end}"
+
+    def release(self) -> None:
+        if self._rows:
+            self._write(f"\x1b7\x1b[r\x1b[{self._rows};1H\x1b[2K\x1b8")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._fd, text.encode())
+
+
+@contextlib.contextmanager
+def live_line() -> Iterator[Feed]:
+    if not sys.stderr.isatty():
+        print("smaragdine: --live needs a terminal; recording without it", file=sys.stderr)
+        yield lambda *_: None
+        return
+    last_line = LastLine(sys.stderr.fileno())
+    progress = Progress()
+
+    def on_feed(folder: Path, channels: list[Any], values: dict[str, Any]) -> None:
+        progress.take(channels, values)
+        progress.read_marks(folder / SPOOL_FOLDER)
+        last_line.show(progress.line())
+
+    try:
+        yield on_feed
+    finally:
+        last_line.release()

@@ -1,0 +1,192 @@
+"""RAPL through powercap: energy counters of packages, cores, memory, on Intel and AMD alike."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from smaragdine.clock import SYSTEM, Clock
+from smaragdine.sensors.base import Absent, Channel, Found, Scope
+from smaragdine.sensors.descriptors import DescriptorSensor, OpenChannel, open_decimal
+
+ROOT = Path("/sys/class/powercap")
+UPDATE_MS = 1.0  # how often the hardware brings its energy register up to date
+
+# control:zone[:subzone…]; control types and the links back (device, subsystem) have no colon.
+_ZONE_ID = re.compile(r"(?P<control>[^:]+)(?::\d+)+")
+_PACKAGE = re.compile(r"package-(?P<socket>\d+)(?:-die-\d+)?")
+
+_NO_POWERCAP = (
+    "load the driver with `sudo modprobe intel_rapl_msr` (AMD too; older kernels: intel_rapl_common); "
+    "virtual machines and most ARM machines have no RAPL, and the CPU is estimated there"
+)
+_MASKED = (
+    "run the smaragdine daemon on the host, or give the container the counters read-only: "
+    "docker run -v /sys/devices/virtual/powercap:/host/powercap:ro "
+    "-e SMARAGDINE_POWERCAP_ROOT=/host/powercap …"
+)
+_DENIED = (
+    "run the smaragdine daemon as root, run as root yourself, or let a group read the counters: "
+    "sudo groupadd -f smaragdine && sudo usermod -aG smaragdine $USER && "
+    """echo 'SUBSYSTEM=="powercap", ACTION=="add|change", KERNEL=="*:*", """
+    """RUN+="/bin/chgrp smaragdine /sys%p/energy_uj", RUN+="/bin/chmod g+r /sys%p/energy_uj"' """
+    "| sudo tee /etc/udev/rules.d/60-smaragdine.rules && sudo udevadm control --reload && "
+    "sudo udevadm trigger --subsystem-match=powercap; then log in again"
+)
+
+
+@dataclass(frozen=True)
+class Zone:
+    """One powercap zone that counts energy."""
+
+    id: str  # intel-rapl:0:1
+    path: Path
+    name: str  # package-0, core, dram, psys …
+    parent: str  # the name of the zone it lies in, or ""
+
+    @property
+    def detail(self) -> str:
+        return f"{self.id} {self.name}"
+
+
+def open_sensors(*, root: Path = ROOT, period_ns: int = 4_000_000, clock: Clock = SYSTEM) -> Found:
+    """Every readable zone under `root`: flat as in /sys/class, nested as in /sys/devices, or both."""
+    found = Found()
+    try:
+        zones = find_zones(root)
+    except OSError as error:
+        found.absent.append(_no_zones(root, error))
+        return found
+    if not zones:
+        found.absent.append(_no_zones(root, None))
+        return found
+    opened: list[OpenChannel] = []
+    for zone in zones:
+        channel = _channel(zone)
+        try:
+            opened.append(OpenChannel(channel, open_decimal(zone.path / "energy_uj"), 1e6))
+        except OSError as error:
+            found.absent.append(_unreadable(channel, error))
+    if opened:
+        found.sensors.append(DescriptorSensor(opened, period_ns=period_ns, lane="counters", clock=clock))
+        found.facts["rapl"] = {"root": str(root), "zones": [item.channel.detail for item in opened]}
+    return found
+
+
+def find_zones(root: Path) -> list[Zone]:
+    """Each zone once, in natural order, without the memory-mapped twins of zones that are there anyway."""
+    paths: dict[str, Path] = {}
+    for path in _walk(root):
+        paths.setdefault(path.name, path)
+    names = {zone_id: _text(path / "name") or zone_id for zone_id, path in paths.items()}
+    zones = [
+        Zone(zone_id, path, names[zone_id], names.get(zone_id.rpartition(":")[0], ""))
+        for zone_id, path in sorted(paths.items(), key=lambda item: _natural(item[0]))
+        if (path / "energy_uj").exists()
+    ]
+    direct = {(zone.parent, zone.name) for zone in zones if not _is_mmio(zone)}
+    return [zone for zone in zones if not (_is_mmio(zone) and (zone.parent, zone.name) in direct)]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Zone folders below a root: only names that a zone or a control type may have, so no link leads back."""
+    for entry in sorted(folder.iterdir()):
+        if not entry.is_dir():
+            continue
+        if _ZONE_ID.fullmatch(entry.name):
+            yield from _walk_zone(entry)
+        elif entry.name not in ("subsystem", "device", "power"):
+            for child in sorted(entry.iterdir()):
+                if child.name.startswith(f"{entry.name}:") and child.is_dir():
+                    yield from _walk_zone(child)
+
+
+def _walk_zone(zone: Path) -> Iterator[Path]:
+    yield zone
+    for child in sorted(zone.iterdir()):
+        if child.name.startswith(f"{zone.name}:") and child.is_dir():
+            yield from _walk_zone(child)
+
+
+def _channel(zone: Zone) -> Channel:
+    device, scope = _meaning(zone)
+    range_uj = _text(zone.path / "max_energy_range_uj")
+    # The register holds 32 bits of the energy unit and the range is its highest value, so the true modulus
+    # is one unit (15–61 µJ) more. The unit is not exported; per wrap of 65–262 kJ that is 2e-10.
+    wraps_at_j = int(range_uj) / 1e6 if range_uj.isdigit() and int(range_uj) > 0 else None
+    return Channel(
+        device=device,
+        quantity="energy",
+        unit="J",
+        kind="counter",
+        provenance="measured",
+        period_ms=UPDATE_MS,
+        sensor="rapl",
+        scope=scope,
+        wraps_at=wraps_at_j,
+        detail=zone.detail,
+    )
+
+
+def _meaning(zone: Zone) -> tuple[str, Scope]:
+    package = _PACKAGE.fullmatch(zone.name)
+    if package:
+        return f"cpu:{package['socket']}", "device"
+    if zone.name == "psys":
+        return "psys", "whole"
+    parent = _PACKAGE.fullmatch(zone.parent)
+    if parent and zone.name in ("core", "uncore"):
+        return f"cpu:{parent['socket']}/{zone.name}", "part"
+    if parent and zone.name == "dram":
+        return f"dram:{parent['socket']}", "device"
+    return f"powercap:{zone.name}", "whole"
+
+
+def _no_zones(root: Path, error: OSError | None) -> Absent:
+    channel = "cpu:* energy"
+    if isinstance(error, FileNotFoundError):
+        return Absent(channel, f"{root} does not exist: this kernel shows no powercap", _NO_POWERCAP)
+    if isinstance(error, PermissionError):
+        return Absent(channel, f"{error.filename}: permission denied", _DENIED)
+    if error is not None:
+        return Absent(channel, f"{error.filename or root}: {error.strerror}", _NO_POWERCAP)
+    # Docker and Podman lay an empty folder over the zones and leave the links to them.
+    if any(entry.is_symlink() and not entry.exists() for entry in root.iterdir()):
+        return Absent(channel, f"the links in {root} lead nowhere: a container hides the counters", _MASKED)
+    if root.resolve() == Path("/sys/devices/virtual/powercap") and ROOT.is_dir():
+        return Absent(channel, f"{root} is empty: a container hides the counters", _MASKED)
+    return Absent(channel, f"{root} holds no energy counter: no RAPL driver is loaded", _NO_POWERCAP)
+
+
+def _unreadable(channel: Channel, error: OSError) -> Absent:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        reason = f"{error.filename}: permission denied (root only, since CVE-2020-8694)"
+        return Absent(channel.name, reason, _DENIED)
+    reason = f"{error.filename}: {error.strerror}"
+    remedy = _REMEDIES.get(error.errno or 0, "see `dmesg` for the powercap driver's own message")
+    return Absent(channel.name, reason, remedy)
+
+
+_REMEDIES: Mapping[int, str] = {
+    errno.ENODEV: "the zone went away: load the RAPL driver again with `sudo modprobe intel_rapl_msr`",
+    errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
+}
+
+
+def _is_mmio(zone: Zone) -> bool:
+    return zone.id.partition(":")[0].endswith("-mmio")
+
+
+def _natural(zone_id: str) -> tuple[str, list[int]]:
+    control, *numbers = zone_id.split(":")
+    return control, [int(number) for number in numbers]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

@@ -29,11 +29,20 @@ def transformer(x, index, width, heads):
     return layers.LayerNormalization(name=f"{name}_output_norm")(x + out)
 
 
+class PositionEmbeddings(layers.Layer):
+    """Adds a learned vector per position."""
+
+    def build(self, shape):
+        self.table = self.add_weight(name="table", shape=shape[1:], initializer="random_normal")
+
+    def call(self, x):
+        return x + self.table
+
+
 def bert(depth, width, heads):
     tokens = keras.Input((LENGTH,), dtype="int32", name="tokens")
-    positions = keras.ops.arange(LENGTH)
     x = layers.Embedding(VOCABULARY, width, name="word_embeddings")(tokens)
-    x = x + layers.Embedding(LENGTH, width, name="position_embeddings")(positions)
+    x = PositionEmbeddings(name="position_embeddings")(x)
     x = layers.LayerNormalization(name="embeddings_norm")(x)
     for index in range(depth):
         x = transformer(x, index, width, heads)

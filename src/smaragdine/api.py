@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -10,14 +11,10 @@ from pathlib import Path
 from typing import Any
 
 
-def _marks() -> Any:
-    """The hook of this process: the one `smaragdine run` loaded, else our own copy of it."""
-    loaded = sys.modules.get("_smaragdine_hook.marks")
-    if loaded is not None:
-        return loaded
-    from smaragdine.tracing.hook import marks
-
-    return marks
+def _hook(module: str) -> Any:
+    """A module of this process's hook: the one `smaragdine run` loaded, else our own copy of it."""
+    package = "_smaragdine_hook" if "_smaragdine_hook" in sys.modules else "smaragdine.tracing.hook"
+    return importlib.import_module(f"{package}.{module}")
 
 
 def mark(name: str, index: int | None = None) -> None:
@@ -25,7 +22,7 @@ def mark(name: str, index: int | None = None) -> None:
 
     Epochs of a loop no framework knows: `mark("epoch_begin", 3)` … `mark("epoch_end", 3)`.
     """
-    _marks().mark(name, index, source="user")
+    _hook("marks").mark(name, index, source="user")
 
 
 @contextlib.contextmanager
@@ -38,12 +35,13 @@ def record(folder: str | os.PathLike[str], *, period_ms: float = 4.0) -> Iterato
     from smaragdine.recording.format import SPOOL_FOLDER
     from smaragdine.recording.session import RecordOptions, record_here
 
-    marks = _marks()
+    marks = _hook("marks")
     with record_here(Path(folder), RecordOptions(int(period_ms * 1e6)), label="block") as path:
         marks.set_spool(str(path / SPOOL_FOLDER))
         marks.install_all()
         try:
             yield path
         finally:
+            _hook("versions").mark_libraries()
             # Back to the surrounding `smaragdine run`, if there is one.
             marks.set_spool(os.environ.get("SMARAGDINE_SPOOL"))

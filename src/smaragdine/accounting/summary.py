@@ -97,7 +97,7 @@ def summarise(recording: Recording) -> RunSummary:
             for index, start, end in epoch_bounds(marks)
         ],
         marks=marks,
-        problems=[*recording.info.get("problems", []), *_problem_marks(marks), *_anchor_problems(traces)],
+        problems=[*recording.info.get("problems", []), *_problem_marks(marks), *_trace_problems(traces)],
     )
 
 
@@ -106,7 +106,7 @@ def summarise_device(
 ) -> DeviceSummary:
     covered_s = trace.covered_s(start_ns, end_ns)
     duration_s = (end_ns - start_ns) * 1e-9
-    energy_j = trace.energy_j(start_ns, end_ns) if covered_s > 0 else None
+    energy_j = trace.energy_j(start_ns, end_ns) if covered_s > 0 and not stands_still(trace) else None
     return DeviceSummary(
         device=device,
         energy_j=energy_j,
@@ -120,6 +120,11 @@ def summarise_device(
     )
 
 
+def stands_still(trace: PowerTrace) -> bool:
+    """A counter that never moved in a second or more counts nothing: virtual machines show such ones."""
+    return not trace.power_w.any() and int((trace.end_ns - trace.start_ns).sum()) > 1_000_000_000
+
+
 def peak_w(trace: PowerTrace, start_ns: int, end_ns: int) -> float | None:
     """The highest mean over any 100 ms slice that is wholly known; of a shorter stretch, its mean.
 
@@ -131,7 +136,7 @@ def peak_w(trace: PowerTrace, start_ns: int, end_ns: int) -> float | None:
     covered_ns = np.diff(trace.covered_until_ns(edges))
     used_j = np.diff(trace.energy_until_j(edges))
     known = covered_ns >= 0.9 * length_ns
-    if not known.any():
+    if not known.any() or stands_still(trace):
         return None
     return float((used_j[known] / (covered_ns[known] * 1e-9)).max())
 
@@ -139,14 +144,19 @@ def peak_w(trace: PowerTrace, start_ns: int, end_ns: int) -> float | None:
 def shares(recording: Recording, start_ns: int, end_ns: int) -> dict[str, Share]:
     """Of each socket's busy time: the program's, ours, everybody else's."""
     spent: dict[str, dict[str, float]] = {}
+    exact_s: float | None = recording.info.get("program_cpu_s")
     for series in recording.series("activity"):
         steps = np.diff(series.value)
         inside = (np.diff(series.segment) == 0) & (series.t_ns[1:] > start_ns) & (series.t_ns[:-1] < end_ns)
         by_quantity = spent.setdefault(series.channel.device, {})
         by_quantity[series.channel.quantity] = float(steps[inside].sum())
     found: dict[str, Share] = {}
+    seen_s = sum(seconds.get("program", 0.0) for seconds in spent.values())
     for device, seconds in spent.items():
         program, monitor = seconds.get("program", 0.0), seconds.get("monitor", 0.0)
+        if exact_s is not None and exact_s > seen_s:
+            # The kernel's own total, known at the end, has what was too short-lived to be seen.
+            program += (exact_s - seen_s) * (program / seen_s if seen_s > 0 else 1 / len(spent))
         # Process clocks are exact and the machine's idle time is counted in ticks: never below the parts.
         busy = max(seconds.get("busy", 0.0), program + monitor)
         if busy > 0:
@@ -203,8 +213,9 @@ def _problem_marks(marks: Sequence[dict[str, Any]]) -> list[str]:
     return [f"{said[mark['name']]}: {mark['detail']}" for mark in marks if mark["name"] in said]
 
 
-def _anchor_problems(traces: dict[str, PowerTrace]) -> list[str]:
-    return [
+def _trace_problems(traces: dict[str, PowerTrace]) -> list[str]:
+    still = [f"{device}: its counter never moved" for device, trace in traces.items() if stands_still(trace)]
+    return still + [
         f"{device}: samples and energy counter disagree by more than a fifth in "
         f"{trace.anchors.implausible} of {trace.anchors.factor.size} intervals; the counter was believed"
         for device, trace in traces.items()

@@ -34,14 +34,14 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     from smaragdine.accounting.summary import summarise
     from smaragdine.recording.reader import open_recording
-    from smaragdine.report.terminal import console, run_tables
+    from smaragdine.report.terminal import console, run_tables, shortest_path
 
     output = Path(options.output) if options.output else None
     with _context(options.with_context), record_here(output, label="baseline") as folder:
         _wait(options.seconds)
     out = console(sys.stderr)
     out.print(run_tables(summarise(open_recording(folder))))
-    out.print(f"recording: {os.path.relpath(folder)}", markup=False, soft_wrap=True)
+    out.print(f"recording: {shortest_path(folder)}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from smaragdine.accounting.summary import summarise
 from smaragdine.cli.parsing import Parser, period_ms
 from smaragdine.recording.command import build_command
+from smaragdine.recording.reader import Recording
 from smaragdine.recording.session import Recorded, RecordOptions, record_program
+from smaragdine.report.terminal import console, run_tables, shortest_path
 from smaragdine.tracing.hook.environment import environment as hook_environment
 
 _EXAMPLE = """\
@@ -74,22 +77,30 @@ def _prepare(spool: str, run_id: str, base: Mapping[str, str]) -> Mapping[str, s
 
 def _report(recorded: Recorded) -> None:
     """The table, on stderr. Whatever fails here, the program's own result stands."""
+    if sys.stderr is None:  # closed by the caller; nothing of ours goes elsewhere
+        return
     try:
-        from smaragdine.accounting.summary import summarise
-        from smaragdine.recording.reader import open_recording
-        from smaragdine.report.terminal import console, run_tables
+        _print_tables(recorded)
+        sys.stderr.flush()
+    except (OSError, SystemExit):
+        # A broken pipe, which rich turns into an exit of its own. The interpreter must not stumble over it
+        # again on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
-        out = console(sys.stderr)
-        out.print()
-        out.print(run_tables(summarise(open_recording(recorded.folder))))
-        shown = os.path.relpath(recorded.folder)
-        out.print(
-            f"recording: {recorded.folder if shown.startswith('..') else shown}", markup=False, soft_wrap=True
-        )
+
+def _print_tables(recorded: Recorded) -> None:
+    out = console(sys.stderr)
+    try:
+        # What run.json should say, also where it could not be written.
+        summary = summarise(Recording(recorded.folder, recorded.info))
     except Exception as error:
         print(f"smaragdine: the recording cannot be summarised: {error}", file=sys.stderr)
         for problem in recorded.problems:
             print(f"smaragdine: {problem}", file=sys.stderr)
+    else:
+        out.print()
+        out.print(run_tables(summary))
+    out.print(f"recording: {shortest_path(recorded.folder)}", markup=False, soft_wrap=True)
 
 
 def _end_like(returncode: int) -> int:

@@ -39,7 +39,8 @@ def create(folder: Path | None, label: str, root: Path = Path("runs")) -> Path:
     """Make the folder of a new recording: the named one if it is free, else `runs/<date>-<label>`."""
     if folder is not None:
         _refuse_taken(folder)
-        _mkdir(folder / SPOOL_FOLDER)
+        _mkdir(folder)
+        _claim(folder)
         return folder
     name = f"{time.strftime('%Y-%m-%d')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('-') or 'run'}"
     _mkdir(root)
@@ -51,7 +52,7 @@ def create(folder: Path | None, label: str, root: Path = Path("runs")) -> Path:
             continue
         except OSError as error:
             raise _cannot_create(candidate, error) from None
-        _mkdir(candidate / SPOOL_FOLDER)
+        _claim(candidate)
         return candidate
     raise UserError(f"{root} is full of recordings named {name}", remedy="Name another folder with -o DIR")
 
@@ -64,6 +65,17 @@ def _refuse_taken(folder: Path) -> None:
         raise UserError(
             f"{folder} already holds {what}", "it is never overwritten", "Name a new folder with -o DIR"
         )
+
+
+def _claim(folder: Path) -> None:
+    try:
+        (folder / SPOOL_FOLDER).mkdir()
+    except FileExistsError:
+        raise UserError(
+            f"{folder} was taken by another run", remedy="Name a new folder with -o DIR"
+        ) from None
+    except OSError as error:
+        raise _cannot_create(folder, error) from None
 
 
 def _mkdir(folder: Path) -> None:
@@ -80,8 +92,11 @@ def _cannot_create(folder: Path, error: OSError) -> UserError:
 
 
 def remove(folder: Path) -> None:
-    """Take back a folder nothing was recorded in."""
+    """Take back a folder nothing was recorded in, and the empty `runs` around it."""
     shutil.rmtree(folder, ignore_errors=True)
+    if folder.parent.name == "runs":
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()
 
 
 def initial_info(
@@ -92,7 +107,7 @@ def initial_info(
         "smaragdine_version": __version__,
         "status": "running",
         "command": command,
-        "working_folder": os.getcwd(),
+        "working_folder": _working_folder(),
         "environment": {name: environment[name] for name in STORED_VARIABLES if name in environment},
         "host": host,
         "clock": {"begin": {"wall_ns": begin.wall_ns, "mono_ns": begin.mono_ns}},
@@ -102,12 +117,19 @@ def initial_info(
     }
 
 
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # deleted under us
+        return None
+
+
 def write_info(folder: Path, info: Mapping[str, Any]) -> OSError | None:
     """Replace run.json in one step: a reader sees the old or the new one, a full disk leaves the old one."""
     temporary = folder / f"{INFO_FILE}.new"
     try:
         with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(info, file, indent=1, ensure_ascii=False)
+            json.dump(info, file, indent=1)  # ASCII: an argument need not be valid text
             file.write("\n")
         os.replace(temporary, folder / INFO_FILE)
     except OSError as error:

@@ -41,18 +41,30 @@ def marks_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     )
 
 
+_INTEGERS = {"index": 63, "total": 63, "rank": 31, "pid": 31}
+_TEXTS = ("name", "source", "detail")
+
+
 def _parse(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
     for line in lines:
         try:
-            row = json.loads(line)
-            row["t_ns"] = int(row["t_ns"])
-            row["name"] = str(row["name"])
-        except (ValueError, KeyError, TypeError):
+            row: dict[str, Any] = json.loads(line)
+            t_ns = int(row["t_ns"])
+            name = row["name"]
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
-        index = row.get("index")
-        row["index"] = int(index) if isinstance(index, int | float) else None
-        detail = row.get("detail")
-        row["detail"] = detail if isinstance(detail, str | None) else json.dumps(detail)
+        if not isinstance(name, str) or abs(t_ns) >= 1 << 63:
+            continue
+        row["t_ns"] = t_ns
+        # A script may mark anything; what the table cannot hold is left empty.
+        for key, bits in _INTEGERS.items():
+            value = row.get(key)
+            whole = int(value) if isinstance(value, int | float) and abs(value) < 1 << bits else None
+            row[key] = whole
+        for key in _TEXTS:
+            value = row.get(key)
+            text = value if isinstance(value, str | None) else json.dumps(value)
+            row[key] = text.encode("utf-8", "replace").decode() if text is not None else None
         yield row
 
 

@@ -145,7 +145,8 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     try:
         info: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         version = int(info["format_version"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _check(info)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(
             f"{file} cannot be read", str(error), "Was it edited? The tables beside it are Arrow streams"
         ) from None
@@ -158,9 +159,23 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
     return Recording(folder, info)
 
 
+def _check(info: dict[str, Any]) -> None:
+    """The fields others rely on, so that an edited file is one clear message and not a failure later."""
+    begin_ns = info.get("begin_ns", info["clock"]["begin"]["wall_ns"])
+    end_ns = info.get("end_ns", begin_ns)
+    lists = [info.get(name, []) for name in ("channels", "problems", "command")]
+    if not (isinstance(begin_ns, int) and isinstance(end_ns, int)):
+        raise ValueError("its times are no whole nanoseconds")
+    if not all(isinstance(values, list) for values in lists):
+        raise ValueError("channels, problems and command must be lists")
+    for values in info.get("channels", []):
+        channel_from_dict(values)
+
+
 def _segments(folder: Path, table: str) -> list[tuple[int, Path]]:
     """power.arrows, power.1.arrows, … in the order they were written."""
-    later = [(int(path.name.split(".")[1]), path) for path in folder.glob(f"{table}.*.arrows")]
+    numbered = [(path.name.split(".")[1], path) for path in folder.glob(f"{table}.*.arrows")]
+    later = [(int(number), path) for number, path in numbered if number.isdigit()]
     return [(n, path) for n, path in [(0, folder / f"{table}.arrows"), *sorted(later)] if path.is_file()]
 
 
@@ -186,11 +201,15 @@ def _read_series(folder: Path, table: str) -> Iterator[Series]:
         schema, batches = _batches(path)
         if schema is None or not batches:
             continue
+        try:
+            channels = channels_of(schema)
+        except (ValueError, TypeError):
+            continue  # damaged where it says what its numbers are: they mean nothing
         whole = pa.Table.from_batches(batches)
         number = whole["channel"].to_numpy()
         t_ns, value = whole["t_ns"].to_numpy(), whole["value"].to_numpy()
         seen: Counter[tuple[str, str, str]] = Counter()
-        for index, channel in enumerate(channels_of(schema)):
+        for index, channel in enumerate(channels):
             # A successor finds the same channels in the same order, though a period it measured anew may
             # differ; two dies of one socket are two channels of the same name.
             key = (channel.device, channel.quantity, channel.sensor)

@@ -6,7 +6,6 @@ program does: it holds a pidfd, which also tells of `kill -9`. It talks to whoev
     in   watch PID INCLUDE_PAST MARKER    the program to follow
          stop                             finish and go
     out  {"ready": {...}}                 sensors are open and the first readings are in
-         {"signal": N}                    a signal that went to the whole process group reached us too
          {"feed": {...}}                  once a second, for `--live`
          {"done": {...}}                  all is on disk; figures about the sampler itself
 """
@@ -61,23 +60,20 @@ class Recorder:
         self._flushes = 0
         self._errors: list[str] = []
 
-    def run(self, wake_fd: int) -> None:
+    def run(self) -> None:
         setup_cpu_s = time.process_time()
         setup_wall_ns = time.monotonic_ns()
         self._sampler.start()
         self._wait_for_first_readings()
         _say({"ready": self._describe()})
         next_flush_ns = time.monotonic_ns() + FLUSH_EVERY_NS
-        waiting_on = [0, wake_fd]
+        waiting_on = [0]
         while not self._stopping:
             fds = [*waiting_on, self._pidfd] if self._pidfd is not None else waiting_on
             left_s = max(0.0, (next_flush_ns - time.monotonic_ns()) * 1e-9)
             ready, _, _ = select.select(fds, [], [], left_s)
-            if wake_fd in ready:
-                for number in os.read(wake_fd, 64):
-                    _say({"signal": number})
             if 0 in ready and not self._listen():
-                waiting_on = [wake_fd]
+                waiting_on = []
                 self._stopping = self._pidfd is None
             if self._pidfd is not None and self._pidfd in ready:
                 self._stopping = True
@@ -183,6 +179,8 @@ class Recorder:
         wall_s = (time.monotonic_ns() - setup_wall_ns) * 1e-9
         cpu_s = time.process_time() - setup_cpu_s
         errors = [*self._errors[:3], *([self._writer.error] if self._writer.error else [])]
+        if self._writer.dropped_batches and not errors:
+            errors = ["the disk was full for a while"]
         return {
             "cpu_s": cpu_s,
             "wall_s": wall_s,
@@ -213,20 +211,11 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _wake_on_signals() -> int:
-    """A pipe that tells which group signals arrived; the stop signals of job control pass us by."""
-    read_fd, write_fd = os.pipe()
-    os.set_blocking(write_fd, False)
-    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    for number in GROUP_SIGNALS:
-        signal.signal(number, lambda *_: None)
-    for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
-    return read_fd
-
-
 def main() -> None:
-    wake_fd = _wake_on_signals()
+    # What a terminal or a batch system sends to the whole process group is meant for the program, whose end
+    # ends us; and we go on when it is stopped.
+    for number in (*GROUP_SIGNALS, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
     config = RecorderConfig(**json.loads(sys.argv[1]))
     # One open file per watched thread on machines of several sockets.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -244,7 +233,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    Recorder(config, machine).run(wake_fd)
+    Recorder(config, machine).run()
 
 
 if __name__ == "__main__":

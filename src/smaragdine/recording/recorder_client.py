@@ -23,7 +23,6 @@ class RecorderClient:
         self.config = config
         self.ready: dict[str, Any] | None = None
         self.done: dict[str, Any] | None = None
-        self.signals: list[int] = []
         self.feeds: list[dict[str, Any]] = []
         self._text = b""
         log = os.open(
@@ -65,8 +64,6 @@ class RecorderClient:
             self.ready = message["ready"]
         elif "done" in message:
             self.done = message["done"]
-        elif "signal" in message:
-            self.signals.append(message["signal"])
         elif "feed" in message:
             self.feeds.append(message["feed"])
 

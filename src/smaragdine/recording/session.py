@@ -34,6 +34,7 @@ class RecordOptions:
 @dataclass(frozen=True)
 class Recorded:
     folder: Path
+    info: dict[str, Any]  # what run.json should say, even where a full disk kept it from being written
     returncode: int
     problems: list[str]
 
@@ -61,6 +62,7 @@ def record_program(
 
     def on_start(outcome: Supervision) -> None:
         _take_ready(info, outcome)
+        info["begin_ns"] = outcome.begin_ns
         channels.extend(info["channels"])
         folders.write_info(path, info)
 
@@ -87,7 +89,7 @@ def record_program(
     info["program_cpu_s"] = outcome.program_cpu_s
     status = "complete" if outcome.returncode == 0 else "failed" if outcome.returncode > 0 else "killed"
     _finish(path, info, outcome, status)
-    return Recorded(path, outcome.returncode, outcome.problems)
+    return Recorded(path, info, outcome.returncode, outcome.problems)
 
 
 @contextlib.contextmanager
@@ -96,8 +98,8 @@ def record_here(
 ) -> Iterator[Path]:
     """Record this process and its children while the block runs."""
     options = options or RecordOptions()
-    path = folders.create(folder, label).absolute()
     host = host_facts(settings_from_environment(os.environ))
+    path = folders.create(folder, label).absolute()
     info = folders.initial_info([label], os.environ, host, clock.pair())
     folders.write_info(path, info)
     outcome = Supervision()
@@ -105,7 +107,7 @@ def record_here(
     _take_ready(info, outcome)
     folders.write_info(path, info)
     recorders.watch(os.getpid(), False, "")
-    outcome.begin_ns = time.time_ns()
+    outcome.begin_ns = info["begin_ns"] = time.time_ns()
     status = "failed"
     try:
         yield path
@@ -136,17 +138,24 @@ def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str)
     info["clock"]["step_ns"] = clock.step_ns(begin, end)
     info["status"] = status
     info["begin_ns"], info["end_ns"] = outcome.begin_ns, outcome.end_ns
-    info["libraries"] = marks.libraries(path)
     info["monitor"] = outcome.figures
+    info["problems"] = outcome.problems
+    if not path.exists():
+        outcome.problems[:] = [f"the recording was lost: {path} was deleted during the run"]
+        return
     outcome.problems.extend(
         f"readings were lost: {figures['write_error']}"
         for figures in outcome.figures
         if figures["write_error"]
     )
-    error = marks.fold_spool(path)
+    try:
+        info["libraries"] = marks.libraries(path)
+        error = marks.fold_spool(path)
+    except Exception as unexpected:
+        # Nothing a program marks may keep its own exit code from the caller.
+        error = unexpected
     if error is not None:
         outcome.problems.append(f"the marks stay in the spool: {error}")
-    info["problems"] = outcome.problems
     log = path / "recorder.log"
     with contextlib.suppress(OSError):
         if not log.stat().st_size:

@@ -2,25 +2,25 @@
 
 The program is a direct child with our standard streams, working directory, process group and inherited
 files. Signals are the delicate part: one sent to the whole group (Ctrl-C, a batch system) has reached the
-program already, one sent to us alone has not and must be passed on. The recorder, a third process of the
-same group, tells which it was: if it got the signal too, so did the program.
+program already, one sent to us alone has not and must be passed on. The canary tells which it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-import resource
 import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from smaragdine.errors import UserError
+from smaragdine.recording.canary import Canary
 from smaragdine.recording.command import Command
 from smaragdine.recording.recorder_client import RecorderClient
 from smaragdine.recording.recorder_config import GROUP_SIGNALS, RecorderConfig
@@ -131,20 +131,54 @@ def _last_line(path: Path) -> str:
 class _Signals:
     """Which signals came to us, and which of them the program still has to be told of."""
 
-    def __init__(self) -> None:
+    def __init__(self, canary: Canary) -> None:
+        self.canary = canary
         self.fd, self._write_fd = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write_fd, False)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         self._old: dict[int, Any] = {}
-        for number in (*GROUP_SIGNALS, signal.SIGCHLD):
+        for number in GROUP_SIGNALS:
             # What the caller ignores (nohup) the program must go on ignoring.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old[number] = signal.signal(number, lambda *_: None)
+        # Ignored, the kernel would reap the program and its exit code with it.
+        self._child_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        self._old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._alone: list[tuple[int, float]] = []
         self._shared: list[tuple[int, float]] = []
 
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[Callable[[], None]]:
+        """Around the program's start: signals wait. Yields what the child does before it becomes the program.
+
+        What came before the program was there it cannot have got, whoever it was sent to.
+        """
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._old.keys())
+        self.canary.take()
+        self._take(0.0)
+        self._shared.clear()
+
+        def in_child() -> None:
+            # Handled signals are the default in the program; until it is that, ours must not swallow one.
+            for number in self._old:
+                signal.signal(number, signal.SIG_DFL)
+            if self._child_ignored:
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+        try:
+            yield in_child
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     def take(self) -> None:
+        for number in self.canary.take():
+            if not _drop(self._alone, number):
+                self._shared.append((number, time.monotonic() + _CANARY_WAIT_S))
+        self._take(_CANARY_WAIT_S)
+
+    def _take(self, wait_s: float) -> None:
         try:
             numbers = os.read(self.fd, 256)
         except BlockingIOError:
@@ -155,11 +189,7 @@ class _Signals:
             if number == signal.SIGCHLD or number not in self._old:
                 continue
             if not _drop(self._shared, number):
-                self._alone.append((number, now_s + _CANARY_WAIT_S))
-
-    def group_got(self, number: int) -> None:
-        if not _drop(self._alone, number):
-            self._shared.append((number, time.monotonic() + _CANARY_WAIT_S))
+                self._alone.append((number, now_s + wait_s))
 
     def due(self) -> list[int]:
         """Signals that reached nobody but us."""
@@ -204,73 +234,75 @@ def supervise(
     when the program cannot be started at all.
     """
     outcome = Supervision()
-    signals = _Signals()
-    recorders = Recorders(config, environment, outcome)
-    try:
-        on_start(outcome)
-        # The recorder is our child as well, but it is waited for only after this; the program's own
-        # children are counted when it waits for them.
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        before_s = usage.ru_utime + usage.ru_stime
-        outcome.begin_ns = time.time_ns()
+    with Canary(GROUP_SIGNALS) as canary:
+        signals = _Signals(canary)
+        recorders = Recorders(config, environment, outcome)
         try:
-            program = subprocess.Popen(
-                command.argv,
-                executable=command.executable,
-                env=dict(program_environment),
-                close_fds=False,  # files the caller opened for the program stay open; ours are close-on-exec
-                preexec_fn=_die_with(os.getpid()),
-            )
-        except OSError as error:
-            raise UserError(
-                f"cannot run {command.argv[0]}",
-                error.strerror or str(error),
-                "Is it a program for this machine, with a valid #! line?",
-            ) from None
-        recorders.watch(program.pid, True, marker)
-        _until_end(program, recorders, signals, on_feed)
-        outcome.end_ns = time.time_ns()
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        outcome.program_cpu_s = usage.ru_utime + usage.ru_stime - before_s
-        outcome.returncode = program.returncode
-    finally:
-        recorders.stop()
-        signals.restore()
+            outcome.begin_ns = time.time_ns()
+            on_start(outcome)
+            with signals.starting() as in_child:
+                program = _start(command, program_environment, in_child)
+            recorders.watch(program.pid, True, marker)
+            _until_end(program, outcome, recorders, signals, on_feed)
+        finally:
+            recorders.stop()
+            signals.restore()
     return outcome
+
+
+def _start(
+    command: Command, environment: Mapping[str, str], in_child: Callable[[], None]
+) -> subprocess.Popen[bytes]:
+    parent_pid = os.getpid()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def prepare() -> None:
+        # Whoever kills us with -9 meant the program, which would otherwise go on unseen.
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            os._exit(128 + signal.SIGKILL)
+        in_child()
+
+    try:
+        return subprocess.Popen(
+            command.argv,
+            executable=command.executable,
+            env=dict(environment),
+            close_fds=False,  # files the caller opened for the program stay open; ours are close-on-exec
+            preexec_fn=prepare,
+        )
+    except OSError as error:
+        raise UserError(
+            f"cannot run {command.argv[0]}",
+            error.strerror or str(error),
+            "Is it a program for this machine, with a valid #! line?",
+        ) from None
 
 
 def _until_end(
     program: subprocess.Popen[bytes],
+    outcome: Supervision,
     recorders: Recorders,
     signals: _Signals,
     on_feed: Callable[[dict[str, Any]], None] | None,
 ) -> None:
-    while program.poll() is None:
+    while True:
+        # Not Popen.poll: this also tells the exact CPU time of the program and all it waited for.
+        pid, status, usage = os.wait4(program.pid, os.WNOHANG)
+        if pid:
+            outcome.end_ns = time.time_ns()
+            outcome.program_cpu_s = usage.ru_utime + usage.ru_stime
+            outcome.returncode = program.returncode = os.waitstatus_to_exitcode(status)
+            return
         client = recorders.client
-        fds = [signals.fd] if client is None else [signals.fd, client.fd]
+        fds = [signals.fd, signals.canary.fd, *([client.fd] if client is not None else [])]
         ready, _, _ = select.select(fds, [], [], signals.timeout_s())
         if client is not None and client.fd in ready:
             recorders.take()
-            for number in client.signals:
-                signals.group_got(number)
-            client.signals.clear()
             if on_feed is not None:
                 for feed in client.feeds:
                     on_feed(feed)
             client.feeds.clear()
-        if signals.fd in ready:
-            signals.take()
+        signals.take()
         for number in signals.due():
-            program.send_signal(number)
-
-
-def _die_with(parent_pid: int) -> Callable[[], None]:
-    """In the child: whoever kills us with -9 meant the program. Without this it would go on unseen."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:
-            os._exit(128 + signal.SIGKILL)
-
-    return prepare
+            os.kill(program.pid, number)

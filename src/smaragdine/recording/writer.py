@@ -84,6 +84,7 @@ class TableWriter:
             self._offset += len(message)
             self._pending.pop(0)
             self._pending_bytes -= len(message)
+        self.error = None
 
 
 class ReadingsWriter:

@@ -117,6 +117,8 @@ class LastLine:
             columns, rows = os.get_terminal_size(self._fd)
         except OSError:
             return
+        if rows < 2 or columns < 2:
+            return  # no room, or a terminal that does not know its size
         reserve = "" if rows == self._rows else self._reserve(rows)
         self._write(f"{reserve}\x1b7\x1b[{rows};1H\x1b[2K{text[: columns - 1]}\x1b8")
 

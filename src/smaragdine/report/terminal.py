@@ -6,6 +6,7 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 from rich.console import Console, Group, RenderableType
@@ -30,9 +31,17 @@ _STATUS = {
 
 def console(stream: IO[str] | None = None) -> Console:
     """A console that keeps its tables whole in a pipe or a log, where there is no width to ask for."""
-    stream = sys.stdout if stream is None else stream
-    width = None if stream.isatty() or "COLUMNS" in os.environ else 110
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    out: IO[str] = stream if stream is not None else sys.stdout
+    width = None if out.isatty() or "COLUMNS" in os.environ else 110
+    return Console(file=out, width=width, highlight=False, soft_wrap=False)
+
+
+def shortest_path(path: Path) -> str:
+    """Relative where that is inside the working folder, else absolute."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
 
 
 def _table(*headers: str, left: int = 1) -> Table:
@@ -44,7 +53,7 @@ def _table(*headers: str, left: int = 1) -> Table:
 
 def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = ()) -> RenderableType:
     """Energy per device, per epoch where there are epochs, and all there is to say about the figures."""
-    parts: list[RenderableType] = [_device_table(summary)]
+    parts: list[RenderableType] = [_device_table(summary)] if summary.devices else []
     if net:
         parts += [Text(""), _net_table(net)]
     if summary.epochs:
@@ -73,14 +82,14 @@ def _device_table(summary: RunSummary) -> Table:
             Text(label, style="" if device.provenance == "measured" else "yellow"),
         )
     if adding > 1 and summary.total_j is not None:
-        mean_w = summary.total_j / summary.duration_s if summary.duration_s else None
+        means = [d.mean_w for d in summary.devices.values() if d.scope == "device" and d.mean_w is not None]
         edp = joule_seconds(summary.total_j * summary.duration_s)
         parts = {d.provenance for d in summary.devices.values() if d.scope == "device"}
         table.add_section()
         table.add_row(
             "sum",
             joules(summary.total_j),
-            watts(mean_w),
+            watts(sum(means)),
             "",
             time,
             edp,

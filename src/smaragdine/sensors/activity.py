@@ -93,8 +93,9 @@ class Activity:
         tree = self._tree
         if tree is not None:
             tree.update()
-            t_ns = self._clock.wall_ns()
-            readings.extend([(t_ns, 3 * i + 1, tree.cpu_s[s]) for i, s in enumerate(self._sockets)])
+        t_ns = self._clock.wall_ns()
+        for i, socket in enumerate(self._sockets):
+            readings.append((t_ns, 3 * i + 1, tree.cpu_s[socket] if tree is not None else 0.0))
         return readings
 
     def close(self) -> Sequence[tuple[int, int, float]]:

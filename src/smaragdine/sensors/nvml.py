@@ -53,6 +53,8 @@ def open_sensors(
         return Found(absent=[_no_nvml(error)])
     try:
         return _open(visible, device_order, pcie, clock)
+    except nvml().NVMLError as error:
+        return Found(absent=[_no_nvml(error)])
     finally:
         release_library()
 
@@ -136,11 +138,12 @@ def _visible(
             return list(gpus), [Absent("gpu selection", reason, remedy)]
     seen = visible_gpus(visible, [gpu.uuid for gpu in gpus], ordinals, lambda uuid: _mig_parent(gpus, uuid))
     note: list[Absent] = []
-    if seen.ended_by and not seen.ended_by.endswith("'-1'"):
-        reason = f"CUDA_VISIBLE_DEVICES={visible} names {seen.ended_by}: " + (
-            "CUDA ends the list there" if seen.positions else "CUDA shows the program no GPU"
-        )
-        note.append(_none_visible(reason, "gpu selection" if seen.positions else "gpu power"))
+    if not seen.positions:
+        named = f" names {seen.ended_by}" if seen.ended_by else " names none"
+        note.append(_none_visible(f"CUDA_VISIBLE_DEVICES={visible}{named}: CUDA shows the program no GPU"))
+    elif seen.ended_by and not seen.ended_by.endswith("'-1'"):
+        reason = f"CUDA_VISIBLE_DEVICES={visible} names {seen.ended_by}: CUDA ends the list there"
+        note.append(_none_visible(reason, "gpu selection"))
     return [gpus[position] for position in sorted(seen.positions)], note
 
 

@@ -20,6 +20,7 @@ from smaragdine.sensors.descriptors import DescriptorSensor, OpenChannel
 ROOT = Path("/sys/bus/event_source/devices")
 CPU_ROOT = Path("/sys/devices/system/cpu")
 
+_MOVES_WITHIN_S = 0.05  # even an idle package uses a thousand units of energy in that time
 _SYSCALL_NUMBER: Mapping[str, int] = {"x86_64": 298, "aarch64": 241}
 _CLOEXEC = 8  # PERF_FLAG_FD_CLOEXEC
 _ATTR_BYTES = 64  # PERF_ATTR_SIZE_VER0, which every kernel takes
@@ -103,6 +104,7 @@ def open_sensors(
                     detail=f"perf power/{name}/ on CPU {cpu}",
                 )
                 opened.append(OpenChannel(channel, fd, 1.0 / event.joules_per_count))
+    opened = _moving(opened, found.absent, clock)
     if opened:
         found.sensors.append(
             DescriptorSensor(opened, period_ns=period_ns, lane="counters", fetch=_fetch_count, clock=clock)
@@ -111,6 +113,24 @@ def open_sensors(
     elif not found.absent and not have:
         found.absent.append(Absent("cpu:* energy", f"{pmu}/events lists no energy event", _NO_PMU))
     return found
+
+
+def _moving(opened: list[OpenChannel], absent: list[Absent], clock: Clock) -> list[OpenChannel]:
+    """The counters that count. A virtual machine may show events behind which there is nothing."""
+    if not opened:
+        return []
+    clock.sleep_s(_MOVES_WITHIN_S)
+    moving: list[OpenChannel] = []
+    for item in opened:
+        if _fetch_count(item.fd) > 0:
+            moving.append(item)
+            continue
+        os.close(item.fd)
+        reason = f"{item.channel.detail} can be opened but does not count"
+        absent.append(
+            Absent(item.channel.name, reason, "virtual machines show such counters; run on the host")
+        )
+    return moving
 
 
 def perf_event_open(event: Event) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 _SCAN_SHARE = 0.005
 _SCAN_EVERY_NS = 20_000_000
 _MOST_PROBES = 64
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _SOCKET_SCAN_EVERY_NS = 100_000_000
 _SOCKET_SCAN_SHARE = 0.002
 
@@ -65,6 +66,9 @@ class ProcessTree:
         # The sampler may be a child of the very process it watches, and pays for itself.
         self._own_pid = os.getpid()
         self._threads: dict[int, _Thread] = _empty_threads()
+        self._followed_ns = 0  # of processes that have ended
+        self._unseen_ns = 0  # of children too short-lived to be followed
+        self._forked = False
         self._last_pid = 0
         self._next_scan_ns = 0
         self._next_socket_scan_ns = 0
@@ -90,6 +94,7 @@ class ProcessTree:
             # The last field of loadavg is the newest process number: unchanged, nothing was started.
             last_pid = self._newest_pid()
             if last_pid != self._last_pid:
+                self._forked = True
                 fresh = range(self._last_pid + 1, last_pid + 1)
                 self._last_pid = last_pid
                 # Numbers are handed out in order. After many, or when they start over, all are looked at.
@@ -112,7 +117,10 @@ class ProcessTree:
             spent_ns += cpu_ns - process.last_ns
             process.last_ns = cpu_ns
         for pid in gone:
-            del self._processes[pid]
+            self._followed_ns += self._processes.pop(pid).last_ns
+        if self._forked:
+            self._forked = False
+            spent_ns += self._unseen()
         if spent_ns:
             for socket, weight in self._weights.items():
                 self.cpu_s[socket] += spent_ns * 1e-9 * weight
@@ -155,6 +163,30 @@ class ProcessTree:
         for pid in parents:
             if self.marker and self.marker in _environment(self.proc, pid):
                 self._add(pid, include_past)
+
+    def _unseen(self) -> int:
+        """Time (ns) of children that came and went between two looks, as far as it is new.
+
+        It is in their parent's account, with that of children that were followed; an orphan's is in
+        nobody's. So this is a lower bound that only grows.
+        """
+        if not self.include_past:
+            return 0
+        ticks = 0
+        try:
+            for pid in self._processes:
+                with open(self.proc / str(pid) / "stat", "rb", buffering=0) as file:
+                    fields = file.read(1024).rpartition(b")")[2].split()
+                ticks += int(fields[13]) + int(fields[14])
+            for process in self._processes.values():
+                time.clock_gettime_ns(process.clock_id)
+        except (OSError, IndexError, ValueError):
+            # One ended meanwhile and may be in an account already: look again when all are known to live.
+            self._forked = True
+            return 0
+        new_ns = max(0, ticks * _TICK_NS - self._followed_ns - self._unseen_ns)
+        self._unseen_ns += new_ns
+        return new_ns
 
     def _weigh_sockets(self) -> None:
         """Which sockets the threads ran on since the last look, weighted by the ticks they spent."""

@@ -1,0 +1,20 @@
+"""The environment in which a program loads the hook."""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping
+
+SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
+
+
+def environment(spool_dir: str, run_id: str, base: Mapping[str, str]) -> dict[str, str]:
+    """The variables to add to `base`, or change in it, so that every Python of the program has the hook."""
+    # An empty PYTHONPATH means none, but an empty entry in one means the current folder: append only what is
+    # there.
+    old = base.get("PYTHONPATH", "")
+    return {
+        "PYTHONPATH": SITE + os.pathsep + old if old else SITE,
+        "SMARAGDINE_SPOOL": os.path.abspath(spool_dir),
+        "SMARAGDINE_RUN_ID": run_id,
+    }

@@ -1,0 +1,68 @@
+"""Which module of which framework is patched by what."""
+
+import atexit
+import os
+import sys
+
+from . import imports, marks, versions
+
+# Keras 3, Keras 2 (its files moved twice) and tf_keras; torch; and the two names Lightning goes by.
+PATCHES = {
+    "keras.src.callbacks.callback_list": "keras.patch_callbacks",
+    "keras.src.backend.tensorflow.trainer": "keras.patch_trainer",
+    "keras.src.backend.jax.trainer": "keras.patch_trainer",
+    "keras.src.backend.torch.trainer": "keras.patch_trainer",
+    "keras.callbacks": "keras.patch_callbacks",
+    "keras.engine.training": "keras.patch_trainer",
+    "keras.src.callbacks": "keras.patch_callbacks",
+    "keras.src.engine.training": "keras.patch_trainer",
+    "tf_keras.src.callbacks": "keras.patch_callbacks",
+    "tf_keras.src.engine.training": "keras.patch_trainer",
+    "tf_keras.src.engine.training_v1": "keras.patch_trainer",
+    "torch.optim.optimizer": "torch.patch_optimizer",
+    "torch.utils.data.dataloader": "torch.patch_dataloader",
+    "transformers.trainer_callback": "transformers.patch_callbacks",
+    "transformers.trainer": "transformers.patch_trainer",
+    "lightning.pytorch.trainer.call": "lightning.patch_call",
+    "pytorch_lightning.trainer.call": "lightning.patch_call",
+    "tensorflow.python.client.session": "tensorflow.patch_session",
+    "tensorflow.python.training.monitored_session": "tensorflow.patch_monitored_session",
+}
+
+_installed = False
+
+
+def start():
+    """Called in every Python process of a program run by Smaragdine."""
+    marks.set_spool(os.environ["SMARAGDINE_SPOOL"])
+    install_all()
+
+
+def install_all():
+    global _installed
+    if not _installed:
+        _installed = True
+        atexit.register(_at_exit)
+        imports.install({name: _patch(target) for name, target in PATCHES.items()})
+
+
+def _patch(target):
+    file, function = target.split(".")
+
+    def patch(module):
+        name = "%s.%s" % (__package__, file)
+        __import__(name)
+        getattr(sys.modules[name], function)(module)
+
+    return patch
+
+
+def _at_exit():
+    try:
+        torch = sys.modules.get("%s.torch" % __package__)
+        if torch is not None:
+            torch.finish()
+        marks.flush()
+        versions.mark_libraries()
+    except Exception:
+        pass

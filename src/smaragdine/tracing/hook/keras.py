@@ -1,0 +1,152 @@
+"""Marks of Keras 3 (TensorFlow, JAX and PyTorch backends), Keras 2 and tf_keras.
+
+No callback is added. In Keras 3 one that is `async_safe` runs on a pool of threads, at a later time, and one
+that is not stops the asynchronous dispatch of all others; in tf_keras one that handles batches can have every
+batch's logs copied to the host. But `fit` tells its CallbackList of every batch, on its own thread, whether
+anybody listens or not. So the methods of the list itself are wrapped: stamps are of the training thread,
+taken after the callbacks of a batch's beginning and before those of its end, and neither the user's callbacks
+nor the model know of it.
+
+Where a backend only enqueues work (JAX, GPUs), a step's marks say when it was handed to the device.
+"""
+
+import functools
+import time
+import weakref
+
+from . import marks, training, wrapping
+
+# What is open: {"train" | "evaluate" | "predict": weak reference to the CallbackList that began it}.
+_open = {}
+# Of the open training: steps in the epochs before this one, steps seen so far, the last step that ended.
+_base = 0
+_done = 0
+_ended = None
+
+
+def patch_callbacks(module):
+    lists = getattr(module, "CallbackList", None)
+    if lists is None:
+        return
+    source = _source(module)
+
+    def wrap(method, before=None, after=None):
+        wrapping.around(lists, method, before, after, source)
+
+    wrap("on_train_begin", before=functools.partial(_train_begin, source))
+    wrap("on_train_end", after=functools.partial(_end, "train", source))
+    wrap("on_epoch_begin", before=functools.partial(_epoch_begin, source))
+    wrap("on_epoch_end", after=functools.partial(_epoch_end, source))
+    wrap("on_train_batch_begin", after=functools.partial(_step_begin, source))
+    wrap("on_train_batch_end", before=functools.partial(_step_end, source))
+    wrap("on_test_begin", before=functools.partial(_begin, "evaluate", source))
+    wrap("on_test_end", after=functools.partial(_end, "evaluate", source))
+    wrap("on_predict_begin", before=functools.partial(_begin, "predict", source))
+    wrap("on_predict_end", after=functools.partial(_end, "predict", source))
+    # Graph mode of tf_keras leaves the public batch methods out.
+    wrap(
+        "_call_batch_hook",
+        before=functools.partial(_graph_batch, "end", source),
+        after=functools.partial(_graph_batch, "begin", source),
+    )
+
+
+def patch_trainer(module):
+    source = _source(module)
+    for name in ("TensorFlowTrainer", "JAXTrainer", "TorchTrainer", "Model"):
+        trainer = vars(module).get(name)
+        if trainer is not None and trainer.__module__ == module.__name__:
+            for method in ("fit", "evaluate", "predict"):
+                wrapping.replace(trainer, method, functools.partial(_closing, source))
+
+
+def _source(module):
+    return "tf_keras" if module.__name__.startswith("tf_keras") else "keras"
+
+
+def _closing(source, original):
+    """End what an exception leaves open, so that the next training is seen again."""
+
+    @functools.wraps(original)
+    def wrapper(self, *args, **kwargs):
+        before = dict(_open)
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException:
+            _abandon(source, before)
+            raise
+
+    return wrapper
+
+
+def _abandon(source, before):
+    try:
+        for kind in [kind for kind in _open if _open[kind] is not before.get(kind)]:
+            callbacks = _open.pop(kind)()
+            if kind == "train" and callbacks is not None:
+                training.end(callbacks)
+            marks.mark(kind + "_end", source=source, detail={"error": wrapping.failing()})
+    except Exception as exception:
+        marks.error(source, exception)
+
+
+def _begin(kind, source, callbacks, args, kwargs, total=None):
+    # A list inside a list, or a model run by a callback of another of the same kind, is part of what is open.
+    if kind not in _open or _open[kind]() is None:
+        _open[kind] = weakref.ref(callbacks)
+        marks.mark(kind + "_begin", source=source, total=total)
+
+
+def _end(kind, source, callbacks, args, kwargs):
+    if kind in _open and _open[kind]() is callbacks:
+        del _open[kind]
+        if kind != "train" or training.end(callbacks):
+            marks.mark(kind + "_end", source=source)
+
+
+def _train_begin(source, callbacks, args, kwargs):
+    global _base, _done, _ended
+    if training.begin(callbacks):
+        _open.pop("train", None)
+        _base, _done, _ended = 0, 0, None
+        total = (getattr(callbacks, "params", None) or {}).get("epochs")
+        _begin("train", source, callbacks, args, kwargs, total=total)
+
+
+def _epoch_begin(source, callbacks, args, kwargs):
+    global _base
+    if training.owns(callbacks):
+        _base = _done
+        marks.mark("epoch_begin", wrapping.argument(args, kwargs, 0, "epoch"), source=source)
+
+
+def _epoch_end(source, callbacks, args, kwargs):
+    if training.owns(callbacks):
+        marks.mark("epoch_end", wrapping.argument(args, kwargs, 0, "epoch"), source=source)
+
+
+def _step_begin(source, callbacks, args, kwargs):
+    global _done
+    if training.owns(callbacks):
+        index = _base + wrapping.argument(args, kwargs, 0, "batch")
+        if index >= _done:
+            _done = index + 1
+            marks.soon(time.time_ns(), "step_begin", index, source)
+
+
+def _step_end(source, callbacks, args, kwargs):
+    # With steps_per_execution one call covers several steps, and its end names the last of them.
+    global _done, _ended
+    if training.owns(callbacks):
+        index = _base + wrapping.argument(args, kwargs, 0, "batch")
+        if index != _ended:
+            _ended = index
+            _done = index + 1
+            marks.soon(time.time_ns(), "step_end", index, source)
+
+
+def _graph_batch(which, source, callbacks, args, kwargs):
+    mode, hook = wrapping.argument(args, kwargs, 0, "mode"), wrapping.argument(args, kwargs, 1, "hook")
+    if mode == "train" and hook == which:
+        step = _step_begin if which == "begin" else _step_end
+        step(source, callbacks, args[2:], kwargs)

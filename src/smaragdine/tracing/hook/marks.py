@@ -1,0 +1,188 @@
+"""Marks of this process, one JSON line each, in a file of its own.
+
+A mark must cost a few microseconds and must never be felt: whatever goes wrong is counted and nothing else.
+"""
+
+import os
+import time
+
+_spool = None
+_file = None  # (pid, fd, device, inode) of the open file
+_rank = None  # (pid, rank)
+_torn = False  # the last line is incomplete: the next one must not be glued to it
+_quoted = {}
+_later = []  # (pid, t_ns, name, index, source) of marks that wait
+_waiting_since_ns = 0
+_LONGEST_WAIT_NS = 100000000
+_failed = set()
+
+dropped = 0  # marks lost in this process
+
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+def set_spool(path):
+    """Send marks to this folder from now on; None stops them."""
+    global _spool, _file
+    handle, _file = _file, None
+    _spool = None if path is None else os.path.abspath(path)
+    if handle is not None and handle[0] == os.getpid() and _ours(handle):
+        os.close(handle[1])
+
+
+def install_all():
+    """Patch the frameworks imported already, and those imported later."""
+    from . import install
+
+    install.install_all()
+
+
+def mark(name, index=None, *, source, total=None, t_ns=None, detail=None):
+    """Append one mark; without a spool, nothing."""
+    global dropped
+    if _spool is None:
+        return
+    try:
+        pid = os.getpid()
+        line = _line(pid, time.time_ns() if t_ns is None else t_ns, name, index, source)
+        if total is not None:
+            line += ',"total":%d' % total
+        if detail is not None:
+            line += ',"detail":' + _json(detail)
+        _write(pid, (_waiting(pid) + line + "}\n").encode("ascii"))
+    except Exception:
+        dropped += 1
+
+
+def soon(t_ns, name, index, source):
+    """A mark that may wait a tenth of a second: one of thousands. Whatever is marked next takes it along."""
+    global dropped, _waiting_since_ns
+    if _spool is None:
+        return
+    try:
+        pid = os.getpid()
+        _later.append((pid, t_ns, name, index, source))
+        if t_ns - _waiting_since_ns > _LONGEST_WAIT_NS or len(_later) > 1000:
+            _waiting_since_ns = t_ns
+            _write(pid, _waiting(pid).encode("ascii"))
+    except Exception:
+        dropped += 1
+
+
+def flush():
+    """Write what waits; the process is about to end."""
+    global dropped
+    if _spool is None:
+        return
+    try:
+        pid = os.getpid()
+        data = _waiting(pid)
+        if data:
+            _write(pid, data.encode("ascii"))
+    except Exception:
+        dropped += 1
+
+
+def _waiting(pid):
+    """The lines that wait. Other threads only append, so a prefix can be taken without a lock."""
+    count = len(_later)
+    if not count:
+        return ""
+    entries = _later[:count]
+    del _later[:count]
+    # What a forked child finds here is its parent's.
+    return "".join([_line(*entry) + "}\n" for entry in entries if entry[0] == pid])
+
+
+def _line(pid, t_ns, name, index, source):
+    rank = _rank
+    if rank is None or rank[0] != pid:
+        rank = _set_rank(pid, rank_of(os.environ))
+    return '{"t_ns":%d,"name":%s,"index":%s,"rank":%d,"pid":%d,"source":%s' % (
+        t_ns,
+        _quoted.get(name) or _quote(name),
+        "null" if index is None else "%d" % index,
+        rank[1],
+        pid,
+        _quoted.get(source) or _quote(source),
+    )
+
+
+def error(framework, exception):
+    """Say once per framework that its marks may be incomplete, and why."""
+    if framework not in _failed:
+        _failed.add(framework)
+        text = "%s: %s" % (type(exception).__name__, exception)
+        mark("hook_error", source="hook", detail={"framework": framework, "error": text[:1000]})
+
+
+def learn_rank(rank):
+    """A rank found at run time; it counts only where the environment names none."""
+    if not any(name in os.environ for name in (*_RANKS, "SLURM_PROCID")):
+        _set_rank(os.getpid(), int(rank))
+
+
+def rank_of(environ):
+    for name in _RANKS:
+        value = environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    # A batch script outside srun has a SLURM_PROCID too, which says nothing about the program.
+    tasks, value = environ.get("SLURM_NTASKS", ""), environ.get("SLURM_PROCID", "")
+    if tasks.isdigit() and int(tasks) > 1 and value.isdigit():
+        return int(value)
+    return 0
+
+
+def _set_rank(pid, rank):
+    global _rank
+    _rank = (pid, rank)
+    return _rank
+
+
+def _json(value):
+    import json
+
+    return json.dumps(value, default=str)
+
+
+def _quote(text):
+    quoted = '"%s"' % text if text.isidentifier() and text.isascii() else _json(text)
+    if len(_quoted) < 1000:
+        _quoted[text] = quoted
+    return quoted
+
+
+def _write(pid, data):
+    global _torn
+    handle = _file
+    if handle is None or handle[0] != pid or not _ours(handle):
+        handle = _open(pid)
+    if _torn:
+        _torn = False
+        data = b"\n" + data
+    if os.write(handle[1], data) != len(data):
+        _torn = True
+        raise OSError("short write")
+
+
+def _ours(handle):
+    # A program may close every descriptor it does not know (daemons do) and get the same number for a file of
+    # its own, into which we would then write.
+    try:
+        status = os.fstat(handle[1])
+    except OSError:
+        return False
+    return status.st_ino == handle[3] and status.st_dev == handle[2]
+
+
+def _open(pid):
+    # No lock: one held by another thread during fork would hang the child. Two threads opening at once only
+    # waste a descriptor. An inherited descriptor is not closed, for the reason given in _ours.
+    global _file, _torn
+    path = os.path.join(_spool, "marks-%d.jsonl" % pid)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    status = os.fstat(fd)
+    _file = (pid, fd, status.st_dev, status.st_ino)
+    _torn = False
+    return _file

@@ -1,0 +1,228 @@
+"""Steps of PyTorch optimizers, and the epochs of plain loops.
+
+A step of a plain loop is announced only by its optimizer. It is stamped from the batch that began it, so that
+it spans forward, backward and optimizer like the steps of the other frameworks; without a DataLoader nobody
+knows when it began, and only its end is marked.
+
+An epoch is an iteration over a DataLoader during which an optimizer steps; evaluation makes no epoch.
+"""
+
+import functools
+import os
+import sys
+import time
+import weakref
+from _thread import get_ident
+
+import torch
+
+from . import marks, training, wrapping
+
+_current = None  # the _Loop of this process
+
+
+def patch_optimizer(module):
+    if [int(part) for part in torch.__version__.split(".")[:2]] < [2, 1]:
+        raise NotImplementedError("PyTorch %s; steps are seen from 2.1 on" % torch.__version__)
+    module.register_optimizer_step_pre_hook(before_step)
+    module.register_optimizer_step_post_hook(after_step)
+
+
+def patch_dataloader(module):
+    wrapping.replace(module.DataLoader, "__iter__", _iter)
+    # The loop's `for` calls this on the type: there is no public place that sees each batch.
+    wrapping.replace(module._BaseDataLoaderIter, "__next__", _next)
+
+
+def before_step(optimizer, args, kwargs):
+    # Under torch.compile the answer is a constant, and the compiler sees an empty function instead of system
+    # calls at which it would have to break the graph.
+    if torch.compiler.is_compiling():
+        return
+    try:
+        if not training.active():
+            _loop().step_begin(optimizer)
+    except Exception as exception:
+        marks.error("torch", exception)
+
+
+def after_step(optimizer, args, kwargs):
+    if torch.compiler.is_compiling():
+        return
+    try:
+        _loop().step_end(optimizer)
+    except Exception as exception:
+        marks.error("torch", exception)
+
+
+def finish():
+    """The program ends: so does its last epoch."""
+    if _current is not None and _current.pid == os.getpid():
+        _current.close_epoch()
+
+
+def _loop():
+    # A forked child starts afresh: the parent's open step and epoch are not its own.
+    global _current
+    if _current is None or _current.pid != os.getpid():
+        _current = _Loop()
+    return _current
+
+
+def _iter(original):
+    @functools.wraps(original)
+    def __iter__(self):
+        begin_ns = time.time_ns()
+        iterator = original(self)
+        try:
+            if not training.active():
+                _loop().iterations[iterator] = _Iteration(iterator, begin_ns)
+        except Exception as exception:
+            marks.error("torch", exception)
+        return iterator
+
+    return __iter__
+
+
+def _next(original):
+    @functools.wraps(original)
+    def __next__(self):
+        try:
+            batch = original(self)
+        except StopIteration:
+            _delivered(self, exhausted=True)
+            raise
+        _delivered(self)
+        return batch
+
+    return __next__
+
+
+def _delivered(iterator, exhausted=False):
+    try:
+        if not training.active():
+            _loop().delivered(iterator, exhausted)
+    except Exception as exception:
+        marks.error("torch", exception)
+
+
+def _below(frame, outer):
+    # By address and code: to keep the frame itself would keep alive all that a failed step had in its hands.
+    frame = frame.f_back
+    while frame is not None:
+        if id(frame) == outer[1] and frame.f_code is outer[2]:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _Iteration:
+    """One pass over a DataLoader."""
+
+    def __init__(self, iterator, begin_ns):
+        self.iterator = weakref.ref(iterator)
+        self.begin_ns = begin_ns
+        self.batch_ns = None  # when the first batch since the last step was there
+        self.batches = 0
+        self.exhausted = False
+        self.stepped_ns = None  # its first step
+
+    def alive(self):
+        return self.iterator() is not None
+
+    def evaluated(self):
+        # Read to its end before any step. One batch may have been fetched ahead by a training loop.
+        return self.exhausted and self.batches > 1 and self.stepped_ns is None
+
+
+class _Loop:
+    """What this process has seen of a plain training loop."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+        self.optimizers = weakref.WeakKeyDictionary()  # optimizer -> [source, next index]
+        self.sources = 0
+        self.iterations = weakref.WeakKeyDictionary()  # iterator -> _Iteration
+        self.iteration = None  # the one the last batch came from
+        self.epoch = None  # the one that is the open epoch
+        self.epochs = 0
+        self.step_end_ns = None
+        # thread -> (optimizer, frame of its step, code of that frame, when it began, its source and index)
+        self.stepping = {}
+
+    def delivered(self, iterator, exhausted):
+        iteration = self.iterations.get(iterator)
+        if iteration is None:
+            return
+        if exhausted:
+            iteration.exhausted = True
+            return
+        self.iteration = iteration
+        iteration.batches += 1
+        if iteration.batch_ns is None:
+            iteration.batch_ns = time.time_ns()
+
+    def step_begin(self, optimizer):
+        now_ns = time.time_ns()
+        thread = get_ident()
+        frame = sys._getframe(2)
+        outer = self.stepping.get(thread)
+        # An optimizer that steps another inside its own step is one step. Looking through the stack tells it
+        # from a step that failed and never ended.
+        if outer is not None and _below(frame, outer):
+            return
+        seen = self.optimizers.get(optimizer)
+        if seen is None:
+            seen = self.optimizers[optimizer] = ["torch:%d" % self.sources if self.sources else "torch", 0]
+            self.sources += 1
+            _learn_rank()
+        self.stepping[thread] = (id(optimizer), id(frame), frame.f_code, self._begin(now_ns), seen)
+
+    def step_end(self, optimizer):
+        now_ns = time.time_ns()
+        thread = get_ident()
+        stepping = self.stepping.get(thread)
+        if stepping is None or stepping[0] != id(optimizer):
+            return
+        del self.stepping[thread]
+        seen = stepping[4]
+        if stepping[3] is not None:
+            marks.soon(stepping[3], "step_begin", seen[1], seen[0])
+        marks.soon(now_ns, "step_end", seen[1], seen[0])
+        seen[1] += 1
+        self.step_end_ns = now_ns
+
+    def close_epoch(self):
+        if self.epoch is not None:
+            self.epoch = None
+            marks.mark("epoch_end", self.epochs - 1, source="torch.dataloader", t_ns=self.step_end_ns)
+
+    def _begin(self, now_ns):
+        """When the step at hand began, or None where no DataLoader tells."""
+        iteration = self.iteration
+        if iteration is not None and iteration.evaluated():
+            iteration = self.epoch
+        if iteration is None or not iteration.alive():
+            return None
+        if iteration.stepped_ns is None:
+            iteration.stepped_ns = now_ns
+            self._enter_epoch(iteration)
+        begin_ns, iteration.batch_ns = iteration.batch_ns, None
+        # Without a new batch this is another step on the same one (a second optimizer, a prefetched batch),
+        # and a batch fetched ahead begins no step before the last one ended.
+        return max(begin_ns or 0, self.step_end_ns or 0) or now_ns
+
+    def _enter_epoch(self, iteration):
+        # Loaders read side by side are one epoch: both were opened before the first step.
+        if self.epoch is not None and iteration.begin_ns < self.epoch.stepped_ns:
+            return
+        self.close_epoch()
+        self.epoch = iteration
+        marks.mark("epoch_begin", self.epochs, source="torch.dataloader", t_ns=iteration.begin_ns)
+        self.epochs += 1
+
+
+def _learn_rank():
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        marks.learn_rank(distributed.get_rank())

@@ -1,0 +1,37 @@
+"""Who trains in this process.
+
+One stream of steps: what runs underneath a trainer (an optimizer, a session) keeps quiet.
+"""
+
+import os
+import weakref
+
+_owner = None  # (pid, weak reference to the object that trains)
+
+
+def begin(trainer):
+    """Claim the process for `trainer`; False where another one has it."""
+    global _owner
+    if active():
+        return False
+    _owner = (os.getpid(), weakref.ref(trainer))
+    return True
+
+
+def end(trainer):
+    """Give the process back; False where it was not `trainer`'s."""
+    global _owner
+    if not owns(trainer):
+        return False
+    _owner = None
+    return True
+
+
+def owns(trainer):
+    return active() and _owner[1]() is trainer
+
+
+def active():
+    # A trainer that died in an exception nobody told us about, or that was left behind by fork, owns nothing.
+    owner = _owner
+    return owner is not None and owner[1]() is not None and owner[0] == os.getpid()

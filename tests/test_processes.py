@@ -1,0 +1,520 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import machine_fake
+from smaragdine.clock import Clock
+from smaragdine.sensors import cpuinfo, discover
+from smaragdine.sensors.activity import Activity, open_activity
+from smaragdine.sensors.cpuinfo import CpuInfo
+from smaragdine.sensors.processes import ProcessTree, process_clock
+
+ALL_CPUS = dict.fromkeys(range(os.cpu_count() or 1), 0)
+
+# Burning means CPU time, not wall time: on a busy machine the truth stays the truth.
+PROLOGUE = """
+import os, subprocess, sys, threading, time
+
+def burn(seconds, clock=time.thread_time):
+    end = clock() + seconds
+    while clock() < end:
+        sum(range(500))
+
+def child(code, **more):
+    code = f"PROLOGUE = {PROLOGUE!r}\\nexec(PROLOGUE)\\n{code}"
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", code], **more)
+"""
+
+
+def start(code: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """A program that waits for a line before it begins, so that the tree is watching by then."""
+    whole = f"PROLOGUE = {PROLOGUE!r}\nexec(PROLOGUE)\nsys.stdin.readline()\n{textwrap.dedent(code)}"
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", whole],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def go(program: subprocess.Popen[bytes]) -> None:
+    assert program.stdin is not None
+    program.stdin.write(b"\n")
+    program.stdin.flush()
+
+
+@dataclass
+class Watched:
+    """A tree updated every few milliseconds on a thread, as the sampler does it."""
+
+    tree: ProcessTree
+    stop: threading.Event = field(default_factory=threading.Event)
+    seen: set[int] = field(default_factory=set)
+    totals: list[float] = field(default_factory=list)
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            self.look()
+            time.sleep(0.004)
+
+    def look(self) -> None:
+        self.tree.update()
+        self.seen |= self.tree.pids
+        self.totals.append(sum(self.tree.cpu_s.values()))
+
+
+def watch_to_the_end(program: subprocess.Popen[bytes], tree: ProcessTree) -> tuple[Watched, float]:
+    """What the tree saw, and what the kernel charged to the program and the children it waited for."""
+    watched = Watched(tree)
+    thread = threading.Thread(target=watched.run)
+    thread.start()
+    go(program)
+    _, status, usage = os.wait4(program.pid, 0)
+    program.returncode = os.waitstatus_to_exitcode(status)
+    watched.stop.set()
+    thread.join()
+    for stream in (program.stdin, program.stdout):
+        assert stream is not None
+        stream.close()
+    tree.close()
+    assert program.returncode == 0
+    return watched, usage.ru_utime + usage.ru_stime
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 8) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_the_clock_of_a_process_is_its_cpu_time():
+    spent_ns = time.clock_gettime_ns(process_clock(os.getpid()))
+    assert spent_ns == pytest.approx(time.process_time_ns(), abs=20_000_000)
+
+
+def test_threads_are_counted_once_and_are_no_processes():
+    program = start("""
+        threads = [threading.Thread(target=burn, args=(0.08,)) for _ in range(5)]
+        [t.start() for t in threads]; burn(0.1); [t.join() for t in threads]
+    """)
+    watched, truth_s = watch_to_the_end(program, ProcessTree(program.pid, ALL_CPUS))
+    assert watched.seen == {program.pid}
+    assert truth_s > 0.5
+    assert watched.totals[-1] == pytest.approx(truth_s, abs=0.03)
+    assert watched.totals == sorted(watched.totals)
+
+
+def test_children_and_grandchildren_that_come_and_go():
+    program = start("""
+        for _ in range(3):
+            parts = [child("burn(0.05); child('burn(0.12)').wait(); burn(0.05)") for _ in range(2)]
+            burn(0.05)
+            [p.wait() for p in parts]
+    """)
+    watched, truth_s = watch_to_the_end(program, ProcessTree(program.pid, ALL_CPUS))
+    assert len(watched.seen) == 1 + 6 + 6
+    assert truth_s > 1.4
+    # Each process may end some milliseconds after it was last looked at.
+    # BUG processes.py:_count_unseen — it runs before the processes that ended are taken out: a child that was
+    # followed and has just been waited for stands in its parent's cutime but not yet in _followed_ns, and is
+    # counted a second time, for good (+5 to +15 % here, not every time). Read the ticks first, then the
+    # clocks, move the ended ones to _followed_ns, and only then take the difference.
+    assert watched.totals[-1] == pytest.approx(truth_s, rel=0.1)
+    assert watched.totals[-1] <= truth_s + 0.03
+    assert watched.totals == sorted(watched.totals)
+
+
+def test_an_orphan_is_found_by_its_marker():
+    """A daemon's second fork: its parent is gone before anybody could see whose it was."""
+    marker = f"SMARAGDINE_TEST_RUN=orphan-{os.getpid()}"
+    name, _, value = marker.partition("=")
+    code = """
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                burn(0.3)
+                print(os.getpid(), flush=True)
+                sys.stdin.readline()
+            os._exit(0)
+        os.wait()
+        sys.stdin.readline()
+    """
+    program = start(code, {name: value})
+    trees = [ProcessTree(program.pid, ALL_CPUS, marker.encode()), ProcessTree(program.pid, ALL_CPUS)]
+    for tree in trees:
+        tree._next_scan_ns = time.monotonic_ns() + 10**12
+    go(program)
+    assert program.stdout is not None
+    orphan = int(program.stdout.readline())
+    for tree in trees:
+        tree._next_scan_ns = 0
+        tree.update()
+    assert [orphan in tree.pids for tree in trees] == [True, False]
+    assert sum(trees[0].cpu_s.values()) >= 0.3
+    program.communicate(b"\n\n")
+    for tree in trees:
+        tree.close()
+
+
+def test_children_too_short_to_be_seen_are_counted_too():
+    """Forty children of some 10 ms each, looked for every 20 ms: their time is in their parent's account."""
+    program = start("""
+        for _ in range(40):
+            subprocess.run(["/bin/sh", "-c", "i=0; while [ $i -lt 8000 ]; do i=$((i+1)); done"])
+    """)
+    watched, truth_s = watch_to_the_end(program, ProcessTree(program.pid, ALL_CPUS))
+    assert watched.totals[-1] == pytest.approx(truth_s, rel=0.25)
+
+
+def test_others_are_not_the_program():
+    stranger = start("burn(0.2)")
+    program = start("burn(0.1)")
+    tree = ProcessTree(program.pid, ALL_CPUS, b"NO_SUCH=marker")
+    go(stranger)
+    watched, truth_s = watch_to_the_end(program, tree)
+    stranger.communicate()
+    assert stranger.pid not in watched.seen
+    assert watched.totals[-1] == pytest.approx(truth_s, abs=0.03)
+
+
+def test_the_observer_itself_is_left_out():
+    """`with smaragdine.record()`: the sampler is a child of the process it watches."""
+    tree = ProcessTree(os.getppid(), ALL_CPUS, include_past=False)
+    try:
+        tree.update()
+        assert os.getppid() in tree.pids
+        assert os.getpid() not in tree.pids
+        tree._last_pid = 0
+        tree._next_scan_ns = 0
+        tree.update()
+        assert os.getpid() not in tree.pids
+    finally:
+        tree.close()
+
+
+def test_the_past_counts_only_when_asked_for():
+    program = start("sys.stdin.readline()")
+    go(program)
+    # Starting Python costs some milliseconds of CPU: a past.
+    assert eventually(lambda: time.clock_gettime_ns(process_clock(program.pid)) > 5_000_000)
+    with_past = ProcessTree(program.pid, ALL_CPUS)
+    without = ProcessTree(program.pid, ALL_CPUS, include_past=False)
+    with_past.update()
+    without.update()
+    assert sum(with_past.cpu_s.values()) > 0.004
+    assert sum(without.cpu_s.values()) < sum(with_past.cpu_s.values()) / 2
+    program.communicate(b"\n")
+    with_past.close()
+    without.close()
+
+
+@pytest.mark.parametrize("last_pid", [0, 1, 4_000_000])
+def test_process_numbers_that_start_over(last_pid: int):
+    """After the highest number they begin again near 0: then every process is looked at."""
+    program = start(
+        "p = child('sys.stdin.readline()', stdin=subprocess.PIPE); sys.stdin.readline(); p.kill()"
+    )
+    tree = ProcessTree(program.pid, ALL_CPUS)
+    tree._next_scan_ns = time.monotonic_ns() + 10**12  # the child is born while nobody looks
+    go(program)
+    children = Path(f"/proc/{program.pid}/task/{program.pid}/children")
+    assert eventually(lambda: bool(children.read_text().split()))
+    child = int(children.read_text().split()[0])
+    tree.update()
+    assert child not in tree.pids
+    tree._last_pid = last_pid
+    tree._next_scan_ns = 0
+    tree.update()
+    assert child in tree.pids
+    program.communicate(b"\n\n")
+    tree.close()
+
+
+def test_more_new_processes_than_are_probed_one_by_one():
+    program = start("""
+        parts = [subprocess.Popen(["sleep", "20"]) for _ in range(70)]
+        print("up", flush=True)
+        sys.stdin.readline()
+        [p.kill() for p in parts]; [p.wait() for p in parts]
+    """)
+    tree = ProcessTree(program.pid, ALL_CPUS)
+    tree._next_scan_ns = time.monotonic_ns() + 10**12
+    go(program)
+    assert program.stdout is not None
+    program.stdout.readline()
+    tree._next_scan_ns = 0
+    tree.update()
+    assert len(tree.pids) == 71
+    program.communicate(b"\n")
+    tree.update()
+    assert eventually(lambda: (tree.update(), not tree.pids)[1])
+    tree.close()
+
+
+def test_a_number_handed_out_again_does_not_run_backwards():
+    # BUG processes.py:update — when a process ends and another one of the program gets its number between two
+    # looks, cpu_ns − last_ns is negative and the running total decreases. When the clock went back, count the
+    # new process from 0.
+    program = start("burn(0.05); sys.stdin.readline()")
+    tree = ProcessTree(program.pid, ALL_CPUS)
+    go(program)
+    assert eventually(lambda: (tree.update(), sum(tree.cpu_s.values()) > 0.05)[1])
+    before_s = sum(tree.cpu_s.values())
+    tree._processes[program.pid].last_ns += 10_000_000_000  # as if that number had been another's
+    tree.update()
+    assert sum(tree.cpu_s.values()) >= before_s
+    program.communicate(b"\n")
+    tree.close()
+
+
+def test_a_program_that_is_already_gone_is_no_error():
+    program = start("")
+    program.communicate(b"\n")
+    tree = ProcessTree(program.pid, ALL_CPUS)
+    tree.update()
+    assert tree.pids == frozenset()
+    assert sum(tree.cpu_s.values()) == 0
+    tree.close()
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")
+def test_time_goes_to_the_socket_the_threads_ran_on():
+    two = {cpu: cpu % 2 for cpu in range(os.cpu_count() or 1)}
+    program = start("os.sched_setaffinity(0, {1}); burn(0.8)")
+    watched, truth_s = watch_to_the_end(program, ProcessTree(program.pid, two))
+    # Before the first look at the threads, a tenth of a second, nobody knows: shared equally.
+    assert watched.tree.cpu_s[1] > 0.8 * truth_s
+    assert sum(watched.tree.cpu_s.values()) == pytest.approx(truth_s, abs=0.03)
+
+
+def test_no_file_is_left_open():
+    before = len(os.listdir("/proc/self/fd"))
+    program = start("[threading.Thread(target=burn, args=(0.1,)).start() for _ in range(5)]; burn(0.3)")
+    go(program)
+    two = {cpu: cpu % 2 for cpu in range(4)}
+    tree = ProcessTree(program.pid, two)
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:
+        tree.update()
+    program.communicate()
+    tree.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- busy time ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half_busy_core() -> Iterator[None]:
+    """One core at one half, in slices that would alias with a 10 ms tick."""
+    code = "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end:\n"
+    code += "    t = time.monotonic() + .005\n    while time.monotonic() < t: pass\n    time.sleep(.005)"
+    program = subprocess.Popen([sys.executable, "-I", "-S", "-c", code])
+    assert eventually(lambda: time.clock_gettime_ns(process_clock(program.pid)) > 20_000_000)
+    yield
+    program.kill()
+    program.wait()
+
+
+def cpu_s_of_everybody() -> dict[int, float]:
+    found: dict[int, float] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                found[int(name)] = time.clock_gettime(process_clock(int(name)))
+    return found
+
+
+def newest_pid() -> int:
+    return int(Path("/proc/loadavg").read_text().split()[-1])
+
+
+@pytest.mark.usefixtures("half_busy_core")
+def test_a_half_busy_core_is_half_busy():
+    activity = Activity(cpuinfo.read_cpuinfo())
+    before, pid_before = cpu_s_of_everybody(), newest_pid()
+    began = time.monotonic()
+    values: list[float] = []
+    while time.monotonic() < began + 1.0:
+        values.extend(value for _, channel, value in activity.read() if channel == 0)
+        time.sleep(0.004)
+    values.extend(value for _, channel, value in activity.close() if channel == 0)
+    after = cpu_s_of_everybody()
+    assert values == sorted(values)
+    assert len(values) > 10
+    # The machine may have other work to do: the truth is what the kernel charged to all processes together.
+    truth_s = sum(after[pid] - before.get(pid, 0.0) for pid in after)
+    assert truth_s > 0.4
+    assert values[-1] > truth_s - 0.15
+    if newest_pid() == pid_before:  # otherwise some may have come and gone, and are in nobody's sum
+        assert values[-1] < truth_s + 0.15
+
+
+@dataclass
+class FakeProc:
+    """/proc/stat of two sockets of two CPUs, and a clock, both moved by hand."""
+
+    root: Path
+    now_ns: int = 1_000_000_000
+    idle: list[int] = field(default_factory=lambda: [100, 200, 300, 400])
+    iowait: list[int] = field(default_factory=lambda: [10, 10, 10, 10])
+    steal: list[int] = field(default_factory=lambda: [5, 5, 5, 5])
+
+    def clock(self) -> Clock:
+        return Clock(wall_ns=lambda: self.now_ns + 10**18, mono_ns=lambda: self.now_ns)
+
+    def write(self) -> None:
+        rows = list(zip(self.idle, self.iowait, self.steal, strict=True))
+        total = [sum(column) for column in zip(*rows, strict=True)]
+        lines = [f"cpu{name} 7 7 7 {i} {w} 0 0 {s} 0 0" for name, (i, w, s) in zip("0123", rows, strict=True)]
+        head = f"cpu  28 28 28 {total[0]} {total[1]} 0 0 {total[2]} 0 0"
+        (self.root / "stat").write_text("\n".join([head, *lines, "intr 12345", "ctxt 1", ""]))
+
+    def move(self, seconds: float, idle: list[int]) -> None:
+        self.now_ns += round(seconds * 1e9)
+        self.idle = [old + new for old, new in zip(self.idle, idle, strict=True)]
+        self.write()
+
+
+TWO_SOCKETS = CpuInfo("Test CPU", {0: (0, 2), 1: (1, 3)}, {0: 2, 1: 2})
+ONE_SOCKET = CpuInfo("Test CPU", {0: (0, 1, 2, 3)}, {0: 4})
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeProc:
+    proc = FakeProc(tmp_path)
+    proc.write()
+    return proc
+
+
+def busy(activity: Activity) -> dict[int, float]:
+    return {c: round(value, 6) for _, c, value in activity.read() if c % 3 == 0}
+
+
+def test_busy_time_of_two_sockets(fake: FakeProc):
+    activity = Activity(TWO_SOCKETS, fake.root, clock=fake.clock())
+    fake.move(1.0, idle=[100, 50, 25, 0])
+    assert busy(activity) == {0: 0.75, 3: 1.5}
+    fake.move(1.0, idle=[100, 100, 100, 100])
+    assert busy(activity) == {0: 0.75, 3: 1.5}
+    assert activity.busy_s(1) == (fake.now_ns + 10**18, pytest.approx(1.5))
+    assert [c.name for c in activity.channels()] == [
+        f"cpu:{socket} {quantity}" for socket in (0, 1) for quantity in ("busy", "program", "monitor")
+    ]
+    activity.close()
+
+
+def test_busy_time_of_one_socket(fake: FakeProc):
+    activity = Activity(ONE_SOCKET, fake.root, clock=fake.clock())
+    fake.move(1.0, idle=[100, 50, 25, 0])
+    assert busy(activity) == {0: 2.25}
+    activity.close()
+
+
+def test_waiting_for_disks_and_the_hypervisor_is_not_busy(fake: FakeProc):
+    activity = Activity(ONE_SOCKET, fake.root, clock=fake.clock())
+    fake.iowait = [60, 60, 60, 60]
+    fake.steal = [55, 55, 55, 55]
+    fake.move(1.0, idle=[0, 0, 0, 0])
+    assert busy(activity) == {0: 0.0}
+    activity.close()
+
+
+def test_busy_time_never_decreases(fake: FakeProc):
+    activity = Activity(ONE_SOCKET, fake.root, clock=fake.clock())
+    fake.move(1.0, idle=[50, 50, 50, 50])
+    assert busy(activity) == {0: 2.0}
+    fake.move(0.05, idle=[50, 50, 50, 50])  # idle ticks arrive late and all at once
+    assert busy(activity) == {0: 2.0}
+    fake.iowait = [0, 0, 0, 0]  # iowait runs backwards at times
+    fake.move(1.0, idle=[0, 0, 0, 0])
+    assert busy(activity)[0] > 2.0
+    activity.close()
+
+
+def test_stat_is_read_no_more_often_than_it_changes(fake: FakeProc):
+    activity = Activity(ONE_SOCKET, fake.root, clock=fake.clock())
+    reads = 0
+    for _ in range(250):
+        fake.move(0.004, idle=[0, 0, 0, 0])
+        reads += any(channel == 0 for _, channel, _ in activity.read())
+    assert 40 <= reads <= 51
+    activity.close()
+
+
+def test_a_long_stat_is_read_to_its_end(tmp_path: Path):
+    """256 CPUs: the lines of the last ones are beyond the first 4096 bytes."""
+    count = 256
+    cpus = CpuInfo("Big", {0: tuple(range(128)), 1: tuple(range(128, 256))}, {0: 128, 1: 128})
+    now = [10**9]
+    clock = Clock(wall_ns=lambda: now[0], mono_ns=lambda: now[0])
+
+    def write(idle: int) -> None:
+        lines = [f"cpu{i} 1 2 3 {idle} 0 0 0 0 0 0" for i in range(count)]
+        (tmp_path / "stat").write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, "intr 1 2 3", ""]))
+
+    write(1_000_000)
+    activity = Activity(cpus, tmp_path, clock=clock)
+    now[0] += 10**9
+    write(1_000_050)
+    assert busy(activity) == {0: 64.0, 3: 64.0}
+    activity.close()
+
+
+def test_shares_over_two_sockets_of_this_machine(tmp_path: Path):
+    settings = discover.SensorSettings(proc_root=machine_fake.two_sockets(tmp_path / "proc"))
+    cpus = cpuinfo.read_cpuinfo(settings.proc_root)
+    if len(cpus.sockets) < 2:
+        pytest.skip("needs two CPUs")
+    activity, absent = open_activity(cpus, settings.proc_root, 4_000_000)
+    assert activity is not None
+    assert absent == []
+    program = start("os.sched_setaffinity(0, {0}); burn(0.5)")
+    activity.watch(program.pid)
+    go(program)
+    readings: list[tuple[int, int, float]] = []
+    while program.poll() is None:
+        readings.extend(activity.read())
+        time.sleep(0.004)
+    readings.extend(activity.close())
+    program.communicate()
+    names = [channel.name for channel in activity.channels()]
+    last = {names[c]: value for _, c, value in readings}
+    assert last["cpu:0 program"] + last["cpu:1 program"] == pytest.approx(0.53, abs=0.06)
+    assert last["cpu:0 program"] > last["cpu:1 program"]
+    assert last["cpu:0 busy"] >= 0.4
+    for c in range(6):
+        values = [value for _, channel, value in readings if channel == c]
+        assert values == sorted(values), names[c]
+
+
+def test_before_there_is_a_program_it_has_used_nothing(fake: FakeProc):
+    activity = Activity(ONE_SOCKET, fake.root, clock=fake.clock())
+    fake.move(1.0, idle=[0, 0, 0, 0])
+    assert {channel: value for _, channel, value in activity.read() if channel == 1} == {1: 0.0}
+    assert activity.program_pids == frozenset()
+    activity.close()
+
+
+@pytest.mark.parametrize("text", [None, "", "cpu\n", "nonsense\n", "cpu a b c d e f g h\n"])
+def test_a_stat_that_cannot_be_read_is_absent_with_a_reason(tmp_path: Path, text: str | None):
+    if text is not None:
+        (tmp_path / "stat").write_text(text)
+    activity, absent = open_activity(ONE_SOCKET, tmp_path, 4_000_000)
+    assert activity is None
+    assert absent[0].channel == "cpu busy"
+    assert "SMARAGDINE_PROC_ROOT" in absent[0].remedy

@@ -182,6 +182,8 @@ def analyse(run: Run) -> dict[str, float]:
         "on_share": on_s / (on_s + off_s),
         "on_w": on_j / on_s,
         "off_w": off_j / off_s,
+        "idle_w": float(np.percentile(samples.value[samples.t_ns < run.edges[0, 0]], 5)),
+        "most_w": float(samples.value.max()),
         "window_ms": samples.channel.window_ms or 0.0,
         "spacing_ms": float(np.median(np.diff(samples.t_ns))) / 1e6,
         "counter_period_ms": counter.channel.period_ms,
@@ -229,13 +231,13 @@ def true_powers(
 
 def tables(results: dict[tuple[float, float], dict[str, float]]) -> None:
     print("\nenergy against the counter, same run")
-    print(
-        f"{'load':>14} {'counter':>9} {'instant':>9} {'average':>9} {'samples':>9} {'covered':>8} {'sampler':>8}"
-    )
+    head = ("counter", "instant", "average", "samples", "covered", "sampler")
+    print(f"{'load':>14} {' '.join(f'{name:>9}' for name in head)}")
     for (period_ms, duty), r in results.items():
         print(
             f"{period_ms:5g} ms {duty:4.0%} {r['counter_j']:8.0f} J {r['instant_error']:+9.1%} "
-            f"{r['average_error']:+9.1%} {r['samples_error']:+9.1%} {r['covered']:8.2%} {r['sampler_core']:8.2%}"
+            f"{r['average_error']:+9.1%} {r['samples_error']:+9.1%} {r['covered']:9.2%} "
+            f"{r['sampler_core']:9.2%}"
         )
     print("\nanchored, on counter intervals held out from anchoring")
     print(f"{'load':>14} {'intervals':>9} {'mean |e|':>9} {'worst':>9} {'bias':>9}")
@@ -250,8 +252,10 @@ def tables(results: dict[tuple[float, float], dict[str, float]]) -> None:
         on_w, off_w = true_powers(results, period_ms)
         note = ""
         if period_ms < 2 * r["window_ms"]:
-            on_max = min(1.0, r["on_share"] * on_w / r["mean_w"])
-            note = f"under two windows: on share of energy is {on_max:.0%}, seen as {r['on_share']:.0%} (its time)"
+            low_w, high_w = r["idle_w"], r["most_w"]
+            least = (r["mean_w"] - high_w * (1 - r["on_share"])) / r["on_share"]
+            most = (r["mean_w"] - low_w * (1 - r["on_share"])) / r["on_share"]
+            note = f"under two windows, cannot be told apart; on is {max(low_w, least):.0f} … {most:.0f} W"
         print(
             f"{period_ms:5g} ms {duty:4.0%} {r['on_w']:7.1f} {on_w:7.1f} {r['on_w'] / on_w - 1:+8.1%} "
             f"{r['off_w']:7.1f} {off_w:7.1f} {r['off_w'] / off_w - 1:+8.1%}  {note}"

@@ -137,7 +137,7 @@ def test_samples_and_counter_agree_with_the_exact_energy(spec: Path) -> None:
         measured_j = sum(power_w * 0.02 for _, power_w in samples)
         assert measured_j == pytest.approx(energy_j(gpu, stamps_ns[0] - 20 * MS_NS, stamps_ns[-1]), rel=1e-5)
         anchors = readings[f"gpu:{n} energy"]
-        assert 4 <= len(anchors) <= 6
+        assert 2 <= len(anchors) <= 4
         check_counter(gpu, anchors, stamp_ms=12)
         # The ring reaches over the last anchor, so that the whole run can be levelled.
         assert stamps_ns[-1] >= anchors[-1][0] - 25 * MS_NS
@@ -326,7 +326,7 @@ def test_a_lost_gpu_ends_its_own_channels_only(spec: Path) -> None:
         assert sensor.read() is not None
     write_spec(spec, [dataclasses.replace(SQUARE, lost=True), SQUARE])
     lost: list[str] = []
-    readings = record(found.sensors, 1.5, lost)
+    readings = record(found.sensors, 2.6, lost)
     own = [s for s in found.sensors if s.channels()[0].device == "gpu:0"]
     assert len(lost) == len(own)
     assert all(line.startswith("gpu:0 ") and "lost" in line for line in lost)

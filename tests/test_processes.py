@@ -129,10 +129,6 @@ def test_children_and_grandchildren_that_come_and_go():
     assert len(watched.seen) == 1 + 6 + 6
     assert truth_s > 1.4
     # Each process may end some milliseconds after it was last looked at.
-    # BUG processes.py:_count_unseen — it runs before the processes that ended are taken out: a child that was
-    # followed and has just been waited for stands in its parent's cutime but not yet in _followed_ns, and is
-    # counted a second time, for good (+5 to +15 % here, not every time). Read the ticks first, then the
-    # clocks, move the ended ones to _followed_ns, and only then take the difference.
     assert watched.totals[-1] == pytest.approx(truth_s, rel=0.1)
     assert watched.totals[-1] <= truth_s + 0.03
     assert watched.totals == sorted(watched.totals)
@@ -168,6 +164,71 @@ def test_an_orphan_is_found_by_its_marker():
     program.communicate(b"\n\n")
     for tree in trees:
         tree.close()
+
+
+def test_a_child_that_was_followed_is_not_counted_again_when_it_ends():
+    """Once waited for, all of its time stands in its parent's account as well."""
+    program = start("""
+        part = child("burn(0.4); print(flush=True); sys.stdin.readline()", stdin=subprocess.PIPE)
+        sys.stdin.readline()
+        part.communicate(b"\\n")
+        child("").wait()
+        print(flush=True)
+        sys.stdin.readline()
+    """)
+    assert program.stdin is not None
+    assert program.stdout is not None
+    tree = ProcessTree(program.pid, ALL_CPUS)
+    go(program)
+    assert eventually(lambda: (tree.update(), sum(tree.cpu_s.values()) > 0.4)[1])
+    program.stdout.readline()
+    tree.update()
+    before_s = sum(tree.cpu_s.values())
+    go(program)
+    program.stdout.readline()
+    tree._next_scan_ns = 0
+    for _ in range(3):
+        tree.update()
+    assert sum(tree.cpu_s.values()) < before_s + 0.15
+    program.communicate(b"\n")
+    tree.close()
+
+
+def test_a_child_that_ends_in_the_middle_of_a_look_is_counted_once(monkeypatch: pytest.MonkeyPatch):
+    """Clocks first, then the parents' accounts: a worker of an hour's CPU time may not stand in both."""
+    program = start("""
+        part = child("burn(0.4); sys.stdin.readline()", stdin=subprocess.PIPE)
+        sys.stdin.readline()
+        part.communicate(b"\\n")
+        print(flush=True)
+        sys.stdin.readline()
+    """)
+    assert program.stdout is not None
+    tree = ProcessTree(program.pid, ALL_CPUS)
+    go(program)
+    assert eventually(lambda: (tree.update(), sum(tree.cpu_s.values()) > 0.4)[1])
+    before_s = sum(tree.cpu_s.values())
+    clock_gettime_ns = time.clock_gettime_ns
+    left = [len(tree.pids)]
+
+    def ends_after_the_last_clock(clock_id: int) -> int:
+        cpu_ns = clock_gettime_ns(clock_id)
+        left[0] -= 1
+        if left[0] == 0:
+            go(program)
+            assert program.stdout is not None
+            program.stdout.readline()
+        return cpu_ns
+
+    monkeypatch.setattr(time, "clock_gettime_ns", ends_after_the_last_clock)
+    tree._last_pid -= 1  # something was started
+    tree._next_scan_ns = 0
+    tree.update()
+    monkeypatch.undo()
+    tree.update()
+    assert sum(tree.cpu_s.values()) < before_s + 0.15
+    program.communicate(b"\n")
+    tree.close()
 
 
 def test_children_too_short_to_be_seen_are_counted_too():

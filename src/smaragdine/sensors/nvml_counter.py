@@ -26,8 +26,8 @@ LEAD_NS = 6 * MS_NS  # a call of 3 ms must begin before the step, even if it beg
 GAP_NS = 12 * MS_NS  # a change bracketed less tightly makes a poor anchor
 READ_BUDGET_NS = 250 * MS_NS
 CLOSE_BUDGET_NS = 500 * MS_NS
-ANCHOR_NS = 1_000_000_000
-ANCHOR_AT_LEAST_NS = 700 * MS_NS
+ANCHOR_NS = 2_000_000_000  # accounting takes no anchors closer than that
+ANCHOR_AT_LEAST_NS = 1_700 * MS_NS
 QUIET_NS = 8_000_000_000
 
 
@@ -100,7 +100,7 @@ def find_pace(read_mj: Callable[[], int], clock: Clock) -> Pace:
 class CounterSensor:
     """Energy of one GPU since the driver was loaded, in joules.
 
-    Beside a sample ring one change a second is enough and `read` waits for it; `alone`, every step is
+    Beside a sample ring one change in two seconds is enough and `read` waits for it; `alone`, every step is
     wanted: `read` is called often and polls only when a step is due.
     """
 

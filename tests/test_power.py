@@ -228,9 +228,6 @@ def test_samples_against_the_oracle(
 @given(st.lists(st.tuples(STEPS_NS.filter(bool), st.floats(0, 700)), max_size=12), WINDOWS)
 @example([(1, 5.0), (250 * MS + 1, 5.0), (S, 5.0)], [(0, 2 * S)])
 def test_a_bare_log_is_held_forward(rows: list[tuple[int, float]], pairs: list[tuple[int, int]]):
-    # BUG power.py:_held — where the usual spacing is above the hold (gaps of 251 ms and 1 s, hold 250 ms), a
-    # value held for `usual_ns` reaches beyond the next one: stretches overlap and their energy counts twice.
-    # end_ns = np.where(gap > hold, np.minimum(end_ns, t_ns + usual_ns), end_ns).
     s = series(times([r[0] for r in rows]), [r[1] for r in rows], quantity="power", window_ms=None)
     check(from_samples(s), oracle_held(s, hold_of(s)), hold_of(s), windows_ns(pairs))
 
@@ -459,8 +456,6 @@ def test_samples_that_were_lost_are_filled_from_the_counter():
 
 
 def test_a_counter_that_starts_over_makes_no_negative_power():
-    # BUG power.py:anchor — a GPU reset (or a counter with a range) steps back: used_j < 0, so the factor and
-    # the power of that interval are negative. Wrap by wraps_at, else leave the interval unscaled (factor 1).
     shape = as_trace([(EPOCH_NS, EPOCH_NS + 8 * S, Fraction(100))])
     t_ns = [EPOCH_NS + i * 2 * S for i in range(5)]
     trace = anchor(shape, series(t_ns, [1000.0, 1200.0, 50.0, 250.0, 450.0]))
@@ -468,7 +463,6 @@ def test_a_counter_that_starts_over_makes_no_negative_power():
 
 
 def test_an_anchored_counter_wraps_like_any_other():
-    # BUG power.py:anchor — from_counter honours wraps_at, anchor does not.
     shape = as_trace([(EPOCH_NS, EPOCH_NS + 4 * S, Fraction(100))])
     t_ns = [EPOCH_NS, EPOCH_NS + 2 * S, EPOCH_NS + 4 * S]
     trace = anchor(shape, series(t_ns, [900.0, 100.0, 300.0], wraps_at=1000.0))
@@ -476,8 +470,6 @@ def test_an_anchored_counter_wraps_like_any_other():
 
 
 def test_samples_of_zero_do_not_hide_what_the_counter_saw():
-    # BUG power.py:anchor — sampled_j == 0 leaves the factor at 1, so 400 J of the counter come out as 0 J.
-    # Where nothing but zeros was sampled the interval's mean power should be the counter's (and be flagged).
     shape = as_trace([(EPOCH_NS, EPOCH_NS + 4 * S, Fraction(0))])
     trace = anchor(shape, series([EPOCH_NS, EPOCH_NS + 4 * S], [0.0, 400.0]))
     assert trace.energy_j(EPOCH_NS, EPOCH_NS + 4 * S) == pytest.approx(400)
@@ -530,9 +522,6 @@ def test_no_anchor_reaches_across_a_restart():
 
 @pytest.mark.parametrize("window_ms", [1000.0, 20.0, None])
 def test_a_restart_never_makes_stretches_overlap(window_ms: float | None):
-    # BUG power.py:_join — the successor's first window reaches back over its predecessor's last stretch (a
-    # 1 s average, a restart within a second; the 2.4 s ring), a held last value reaches forward: counted
-    # twice, and "ordered, disjoint" is broken. Clip each piece's first start to the previous piece's end.
     before = [EPOCH_NS + i * 100 * MS for i in range(50)]
     after = [before[-1] + 30 * MS + i * 100 * MS for i in range(50)]
     samples = series(before + after, [100.0] * 100, [0] * 50 + [1] * 50, "power", window_ms=window_ms)
@@ -545,8 +534,6 @@ def test_a_restart_never_makes_stretches_overlap(window_ms: float | None):
 
 
 def test_a_segment_of_counter_readings_alone_is_not_lost():
-    # BUG power.py:_device_trace — only segments with samples are looked at; a successor that could read just
-    # the counter (samples unsupported or failing after the restart) leaves its whole energy out.
     before = [EPOCH_NS + i * 20 * MS for i in range(500)]
     samples = series(before, [100.0] * 500, None, "power", window_ms=20.0, period_ms=20.0)
     after = [EPOCH_NS + 12 * S + i * S for i in range(10)]

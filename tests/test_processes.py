@@ -327,9 +327,6 @@ def test_more_new_processes_than_are_probed_one_by_one():
 
 
 def test_a_number_handed_out_again_does_not_run_backwards():
-    # BUG processes.py:update — when a process ends and another one of the program gets its number between two
-    # looks, cpu_ns − last_ns is negative and the running total decreases. When the clock went back, count the
-    # new process from 0.
     program = start("burn(0.05); sys.stdin.readline()")
     tree = ProcessTree(program.pid, ALL_CPUS)
     go(program)

@@ -284,7 +284,6 @@ def test_a_disk_full_from_the_start_drops_the_oldest_and_counts(
 
 
 def test_readings_that_never_reached_the_disk_are_counted_as_dropped(small_disk: Path):
-    # BUG writer.py:TableWriter.close — what is pending at close is lost silently, dropped_batches stays 0.
     (small_disk / "ballast").write_bytes(bytes(96 << 10))
     out = ReadingsWriter(small_disk, CHANNELS)
     for i in range(8):
@@ -409,7 +408,6 @@ def test_two_dies_of_which_one_was_silent_at_first_keep_apart(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["power.backup.arrows", "power.1.old.arrows", "power..arrows"])
 def test_a_foreign_file_in_the_folder_is_none_of_ours(tmp_path: Path, name: str):
-    # BUG reader.py:_segments — power.1.old.arrows passes for segment 1: the whole name must be NAME.N.arrows.
     write_segment(tmp_path, 0, CHANNELS, [(T0, 0, 1.0)])
     (tmp_path / name).write_bytes((tmp_path / "power.arrows").read_bytes())
     assert rows_of(recording_in(tmp_path), "power") == [("cpu:0", "energy", T0, 1.0, 0)]
@@ -499,7 +497,6 @@ MEAN_JUNK = [
 
 @pytest.mark.parametrize("junk", MEAN_JUNK, ids=[junk[:45].decode() for junk in MEAN_JUNK])
 def test_fields_of_a_wrong_kind_do_not_lose_the_other_marks(tmp_path: Path, junk: bytes):
-    # BUG marks.py:_parse — a line of 100,000 brackets raises RecursionError out of read_spool: catch it too.
     spool(tmp_path, b'{"t_ns": 1, "name": "a"}\n', junk, b'\n{"t_ns": 3, "name": "c"}\n')
     names = names_both_ways(tmp_path)
     assert names[0] == "a"
@@ -621,7 +618,6 @@ def test_an_unknown_table_is_a_user_error(example: Recording):
 
 
 def test_an_unknown_form_is_said(example: Recording):
-    # BUG reader.py:table — any other form is silently Arrow ("Pandas", "polars").
     with pytest.raises((UserError, ValueError)):
         example.table("power", "polars")  # type: ignore[arg-type]
 
@@ -800,8 +796,6 @@ def test_a_folder_with_a_main(here: Path):
 
 
 def test_a_folder_named_like_a_command_does_not_hide_it(here: Path):
-    # BUG command.py:build_command — any word that names a folder here is taken for a Python folder: in a
-    # project with a folder `accelerate/` or `ls/`, `smaragdine run ls` fails with "is a folder".
     (here / "ls").mkdir()
     assert Path(build_command(["ls", "-l"], ENVIRONMENT).executable).is_file()
 
@@ -867,13 +861,9 @@ def test_secrets_are_not_stored(argv: list[str], stored: list[str]):
     ],
 )
 def test_secrets_in_other_clothes_are_not_stored(argv: list[str]):
-    # BUG command.py:_SECRET_OPTION — only --name forms without a dot are known. Allow [\w.-] in the name, no
-    # dash or a leading + before NAME=VALUE, and hide user:password@ inside URLs.
     assert "hunter2" not in " ".join(without_secrets(argv))
 
 
 def test_tokens_that_are_no_secrets_are_kept():
-    # BUG command.py:_SECRET_OPTION — `token` also matches --max-tokens, --tokenizer, --num-tokens: the figure
-    # one wants most in a language-model run is hidden.
     argv = ["t.py", "--max-tokens", "512", "--tokenizer", "gpt2", "--tokens_per_batch=4096"]
     assert without_secrets(argv) == argv

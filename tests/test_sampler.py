@@ -236,8 +236,6 @@ def test_no_wake_up_has_no_quantile():
 
 
 def test_lag_beyond_the_bins_is_not_made_smaller():
-    # BUG sampler.py:LagHistogram.quantile_ms — the last bin is open, but its quantile is given as 20 ms:
-    # a sampler always half a second late reports a p50 of 20 ms. Return worst_ns for the last bin.
     lag = LagHistogram()
     for _ in range(100):
         lag.add(500 * MS)
@@ -381,8 +379,6 @@ def eager_switching() -> Iterator[None]:
 
 
 def test_a_note_made_while_the_notes_are_taken_is_not_lost():
-    # BUG sampler.py:note/notes — `self._notes.append` is bound before Note(…) is made; when notes() swaps the
-    # list in between (another thread), the note goes to the old list, after it was handed out.
     taken: list[str] = []
 
     def taken_meanwhile() -> int:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import math
 
-_PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+_PREFIXES = (
+    (1e9, "G"),
+    (1e6, "M"),
+    (1e3, "k"),
+    (1.0, ""),
+    (1e-3, "m"),
+    (1e-6, "µ"),
+    (1e-9, "n"),
+    (1e-12, "p"),
+)
 
 
 def si(value: float | None, unit: str, digits: int = 3) -> str:
@@ -13,9 +22,13 @@ def si(value: float | None, unit: str, digits: int = 3) -> str:
         return "–"
     if value == 0:
         return f"0 {unit}"
+    if math.isinf(value):
+        return f"{value} {unit}"
     # Rounding first keeps 999.96 from being printed as "1000 J" instead of "1.00 kJ".
     rounded = float(f"{value:.{digits - 1}e}")
-    scale, prefix = next(((s, p) for s, p in _PREFIXES if abs(rounded) >= s), _PREFIXES[-1])
+    if abs(rounded) < _PREFIXES[-1][0]:
+        return f"{rounded:.{digits - 1}e} {unit}"
+    scale, prefix = next((s, p) for s, p in _PREFIXES if abs(rounded) >= s)
     scaled = rounded / scale
     whole = len(str(int(abs(scaled))))
     return f"{scaled:.{max(0, digits - whole)}f} {prefix}{unit}"
@@ -39,10 +52,10 @@ def seconds(value_s: float | None) -> str:
         return "–"
     if abs(value_s) < 120:
         return si(value_s, "s")
-    whole = round(value_s)
-    hours, rest = divmod(whole, 3600)
+    hours, rest = divmod(round(abs(value_s)), 3600)
     minutes, left = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d} min"
+    sign = "-" if value_s < 0 else ""
+    return f"{sign}{hours}:{minutes:02d}:{left:02d}" if hours else f"{sign}{minutes}:{left:02d} min"
 
 
 def plus_minus(mean: float, std: float, unit: str) -> str:

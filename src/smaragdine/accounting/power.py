@@ -99,11 +99,7 @@ def from_counter(series: Series) -> PowerTrace:
     hold = hold_ns(series)
     t_ns, value = series.t_ns, series.value
     length_ns = np.diff(t_ns)
-    used_j = np.diff(value)
-    wraps_at = series.channel.wraps_at
-    if wraps_at:
-        # Once in a gap can be seen, twice cannot: but then the gap is longer than the hold.
-        used_j = np.where(used_j < 0, used_j + wraps_at, used_j)
+    used_j = _used(series, value)
     # Anchoring readings come about once a second, on purpose: what counts as a gap follows the rhythm.
     rhythm_ns = int(np.median(length_ns)) if length_ns.size else 0
     hold = max(hold, 4 * rhythm_ns if rhythm_ns > hold // 10 else 0)
@@ -138,7 +134,7 @@ def _held(t_ns: Ints, power_w: Floats, hold: int) -> PowerTrace:
     spacing_ns = np.diff(t_ns)
     usual_ns = int(np.median(spacing_ns)) if spacing_ns.size else hold
     end_ns = np.concatenate([t_ns[1:], [t_ns[-1] + usual_ns]])
-    end_ns = np.where(end_ns - t_ns > hold, t_ns + usual_ns, end_ns)
+    end_ns = np.where(end_ns - t_ns > hold, np.minimum(end_ns, t_ns + usual_ns), end_ns)
     return PowerTrace(t_ns, end_ns, power_w, hold)
 
 
@@ -152,10 +148,11 @@ def anchor(shape: PowerTrace, counter: Series, every_ns: int = ANCHOR_EVERY_NS) 
     if chosen.size < 2:
         return shape
     t_ns, total_j = counter.t_ns[chosen], counter.value[chosen]
-    filled = _fill(shape, t_ns)
+    used_j = _used(counter, total_j)
+    filled = _fill(shape, t_ns, used_j)
     sampled_j = np.diff(filled.energy_until_j(t_ns))
-    used_j = np.diff(total_j)
-    factor = np.divide(used_j, sampled_j, out=np.ones_like(used_j), where=sampled_j > 0)
+    # A counter that was set back (a reset GPU) says nothing about that interval: its samples stand.
+    factor = np.divide(used_j, sampled_j, out=np.ones_like(used_j), where=(sampled_j > 0) & (used_j >= 0))
     interval = np.clip(np.searchsorted(t_ns, filled.start_ns, side="right") - 1, 0, factor.size - 1)
     return PowerTrace(
         filled.start_ns,
@@ -181,7 +178,14 @@ def _choose_anchors(counter: Series, every_ns: int) -> Ints:
     return np.array(chosen, dtype=np.int64)
 
 
-def _fill(shape: PowerTrace, anchors_ns: Ints) -> PowerTrace:
+def _used(counter: Series, total_j: Floats) -> Floats:
+    used_j = np.diff(total_j)
+    wraps_at = counter.channel.wraps_at
+    # Once in a gap can be seen, twice cannot: but then the gap is longer than the hold.
+    return np.where(used_j < 0, used_j + wraps_at, used_j) if wraps_at else used_j
+
+
+def _fill(shape: PowerTrace, anchors_ns: Ints, used_j: Floats) -> PowerTrace:
     """Cut the trace at the anchors, and give time between them that it does not cover their mean power."""
     cuts = np.unique(np.concatenate([shape.start_ns, shape.end_ns, anchors_ns]))
     start_ns, end_ns = cuts[:-1], cuts[1:]
@@ -198,6 +202,11 @@ def _fill(shape: PowerTrace, anchors_ns: Ints) -> PowerTrace:
     between = (start_ns >= anchors_ns[0]) & (start_ns < anchors_ns[-1])
     interval = np.clip(np.searchsorted(anchors_ns, start_ns, side="right") - 1, 0, mean_w.size - 1)
     power_w = np.where(~inside & between, mean_w[interval], power_w)
+    # Samples of 0 W have no shape to scale: the counter's mean power stands in.
+    sampled_j = np.diff(shape.energy_until_j(anchors_ns))
+    level_w = used_j / (np.diff(anchors_ns) * 1e-9)
+    dark = between & (sampled_j[interval] <= 0) & (covered_ns[interval] > 0) & (level_w[interval] > 0)
+    power_w = np.where(dark, level_w[interval], power_w)
     kept = inside | between
     return PowerTrace(start_ns[kept], end_ns[kept], power_w[kept], shape.hold_ns)
 
@@ -233,10 +242,15 @@ def _device_trace(members: Sequence[Series]) -> PowerTrace:
         return add([from_counter(series) for series in counters])
     pieces: list[PowerTrace] = []
     # Between two segments nobody looked: no anchor reaches across.
-    for segment in np.unique(samples[0].segment):
-        shape = from_samples(_segment(samples[0], segment))
+    for segment in np.unique(np.concatenate([series.segment for series in (samples[0], *counters[:1])])):
+        sampled = _segment(samples[0], segment)
         counter = _segment(counters[0], segment) if counters else None
-        pieces.append(anchor(shape, counter) if counter is not None and counter.t_ns.size else shape)
+        if counter is None or not counter.t_ns.size:
+            pieces.append(from_samples(sampled))
+        elif not sampled.t_ns.size:
+            pieces.append(from_counter(counter))
+        else:
+            pieces.append(anchor(from_samples(sampled), counter))
     return pieces[0] if len(pieces) == 1 else _join(pieces)
 
 
@@ -247,10 +261,16 @@ def _segment(series: Series, segment: int) -> Series:
 
 def _join(pieces: Sequence[PowerTrace]) -> PowerTrace:
     anchors = [piece.anchors for piece in pieces if piece.anchors is not None]
+    start_ns = np.concatenate([piece.start_ns for piece in pieces])
+    end_ns = np.concatenate([piece.end_ns for piece in pieces])
+    # A successor's first window may reach back over what its predecessor saw.
+    begun_ns = np.maximum.accumulate(np.concatenate([start_ns[:1], end_ns[:-1]]))
+    start_ns = np.maximum(start_ns, begun_ns)
+    kept = end_ns > start_ns
     return PowerTrace(
-        np.concatenate([piece.start_ns for piece in pieces]),
-        np.concatenate([piece.end_ns for piece in pieces]),
-        np.concatenate([piece.power_w for piece in pieces]),
+        start_ns[kept],
+        end_ns[kept],
+        np.concatenate([piece.power_w for piece in pieces])[kept],
         pieces[0].hold_ns,
         Anchors(np.concatenate([a.t_ns for a in anchors]), np.concatenate([a.factor for a in anchors]))
         if anchors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,17 +127,21 @@ def stands_still(trace: PowerTrace) -> bool:
 
 
 def peak_w(trace: PowerTrace, start_ns: int, end_ns: int) -> float | None:
-    """The highest mean over any 100 ms slice that is wholly known; of a shorter stretch, its mean.
+    """The highest mean over any 100 ms that are known; of a shorter stretch, its mean.
 
     Shorter windows would show the counter's own update jitter as peaks.
     """
-    count = max(1, (end_ns - start_ns) // PEAK_OVER_NS)
-    edges = np.linspace(start_ns, end_ns, int(count) + 1).astype(np.int64)
-    length_ns = np.diff(edges)
-    covered_ns = np.diff(trace.covered_until_ns(edges))
-    used_j = np.diff(trace.energy_until_j(edges))
-    known = covered_ns >= 0.9 * length_ns
-    if not known.any() or stands_still(trace):
+    if end_ns <= start_ns or stands_still(trace):
+        return None
+    window_ns = min(PEAK_OVER_NS, end_ns - start_ns)
+    # Where power is constant piece by piece, the highest mean begins or ends at an edge of a piece.
+    inside = trace.start_ns[(trace.start_ns > start_ns) & (trace.start_ns <= end_ns - window_ns)]
+    ends = trace.end_ns[(trace.end_ns >= start_ns + window_ns) & (trace.end_ns < end_ns)]
+    begin_ns = np.concatenate([[start_ns, end_ns - window_ns], inside, ends - window_ns])
+    covered_ns = trace.covered_until_ns(begin_ns + window_ns) - trace.covered_until_ns(begin_ns)
+    used_j = trace.energy_until_j(begin_ns + window_ns) - trace.energy_until_j(begin_ns)
+    known = covered_ns >= 0.9 * window_ns
+    if not known.any():
         return None
     return float((used_j[known] / (covered_ns[known] * 1e-9)).max())
 
@@ -160,27 +165,36 @@ def shares(recording: Recording, start_ns: int, end_ns: int) -> dict[str, Share]
         # Process clocks are exact and the machine's idle time is counted in ticks: never below the parts.
         busy = max(seconds.get("busy", 0.0), program + monitor)
         if busy > 0:
-            found[device] = Share(program / busy, (busy - program - monitor) / busy, monitor / busy)
+            found[device] = Share(program / busy, max(0.0, busy - program - monitor) / busy, monitor / busy)
     return found
 
 
 def epoch_bounds(marks: Sequence[dict[str, Any]]) -> list[tuple[int | None, int, int]]:
-    """(index, begin, end) of every finished epoch, in order; ranks that train together share an epoch."""
-    open_by_rank: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
-    spans: dict[tuple[Any, int], list[int]] = {}
-    training: dict[Any, int] = {}
+    """(index, begin, end) of every finished epoch, in order.
+
+    Ranks that train together share an epoch: those of the same index that overlap in time. Two trainings one
+    after the other have two epochs of index 0.
+    """
+    begun: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
+    spans: list[tuple[int | None, int, int]] = []
     for mark in marks:
         who = (mark["rank"], mark["pid"], mark["source"])
-        if mark["name"] == "train_begin":
-            # A second fit() begins again at epoch 0: another training, not the same epoch twice.
-            training[who] = training.get(who, -1) + 1
-        elif mark["name"] == "epoch_begin":
-            open_by_rank[who] = mark
-        elif mark["name"] == "epoch_end" and who in open_by_rank:
-            begin = open_by_rank.pop(who)
-            span = spans.setdefault((begin["index"], training.get(who, 0)), [begin["t_ns"], mark["t_ns"]])
-            span[0], span[1] = min(span[0], begin["t_ns"]), max(span[1], mark["t_ns"])
-    return sorted(((index, s, e) for (index, _), (s, e) in spans.items()), key=lambda epoch: epoch[1])
+        if mark["name"] == "epoch_begin":
+            begun[who] = mark
+        elif mark["name"] == "epoch_end" and who in begun:
+            begin = begun.pop(who)
+            spans.append((begin["index"], begin["t_ns"], mark["t_ns"]))
+    shared: list[tuple[int | None, int, int]] = []
+    newest: dict[int, int] = {}  # index → where its latest epoch stands in `shared`
+    for index, start, end in sorted(spans, key=lambda span: span[1]):
+        at = newest.get(index) if index is not None else None
+        if at is not None and start < shared[at][2]:
+            shared[at] = (index, shared[at][1], max(shared[at][2], end))
+            continue
+        if index is not None:
+            newest[index] = len(shared)
+        shared.append((index, start, end))
+    return shared
 
 
 def _bounds(recording: Recording, traces: dict[str, PowerTrace]) -> tuple[int, int]:
@@ -202,10 +216,12 @@ def _main_channels(recording: Recording) -> dict[str, Channel]:
     return main
 
 
-def _device_order(device: str) -> tuple[int, str]:
-    kind = device.partition(":")[0]
+def _device_order(device: str) -> tuple[int, list[tuple[int, str]]]:
+    """GPUs first, and gpu:2 before gpu:10."""
     order = {"gpu": 0, "cpu": 1, "dram": 2, "psys": 3}
-    return order.get(kind, 4), device
+    pieces = re.split(r"(\d+)", device)
+    numbered = [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]
+    return order.get(device.partition(":")[0], 4), numbered
 
 
 def _problem_marks(marks: Sequence[dict[str, Any]]) -> list[str]:

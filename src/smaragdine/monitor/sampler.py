@@ -69,7 +69,7 @@ class LagHistogram:
         left = q * self.count
         for i, bin_count in enumerate(self.bins):
             left -= bin_count
-            if left <= 0:
+            if left <= 0 and i < _LAG_BINS - 1:
                 return min((i + 1) * _LAG_BIN_NS, self.worst_ns) / 1e6
         return self.worst_ns / 1e6
 
@@ -129,7 +129,9 @@ class Sampler:
                 for channel in ended.keys() - slot.channels_ended:
                     slot.channels_ended.add(channel)
                     self.note("sensor_lost", f"{channel}: {ended[channel]}")
-        notes, self._notes = self._notes, []
+        count = len(self._notes)
+        notes = self._notes[:count]
+        del self._notes[:count]
         return notes
 
     def note(self, name: str, detail: str) -> None:

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from smaragdine.errors import UserError
 
-_SECRET_OPTION = re.compile(
-    r"^--?[\w-]*(token|secret|password|passwd|api[-_]?key|access[-_]?key)[\w-]*$", re.IGNORECASE
-)
-_SECRET_VALUE = re.compile(
-    r"^(?P<name>--?[\w-]*(token|secret|password|passwd|api[-_]?key|access[-_]?key)[\w-]*)=.*$",
-    re.IGNORECASE | re.DOTALL,
-)
+# `--hub.token`, `HF_TOKEN=`, `+wandb.api_key=`: the word itself, so that `--max-tokens` is no secret.
+_SECRET_WORD = r"(?:token|secret|password|passwd|api[-_]?key|access[-_]?key)"
+_SECRET_NAME = rf"[+-]*(?:[\w.+-]*[._+-])?{_SECRET_WORD}(?:[._+-][\w.+-]*)?"
+_SECRET_OPTION = re.compile(rf"^-{_SECRET_NAME}$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(rf"^(?P<name>{_SECRET_NAME})=.*$", re.IGNORECASE | re.DOTALL)
+_URL_PASSWORD = re.compile(r"(?P<user>\w://[^/\s:@]*):[^/\s@]+@")
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,10 @@ def build_command(words: Sequence[str], environment: Mapping[str, str]) -> Comma
             remedy="Options of smaragdine come before the script; see smaragdine run --help",
         )
     path = Path(words[0])
-    if path.suffix in (".py", ".pyc", ".pyz", ".ipynb") or path.is_dir():
+    is_folder = path.is_dir() and (
+        os.sep in words[0] or shutil.which(words[0], path=environment.get("PATH")) is None
+    )
+    if path.suffix in (".py", ".pyc", ".pyz", ".ipynb") or is_folder:
         return _script(path, words, environment)
     return _executable(words, environment)
 
@@ -114,6 +116,6 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
         elif match:
             stored.append(f"{match['name']}=***")
         else:
-            stored.append(word)
+            stored.append(_URL_PASSWORD.sub(r"\g<user>:***@", word))
         hide = bool(_SECRET_OPTION.match(word))
     return stored

@@ -30,7 +30,7 @@ def read_spool(folder: Path) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for path in sorted((folder / SPOOL_FOLDER).glob("marks-*.jsonl")):
         with contextlib.suppress(OSError):
-            rows.extend(_parse(path.read_bytes().split(b"\n")))
+            rows.extend(parse_lines(path.read_bytes().split(b"\n")))
     return marks_table(rows)
 
 
@@ -45,13 +45,13 @@ _INTEGERS = {"index": 63, "total": 63, "rank": 31, "pid": 31}
 _TEXTS = ("name", "source", "detail")
 
 
-def _parse(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+def parse_lines(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
     for line in lines:
         try:
             row: dict[str, Any] = json.loads(line)
             t_ns = int(row["t_ns"])
             name = row["name"]
-        except (ValueError, KeyError, TypeError, OverflowError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
         if not isinstance(name, str) or abs(t_ns) >= 1 << 63:
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -87,6 +88,8 @@ class Recording:
         if name not in TABLES:
             raise UserError(f"no table named {name}", remedy=f"There are: {', '.join(TABLES)}")
         table = self._marks if name == "marks" else self._readings(name)
+        if form not in ("arrow", "pandas", "numpy"):
+            raise UserError(f"no form named {form}", remedy="There are: arrow, pandas, numpy")
         if form == "pandas":
             return table.to_pandas()
         if form == "numpy":
@@ -174,8 +177,10 @@ def _check(info: dict[str, Any]) -> None:
 
 def _segments(folder: Path, table: str) -> list[tuple[int, Path]]:
     """power.arrows, power.1.arrows, … in the order they were written."""
-    numbered = [(path.name.split(".")[1], path) for path in folder.glob(f"{table}.*.arrows")]
-    later = [(int(number), path) for number, path in numbered if number.isdigit()]
+    matches = [
+        (re.fullmatch(rf"{table}\.(\d+)\.arrows", path.name), path) for path in folder.glob(f"{table}.*")
+    ]
+    later = [(int(match[1]), path) for match, path in matches if match]
     return [(n, path) for n, path in [(0, folder / f"{table}.arrows"), *sorted(later)] if path.is_file()]
 
 

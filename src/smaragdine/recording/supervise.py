@@ -299,10 +299,12 @@ def _until_end(
         ready, _, _ = select.select(fds, [], [], signals.timeout_s())
         if client is not None and client.fd in ready:
             recorders.take()
+            feeds, client.feeds = client.feeds, []
             if on_feed is not None:
-                for feed in client.feeds:
-                    on_feed(feed)
-            client.feeds.clear()
+                # A display that fails is no reason to end the program.
+                with contextlib.suppress(Exception):
+                    for feed in feeds:
+                        on_feed(feed)
         signals.take()
         for number in signals.due():
             os.kill(program.pid, number)

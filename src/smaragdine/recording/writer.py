@@ -51,9 +51,12 @@ class TableWriter:
         self._take()
 
     def close(self) -> None:
-        # The end-of-stream marker matters only to readers that insist on it; ours does not.
-        self._stream.close()
-        self._take()
+        self._flush()
+        self.dropped_batches += len(self._pending) - (bool(self._pending) and not self._offset)
+        if not self._pending:
+            # The end-of-stream marker matters only to readers that insist on it; ours does not.
+            self._stream.close()
+            self._take()
         os.close(self._fd)
 
     def _take(self) -> None:

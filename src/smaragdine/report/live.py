@@ -7,7 +7,6 @@ write that puts the cursor back where the program left it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
 import sys
@@ -20,6 +19,7 @@ import numpy as np
 
 from smaragdine.accounting.summary import epoch_bounds
 from smaragdine.recording.format import SPOOL_FOLDER
+from smaragdine.recording.marks import parse_lines
 from smaragdine.units import joules, watts
 
 Feed = Callable[[Path, list[Any], dict[str, Any]], None]
@@ -58,7 +58,9 @@ class Progress:
                 used_j = newest - last[1]
                 used_j += channel["wraps_at"] or 0.0 if used_j < 0 else 0.0
                 self._add(device, used_j)
-                power_now.setdefault(device, used_j / ((t_ns - last[0]) * 1e-9))
+                if not self._has_samples(channels, device):
+                    drawn_w = used_j / ((t_ns - last[0]) * 1e-9)
+                    power_now[device] = power_now.get(device, 0.0) + drawn_w
         self.power_w.update(power_now)
         if values:
             self.t_ns.append(int(max(v[0] for v in values.values())))
@@ -66,6 +68,9 @@ class Progress:
 
     def _has_counter(self, channels: list[dict[str, Any]], device: str) -> bool:
         return any(c["device"] == device and c["quantity"] == "energy" for c in channels)
+
+    def _has_samples(self, channels: list[dict[str, Any]], device: str) -> bool:
+        return any(c["device"] == device and c["quantity"] == "power" for c in channels)
 
     def _add(self, device: str, used_j: float) -> None:
         self.energy_j[device] = self.energy_j.get(device, 0.0) + max(0.0, used_j)
@@ -77,24 +82,25 @@ class Progress:
                 file.seek(self._offsets.get(path.name, 0))
                 whole, _, _ = file.read().rpartition(b"\n")
                 self._offsets[path.name] = self._offsets.get(path.name, 0) + len(whole) + bool(whole)
-                for line in whole.splitlines():
-                    with contextlib.suppress(ValueError):
-                        mark = json.loads(line)
-                        if mark.get("name") in ("train_begin", "epoch_begin", "epoch_end"):
-                            self._marks.append({"index": None, "rank": None, "pid": None, **mark})
+                wanted = ("train_begin", "epoch_begin", "epoch_end")
+                self._marks += [mark for mark in parse_lines(whole.splitlines()) if mark["name"] in wanted]
 
     def expected_j(self) -> tuple[float, float] | None:
         """The whole run's energy and its standard deviation, once two epochs are done and all are planned."""
         marks = sorted(self._marks, key=lambda mark: mark["t_ns"])
-        planned = next((m["total"] for m in reversed(marks) if m.get("total")), None)
-        epochs = epoch_bounds(marks)
+        # A second fit() has a plan of its own.
+        begun = [i for i, mark in enumerate(marks) if mark["name"] == "train_begin"]
+        current = marks[begun[-1] :] if begun else marks
+        planned = next((mark["total"] for mark in current if mark["total"]), None)
+        epochs = epoch_bounds(current)
         if planned is None or len(epochs) < 2 or len(self.t_ns) < 2:
             return None
         edges = np.interp([t for _, s, e in epochs for t in (s, e)], self.t_ns, self.total_j)
         each_j = edges[1::2] - edges[0::2]
-        left = max(0, planned - len(epochs))
-        spread_j = statistics.stdev(each_j) if len(each_j) > 1 else 0.0
-        return float(edges[-1] + left * each_j.mean()), float(spread_j * left**0.5)
+        done, left = len(epochs), max(0, planned - len(epochs))
+        # The epochs to come scatter, and their mean is itself known only from those that are done.
+        spread_j = statistics.stdev(each_j) * (left + left**2 / done) ** 0.5
+        return float(edges[-1] + left * each_j.mean()), float(spread_j)
 
     def line(self) -> str:
         parts = [f"{device} {watts(power)}" for device, power in sorted(self.power_w.items())]

@@ -6,10 +6,11 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -57,7 +58,7 @@ def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = ()) -> Renderable
     if net:
         parts += [Text(""), _net_table(net)]
     if summary.epochs:
-        parts += [Text(""), _epoch_table(summary)]
+        parts += [_EpochTables(summary)]
     parts += [Text.from_markup(line) for line in _remarks(summary)]
     return Group(*parts)
 
@@ -99,8 +100,21 @@ def _device_table(summary: RunSummary) -> Table:
     return table
 
 
-def _epoch_table(summary: RunSummary) -> Table:
-    names = [name for name, device in summary.devices.items() if device.scope == "device"]
+@dataclass(frozen=True)
+class _EpochTables:
+    """One table, or several below each other where the terminal is too narrow for all devices."""
+
+    summary: RunSummary
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = [name for name, device in self.summary.devices.items() if device.scope == "device"]
+        at_once = max(1, (options.max_width - 30) // 17)
+        for i in range(0, max(1, len(names)), at_once):
+            yield Text("")
+            yield _epoch_table(self.summary, names[i : i + at_once])
+
+
+def _epoch_table(summary: RunSummary, names: Sequence[str]) -> Table:
     table = _table("epoch", "time", *names)
     shown = summary.epochs if len(summary.epochs) <= _MOST_EPOCHS else summary.epochs[:3]
     for epoch in shown:

@@ -114,6 +114,10 @@ class ProcessTree:
             except OSError:
                 gone.append(pid)
                 continue
+            if cpu_ns < process.last_ns:
+                # The number was given to another process of the program between two looks.
+                self._followed_ns += process.last_ns
+                process.last_ns = 0
             spent_ns += cpu_ns - process.last_ns
             process.last_ns = cpu_ns
         for pid in gone:

@@ -1,21 +1,25 @@
 """What the sampler costs: its own CPU time at 4 ms, exactly, as a share of one core.
 
-    python bench/sampler.py [--seconds 20]
+    python bench/sampler.py [--seconds 10] [--rounds 5]
 
 A powercap tree of two sockets (package, core and dram each: six counters), a program of 20 threads, and
-the estimate where no counter is. The figure is the process's CPU clock over the sampling, start-up apart.
+the estimate where no counter is. The figure is the process's CPU clock over the sampling, start-up apart;
+the rounds take turns, with the bare cost of waking up beside them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -34,7 +38,28 @@ time.sleep(3600)
 """
 
 
-def measure(name: str, environment: dict[str, str], seconds: float) -> None:
+_WAKE_UPS = """
+import sys, time
+from smaragdine.monitor.alarm import Alarm
+from smaragdine.monitor.priority import prioritise_thread
+prioritise_thread(realtime=True)
+alarm = Alarm(4_000_000)
+cpu_s, begin_s, due_ns = time.process_time(), time.monotonic(), time.monotonic_ns()
+while time.monotonic() - begin_s < float(sys.argv[1]):
+    due_ns += 4_000_000
+    alarm.wait_until(due_ns)
+print((time.process_time() - cpu_s) / (time.monotonic() - begin_s))
+"""
+
+
+def wake_ups_alone(seconds: float) -> float:
+    """The floor: an interpreter that wakes every 4 ms and does nothing, as a share of one core."""
+    out = subprocess.run([sys.executable, "-c", _WAKE_UPS, str(seconds)], check=True, stdout=subprocess.PIPE)
+    return float(out.stdout)
+
+
+def measure(environment: dict[str, str], seconds: float) -> dict[str, Any]:
+    """The recorder's own figures after following a program of 20 threads for a while."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "spool").mkdir()
         recorder = subprocess.Popen(
@@ -56,36 +81,51 @@ def measure(name: str, environment: dict[str, str], seconds: float) -> None:
         program.kill()
         figures = json.loads(recorder.stdout.readlines()[-1])["done"]
         recorder.wait()
+        program.wait()
         size = sum(path.stat().st_size for path in Path(folder).glob("*.arrows"))
-    lane = figures["lanes"]["counters"]
-    print(
-        f"{name:34} {figures['core_share']:7.2%} {figures['readings'] / figures['wall_s']:10.0f} "
-        f"{lane['lag_p50_ms']:8.2f} {lane['lag_p99_ms']:8.2f} {lane['missed']:7d} "
-        f"{size / figures['wall_s'] / 1e3:7.1f} {figures['start_cpu_s']:8.2f}  {lane['priority']}"
-    )
+    return {**figures, "bytes_per_s": size / figures["wall_s"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=20.0)
-    seconds = parser.parse_args().seconds
-    print(
-        f"{'':34} {'core':>7} {'readings/s':>10} {'lag p50':>8} {'p99 ms':>8} {'missed':>7} "
-        f"{'kB/s':>7} {'start s':>8}"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        proc = {"SMARAGDINE_PROC_ROOT": str(two_sockets(Path(folder) / "proc"))}
-        with PowercapTree(Path(folder) / "a", packages=2, dram=True, core=True) as tree:
-            measure("2 sockets, 6 counters", {**proc, "SMARAGDINE_POWERCAP_ROOT": str(tree.root)}, seconds)
-        with PowercapTree(Path(folder) / "b", packages=2, dram=False, core=True) as tree:
-            measure(
-                "2 sockets, 4 counters, dram estimate",
-                {**proc, "SMARAGDINE_POWERCAP_ROOT": str(tree.root)},
-                seconds,
-            )
-        measure("2 sockets, estimate alone", {**proc, "SMARAGDINE_POWERCAP_ROOT": f"{folder}/none"}, seconds)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        root = Path(folder)
+        proc = {"SMARAGDINE_PROC_ROOT": str(two_sockets(root / "proc"))}
+        six = stack.enter_context(PowercapTree(root / "a", packages=2, dram=True, core=True))
+        four = stack.enter_context(PowercapTree(root / "b", packages=2, dram=False, core=True))
+        machines = {
+            "6 counters": {**proc, "SMARAGDINE_POWERCAP_ROOT": str(six.root)},
+            "4 counters, dram estimated": {**proc, "SMARAGDINE_POWERCAP_ROOT": str(four.root)},
+            "all estimated": {**proc, "SMARAGDINE_POWERCAP_ROOT": str(root / "none")},
+        }
+        floors: list[float] = []
+        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in machines}
+        for _ in range(options.rounds):
+            floors.append(wake_ups_alone(options.seconds / 2))
+            for name, environment in machines.items():
+                rounds[name].append(measure(environment, options.seconds))
+    print(f"{'2 sockets, 20 threads':28} {'core: median':>12} {'range':>15} {'readings/s':>11} ", end="")
+    print(f"{'lag p50':>8} {'p99':>8} {'missed':>7} {'kB/s':>6} {'start-up':>9}")
+    print(f"{'(wake-ups alone)':28} {_spread(floors)}")
+    for name, results in rounds.items():
+        lanes = [result["lanes"]["counters"] for result in results]
+        print(
+            f"{name:28} {_spread([result['core_share'] for result in results])} "
+            f"{results[0]['readings'] / results[0]['wall_s']:11.0f} "
+            f"{statistics.median(lane['lag_p50_ms'] for lane in lanes):5.2f} ms "
+            f"{statistics.median(lane['lag_p99_ms'] for lane in lanes):5.2f} ms "
+            f"{sum(lane['missed'] for lane in lanes):7d} {results[0]['bytes_per_s'] / 1e3:6.1f} "
+            f"{statistics.median(result['start_cpu_s'] for result in results):7.2f} s"
+        )
+
+
+def _spread(shares: list[float]) -> str:
+    return f"{statistics.median(shares):12.2%} {min(shares):6.2%} … {max(shares):.2%}"
 
 
 if __name__ == "__main__":

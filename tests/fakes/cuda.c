@@ -1,4 +1,4 @@
-/* A stand-in for libcuda.so.1 that knows only its devices' order.
+/* A stand-in for libcuda.so.1 that knows its devices' order and makes contexts.
  *
  * The file that FAKE_NVML names gives it as `cuda_bus_ids=` (CUDA's own order) and `pci_bus_ids=` (used
  * under CUDA_DEVICE_ORDER=PCI_BUS_ID). With CUDA_VISIBLE_DEVICES set it shows nothing: who asks for the
@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { OK = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101, DEVICES = 16 };
 
@@ -41,5 +42,20 @@ int cuDeviceGet(int *device, int ordinal) {
 int cuDeviceGetPCIBusId(char *text, int size, int device) {
     if (device < 0 || device >= count) return INVALID_DEVICE;
     snprintf(text, size, "%s", bus_ids[device]);
+    return OK;
+}
+
+/* Each context made is a line "pid device" in $FAKE_NVML.contexts, so that a test can see who held one. */
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    const char *path = getenv("FAKE_NVML");
+    char name[1024];
+    if (!started) return NOT_INITIALIZED;
+    if (device < 0 || device >= count) return INVALID_DEVICE;
+    snprintf(name, sizeof name, "%s.contexts", path);
+    FILE *f = fopen(name, "a");
+    if (!f) return INVALID_VALUE;
+    fprintf(f, "%d %d\n", (int)getpid(), device);
+    fclose(f);
+    *context = bus_ids[device];
     return OK;
 }

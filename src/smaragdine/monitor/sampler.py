@@ -6,11 +6,13 @@ an NVML call of three; so that has a lane of its own.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from smaragdine.clock import SYSTEM, Clock
+from smaragdine.monitor.alarm import Alarm
 from smaragdine.monitor.priority import prioritise_thread
 from smaragdine.sensors.base import Channel, Sensor, SensorLost
 
@@ -141,8 +143,10 @@ class Sampler:
         lag = self.lag[lane] = LagHistogram()
         # Only the counters' lane is short and regular enough to be trusted with a real-time priority.
         self.priority[lane] = prioritise_thread(realtime=lane == "counters")
+        period_ns = min(slot.sensor.period_ns for slot in slots)
         try:
-            run_slots(slots, self._clock, self._stop.is_set, lag, self.note)
+            with _alarm(self._clock, period_ns) as wait_until:
+                run_slots(slots, self._clock, self._stop.is_set, lag, self.note, wait_until)
         finally:
             for slot in slots:
                 try:
@@ -157,15 +161,17 @@ def run_slots(
     stopped: Callable[[], bool],
     lag: LagHistogram,
     note: Callable[[str, str], None],
+    wait_until: Callable[[int], None] | None = None,
 ) -> None:
     """The loop of one lane. Ends when `stopped`, or when no sensor is left."""
-    mono_ns, sleep_s = clock.mono_ns, clock.sleep_s
+    mono_ns = clock.mono_ns
+    wait_until = wait_until or _sleeper(clock)
     live = [slot for slot in slots if not slot.ended]
     while live and not stopped():
         due_ns = min([slot.next_ns for slot in live])
         now_ns = mono_ns()
         if now_ns < due_ns:
-            sleep_s(min(due_ns - now_ns, _LONGEST_SLEEP_NS) * 1e-9)
+            wait_until(due_ns)
             now_ns = mono_ns()
             if now_ns < due_ns:
                 continue
@@ -184,6 +190,29 @@ def run_slots(
                 skipped = behind_ns // period_ns + 1
                 lag.missed += skipped
                 slot.next_ns += skipped * period_ns
+
+
+def _sleeper(clock: Clock) -> Callable[[int], None]:
+    def wait_until(due_ns: int) -> None:
+        clock.sleep_s(max(0, min(due_ns - clock.mono_ns(), _LONGEST_SLEEP_NS)) * 1e-9)
+
+    return wait_until
+
+
+@contextlib.contextmanager
+def _alarm(clock: Clock, period_ns: int) -> Iterator[Callable[[int], None]]:
+    """How a lane waits: by a periodic timer where it wakes often, by sleeping otherwise."""
+    alarm = None
+    if clock is SYSTEM and period_ns <= _LONGEST_SLEEP_NS:
+        with contextlib.suppress(OSError):
+            alarm = Alarm(period_ns)
+    if alarm is None:
+        yield _sleeper(clock)
+        return
+    try:
+        yield alarm.wait_until
+    finally:
+        alarm.close()
 
 
 def _read(slot: Slot, note: Callable[[str, str], None]) -> bool:

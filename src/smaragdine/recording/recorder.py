@@ -6,7 +6,7 @@ program does: it holds a pidfd, which also tells of `kill -9`. It talks to whoev
     in   watch PID INCLUDE_PAST MARKER    the program to follow
          stop                             finish and go
     out  {"ready": {...}}                 sensors are open and the first readings are in
-         {"feed": {...}}                  once a second, for `--live`
+         {"feed": {...}}                    once a second, for `--live`
          {"done": {...}}                  all is on disk; figures about the sampler itself
 """
 

@@ -21,7 +21,7 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 # The kernel counts idle time in ticks of 10 ms: more often brings nothing. And it makes /proc/stat anew at
 # each read, the longer the more cores and interrupts there are: on a big machine it is read less often, so
 # that it never costs more than this share of a core.
-_STAT_EVERY_NS = 20_000_000
+_STAT_EVERY_NS = 40_000_000
 _STAT_SHARE = 0.005
 
 

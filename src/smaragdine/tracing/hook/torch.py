@@ -142,6 +142,7 @@ class _Loop:
         self.pid = os.getpid()
         self.optimizers = weakref.WeakKeyDictionary()  # optimizer -> [source, next index]
         self.sources = 0
+        self.latest = None  # (weak reference to an optimizer, its entry)
         self.iterations = weakref.WeakKeyDictionary()  # iterator -> _Iteration
         self.iteration = None  # the one the last batch came from
         self.epoch = None  # the one that is the open epoch
@@ -171,11 +172,20 @@ class _Loop:
         # from a step that failed and never ended.
         if outer is not None and _below(frame, outer):
             return
-        seen = self.optimizers.get(optimizer)
-        if seen is None:
-            seen = self.optimizers[optimizer] = ["torch:%d" % self.sources if self.sources else "torch", 0]
-            self.sources += 1
-            _learn_rank()
+        # Most programs have one optimizer, and a look into the dictionary costs as much as all the rest.
+        latest = self.latest
+        if latest is not None and latest[0]() is optimizer:
+            seen = latest[1]
+        else:
+            seen = self.optimizers.get(optimizer)
+            if seen is None:
+                seen = self.optimizers[optimizer] = [
+                    "torch:%d" % self.sources if self.sources else "torch",
+                    0,
+                ]
+                self.sources += 1
+                _learn_rank()
+            self.latest = (weakref.ref(optimizer), seen)
         self.stepping[thread] = (id(optimizer), id(frame), frame.f_code, self._begin(now_ns), seen)
 
     def step_end(self, optimizer):

@@ -579,13 +579,26 @@ def spool_line(name: str, t: float, index: int | None = None, total: int | None 
     return json.dumps({**line, **({"total": total} if total is not None else {})}) + "\n"
 
 
+def reading(t_ns: int, value: float, mean: float = 0.0) -> list[float]:
+    """A second's feed in which one reading is both the newest and the first."""
+    return [t_ns, value, mean, t_ns, value]
+
+
 def fed(progress: Progress, watts_: Sequence[float]) -> None:
     """One feed a second of a counter that gains that many joules each second."""
     total = 100.0
-    progress.take([COUNTER], {"0": [T0, total, total]})
+    progress.take([COUNTER], {"0": reading(T0, total, total)})
     for second, power in enumerate(watts_):
         total += power
-        progress.take([COUNTER], {"0": [T0 + (second + 1) * S, total, total]})
+        progress.take([COUNTER], {"0": reading(T0 + (second + 1) * S, total, total)})
+
+
+def test_the_first_second_counts():
+    progress = Progress()
+    progress.take([COUNTER], {"0": [T0 + S, 150.0, 125.0, T0, 100.0]})
+    assert progress.energy_j == {"cpu:0": pytest.approx(50)}
+    assert progress.t_ns == [T0, T0 + S]
+    assert progress.total_j == [0, pytest.approx(50)]
 
 
 def test_joules_so_far_from_a_counter():
@@ -602,7 +615,7 @@ def test_a_counter_that_wraps():
     progress = Progress()
     wrapping = {**COUNTER, "wraps_at": 100.0}
     for second, value in enumerate((90.0, 5.0, 20.0)):
-        progress.take([wrapping], {"0": [T0 + second * S, value, value]})
+        progress.take([wrapping], {"0": reading(T0 + second * S, value, value)})
     assert progress.energy_j == {"cpu:0": pytest.approx(30)}
 
 
@@ -610,7 +623,10 @@ def test_samples_say_the_power_and_the_counter_the_energy():
     progress = Progress()
     channels = [SAMPLES, {**COUNTER, "device": "gpu:0"}]
     for second in range(3):
-        progress.take(channels, {"0": [T0 + second * S, 300, 250], "1": [T0 + second * S, 200.0 * second, 0]})
+        progress.take(
+            channels,
+            {"0": reading(T0 + second * S, 300, 250), "1": reading(T0 + second * S, 200.0 * second, 0)},
+        )
     assert progress.power_w == {"gpu:0": 250}
     assert progress.energy_j == {"gpu:0": pytest.approx(400)}
 
@@ -618,7 +634,7 @@ def test_samples_say_the_power_and_the_counter_the_energy():
 def test_samples_alone_give_the_energy_too():
     progress = Progress()
     for second in range(3):
-        progress.take([SAMPLES], {"0": [T0 + second * S, 300, 250]})
+        progress.take([SAMPLES], {"0": reading(T0 + second * S, 300, 250)})
     assert progress.energy_j == {"gpu:0": pytest.approx(500)}
 
 
@@ -626,7 +642,7 @@ def test_only_devices_that_add_up_are_shown():
     progress = Progress()
     channels = [{**COUNTER, "scope": "part"}, {**COUNTER, "device": "psys", "scope": "whole"}]
     for second in range(3):
-        progress.take(channels, {str(n): [T0 + second * S, 10.0 * second, 0] for n in (0, 1)})
+        progress.take(channels, {str(n): reading(T0 + second * S, 10.0 * second) for n in (0, 1)})
     assert progress.energy_j == {}
     assert progress.power_w == {}
 
@@ -634,14 +650,14 @@ def test_only_devices_that_add_up_are_shown():
 def test_two_dies_of_a_socket_show_their_sum():
     progress = Progress()
     for second in range(3):
-        progress.take([COUNTER, COUNTER], {str(n): [T0 + second * S, 10.0 * second, 0] for n in (0, 1)})
+        progress.take([COUNTER, COUNTER], {str(n): reading(T0 + second * S, 10.0 * second) for n in (0, 1)})
     assert progress.energy_j == {"cpu:0": pytest.approx(40)}
     assert progress.power_w == {"cpu:0": pytest.approx(20)}
 
 
 def test_an_estimate_is_called_one():
     progress = Progress()
-    progress.take([{**COUNTER, "provenance": "estimated"}], {"0": [T0, 1.0, 1.0]})
+    progress.take([{**COUNTER, "provenance": "estimated"}], {"0": reading(T0, 1.0, 1.0)})
     assert "(estimated)" in progress.line()
 
 

@@ -152,7 +152,7 @@ class Recorder:
                 file.write(json.dumps(mark) + "\n")
 
     def _feed(self, batches: list[tuple[int, list[tuple[int, int, float]]]]) -> dict[str, Any]:
-        """Per power channel the newest reading and the mean of this second's."""
+        """Per power channel: time and value of its newest reading, mean of all, then its first."""
         latest: dict[str, list[float]] = {}
         for first, readings in batches:
             by_channel: dict[int, list[tuple[int, float]]] = {}
@@ -161,7 +161,7 @@ class Recorder:
                     by_channel.setdefault(first + index, []).append((t_ns, value))
             for channel, values in by_channel.items():
                 mean = sum(value for _, value in values) / len(values)
-                latest[str(channel)] = [values[-1][0], values[-1][1], mean]
+                latest[str(channel)] = [*values[-1], mean, *values[0]]
         return latest
 
     def _note_survivors(self) -> None:

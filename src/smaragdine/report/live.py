@@ -39,22 +39,25 @@ class Progress:
     _marks: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self, channels: list[dict[str, Any]], values: dict[str, list[float]]) -> None:
-        """One second's readings: [time, newest value, mean] per channel."""
+        """One second's readings, as the recorder's feed has them."""
+        if not self.t_ns and values:
+            self.t_ns.append(int(min(v[3] for v in values.values())))
+            self.total_j.append(0.0)
         power_now: dict[str, float] = {}
-        for number, (t_ns, newest, mean) in values.items():
+        for number, (t_ns, newest, mean, first_ns, first) in values.items():
             channel = channels[int(number)]
             device = channel["device"]
             if channel["scope"] != "device":
                 continue
             self.estimated |= channel["provenance"] == "estimated"
-            last = self._last.get(number)
+            last = self._last.get(number, (int(first_ns), first))
             self._last[number] = (int(t_ns), newest)
             if channel["quantity"] == "power":
                 # Samples say what is drawn now; where a counter says what was used, it is believed.
                 power_now[device] = mean
-                if last is not None and not self._has_counter(channels, device):
+                if not self._has_counter(channels, device):
                     self._add(device, mean * (t_ns - last[0]) * 1e-9)
-            elif last is not None and t_ns > last[0]:
+            elif t_ns > last[0]:
                 used_j = newest - last[1]
                 used_j += channel["wraps_at"] or 0.0 if used_j < 0 else 0.0
                 self._add(device, used_j)

@@ -142,16 +142,11 @@ class CounterSensor:
         return (self._channel,)
 
     def read(self) -> Sequence[tuple[int, int, float]]:
-        lib = nvml()
         now_ns = self._clock.mono_ns()
         if now_ns < self._not_before_ns:
             return ()
-        try:
-            change = self._glance(now_ns) if self._alone else self._wait(now_ns)
-        except lib.NVMLError as error:
-            self._health.bad(error)
-            return ()
-        self._health.good()
+        look = self._glance if self._alone else self._wait
+        change = self._health.attempt(lambda: look(now_ns))
         return () if change is None else (_reading(change),)
 
     def close(self) -> Sequence[tuple[int, int, float]]:

@@ -91,6 +91,17 @@ class Health:
         self._errors = 0
         self._since_ns = 0
 
+    def attempt(self, call: Callable[[], T]) -> T | None:
+        """What `call` gives; None after a passing error. Raises `SensorLost` when it is for good."""
+        lib = nvml()
+        try:
+            result = call()
+        except lib.NVMLError as error:
+            self.bad(error)
+            return None
+        self.good()
+        return result
+
     def good(self) -> None:
         self._errors = 0
 

@@ -152,14 +152,7 @@ class RingSensor:
         return (self._channel,)
 
     def read(self) -> Sequence[tuple[int, int, float]]:
-        lib = nvml()
-        try:
-            readings = self._new()
-        except lib.NVMLError as error:
-            self._health.bad(error)
-            return ()
-        self._health.good()
-        return readings
+        return self._health.attempt(self._new) or ()
 
     def close(self) -> Sequence[tuple[int, int, float]]:
         lib = nvml()
@@ -228,13 +221,9 @@ class PolledSensor:
         return (self._channel,)
 
     def read(self) -> Sequence[tuple[int, int, float]]:
-        lib = nvml()
-        try:
-            value_mw = self._read_mw()
-        except lib.NVMLError as error:
-            self._health.bad(error)
+        value_mw = self._health.attempt(self._read_mw)
+        if value_mw is None:
             return ()
-        self._health.good()
         t_ns, now_ns = self._clock.wall_ns(), self._clock.mono_ns()
         gap_ns, changed = now_ns - self._polled_ns, value_mw != self._last_mw
         first = self._last_mw is None

@@ -257,3 +257,17 @@ def test_what_a_read_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         sensor.close()
     with capsys.disabled():
         print(f" [6 zones: {cost_us:.1f} µs a read] ", end="")
+
+
+def test_a_counter_replaced_under_its_name_is_followed(tmp_path: Path) -> None:
+    with PowercapTree(tmp_path, packages=1, dram=False, core=False) as tree:
+        (sensor,) = rapl.open_sensors(root=tree.root).sensors
+        (path,) = {(folder / "energy_uj").resolve() for folder in tree.zones.values()}
+        new = tmp_path / "new"
+        new.write_text("77000000\n")
+        os.replace(new, path)
+        deadline_s = time.monotonic() + 5
+        while sensor.read()[0][2] != 77.0 and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert sensor.read()[0][2] == 77.0
+        sensor.close()

@@ -46,7 +46,8 @@ def open_sensors(*, root: Path = ROOT, clock: Clock = SYSTEM) -> Found:
         opened: list[OpenChannel] = []
         for attribute, channel in _channels(chip):
             try:
-                opened.append(OpenChannel(channel, open_decimal(chip.path / attribute), 1e6))
+                path = chip.path / attribute
+                opened.append(OpenChannel(channel, open_decimal(path), 1e6, path))
             except OSError as error:
                 found.absent.append(_unreadable(channel, error))
         if opened:

@@ -67,7 +67,8 @@ def open_sensors(*, root: Path = ROOT, period_ns: int = 4_000_000, clock: Clock 
     for zone in zones:
         channel = _channel(zone)
         try:
-            opened.append(OpenChannel(channel, open_decimal(zone.path / "energy_uj"), 1e6))
+            path = zone.path / "energy_uj"
+            opened.append(OpenChannel(channel, open_decimal(path), 1e6, path))
         except OSError as error:
             found.absent.append(_unreadable(channel, error))
     if opened:

@@ -749,7 +749,8 @@ def test_a_busy_program_of_a_fraction_of_a_second_is_not_said_to_be_idle(cpu_s: 
     smaragdine("run", "-o", "out", "train.py")
     assert info("out")["program_cpu_s"] > max(cpu_s, 0.005)
     assert show_json("out")["shares"]["cpu:0"]["program"] > 0.02
-    assert cpu_seconds(Path("out"), "program") > 0.6 * info("out")["program_cpu_s"]
+    # What a program does in its last 20 ms no sample sees; the share above rests on the kernel's own total.
+    assert cpu_seconds(Path("out"), "program") > info("out")["program_cpu_s"] - 0.06
 
 
 # The Python API, baseline and live
@@ -933,9 +934,9 @@ def test_live_leaves_the_programs_piped_bytes_alone(tmp_path: Path) -> None:
 
 def test_live_line_leaves_the_screen_as_the_program_wrote_it() -> None:
     write_script(Path("train.py"), PRINTS_LINES)
-    with Terminal(["run", "--live", "-o", "out", "train.py"], size=(12, 100)) as terminal:
+    with Terminal(["run", "--live", "-o", "out", "train.py"], size=(12, 160)) as terminal:
         assert terminal.end() == 0
-    screen = Screen(12, 100)
+    screen = Screen(12, 160)
     screen.feed(terminal.text())
     everything = [line.rstrip() for line in (*screen.gone, *screen.lines)]
     lines = [line for line in everything if line.startswith("line ")]
@@ -947,12 +948,12 @@ def test_live_line_leaves_the_screen_as_the_program_wrote_it() -> None:
 
 def test_live_resets_the_terminal_after_control_c() -> None:
     write_script(Path("train.py"), 'import time; open("ready", "w").close(); time.sleep(20)')
-    with Terminal(["run", "--live", "train.py"], size=(12, 100)) as terminal:
+    with Terminal(["run", "--live", "train.py"], size=(12, 160)) as terminal:
         assert wait_for(Path("ready").exists)
         assert wait_for(lambda: "so far" in terminal.text())
         terminal.type(b"\x03")
         assert terminal.end() == -signal.SIGINT
-    screen = Screen(12, 100)
+    screen = Screen(12, 160)
     screen.feed(terminal.text())
     assert screen.region == (0, 11)
 

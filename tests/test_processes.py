@@ -576,3 +576,11 @@ def test_a_stat_that_cannot_be_read_is_absent_with_a_reason(tmp_path: Path, text
     assert activity is None
     assert absent[0].channel == "cpu busy"
     assert "SMARAGDINE_PROC_ROOT" in absent[0].remedy
+
+
+def test_a_cpu_without_a_line_in_stat_is_not_busy(fake: FakeProc):
+    offline = CpuInfo("test", {0: (0, 1, 2, 3, 4, 5, 6, 7)}, {0: 8})
+    activity = Activity(offline, fake.root, clock=fake.clock())
+    fake.move(1.0, idle=[100, 100, 100, 100])
+    assert busy(activity)[0] == pytest.approx(0, abs=0.05)
+    activity.close()

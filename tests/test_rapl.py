@@ -271,3 +271,14 @@ def test_a_counter_replaced_under_its_name_is_followed(tmp_path: Path) -> None:
             time.sleep(0.02)
         assert sensor.read()[0][2] == 77.0
         sensor.close()
+
+
+def test_a_zone_folder_nobody_may_enter_hides_no_other(open_folder: Path) -> None:
+    with PowercapTree(open_folder, packages=2, dram=False, core=False) as tree:
+        shut = tree.zones["intel-rapl:1"]
+        shut.chmod(0o700 if os.geteuid() == 0 else 0)
+        absent = as_nobody(lambda: rapl.open_sensors(root=tree.root).absent)
+        shut.chmod(0o755)
+    assert len(absent) == 1
+    assert "intel-rapl:1" in absent[0].channel
+    assert "permission denied" in absent[0].reason

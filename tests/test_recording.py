@@ -300,13 +300,13 @@ def test_marks_of_a_full_disk_stay_in_the_spool(small_disk: Path):
     recording_in(small_disk)
     marks.append(small_disk, "kept", T0)
     fill(small_disk / "ballast")
-    error = marks.fold_spool(small_disk)
+    error = marks.fold_spool(small_disk, marks.read_spool(small_disk))
     assert error is not None
     assert error.errno == errno.ENOSPC
     assert not (small_disk / "marks.arrows").exists()
     assert open_recording(small_disk).marks["name"].to_pylist() == ["kept"]
     (small_disk / "ballast").unlink()
-    assert marks.fold_spool(small_disk) is None
+    assert marks.fold_spool(small_disk, marks.read_spool(small_disk)) is None
     assert open_recording(small_disk).marks["name"].to_pylist() == ["kept"]
 
 
@@ -424,7 +424,7 @@ def spool(folder: Path, *lines: bytes, name: str = "marks-1-0.jsonl") -> None:
 def names_both_ways(folder: Path) -> list[str]:
     """From the spool, then from the table it was folded into: the same."""
     before = open_recording(folder).marks
-    assert marks.fold_spool(folder) is None
+    assert marks.fold_spool(folder, marks.read_spool(folder)) is None
     assert not (folder / "spool").exists()
     after = open_recording(folder).marks
     assert after.equals(before)
@@ -538,9 +538,9 @@ def test_both_table_and_spool_count_once(tmp_path: Path):
 
 def test_folding_twice_keeps_the_first_table(tmp_path: Path):
     spool(tmp_path, b'{"t_ns": 1, "name": "a"}\n')
-    assert marks.fold_spool(tmp_path) is None
+    assert marks.fold_spool(tmp_path, marks.read_spool(tmp_path)) is None
     (tmp_path / "spool").mkdir()
-    assert isinstance(marks.fold_spool(tmp_path), FileExistsError)
+    assert isinstance(marks.fold_spool(tmp_path, marks.read_spool(tmp_path)), FileExistsError)
     assert open_recording(tmp_path).marks["name"].to_pylist() == ["a"]
 
 
@@ -558,7 +558,7 @@ def test_libraries_are_read_from_the_last_marks(tmp_path: Path):
         b'{"t_ns": 2, "name": "libraries", "detail": "[not a dict"}\n',
         b'{"t_ns": 3, "name": "libraries", "detail": {"keras": "3.3"}}\n',
     )
-    assert marks.libraries(tmp_path) == {"torch": "2.2", "keras": "3.3"}
+    assert marks.libraries(marks.read_spool(tmp_path)) == {"torch": "2.2", "keras": "3.3"}
 
 
 # --- forms --------------------------------------------------------------------------------------------------
@@ -771,7 +771,8 @@ def test_an_executable(here: Path):
     command = build_command(["ls", "-l", "train.py"], ENVIRONMENT)
     assert Path(command.executable).name == "ls"
     assert command.argv == ("ls", "-l", "train.py")
-    assert command.label == "ls"
+    assert command.label == "train"  # of a launcher, the script it launches
+    assert build_command(["ls", "-l"], ENVIRONMENT).label == "ls"
     assert build_command(["--", "ls"], ENVIRONMENT) == build_command(["ls"], ENVIRONMENT)
 
 
@@ -867,3 +868,34 @@ def test_secrets_in_other_clothes_are_not_stored(argv: list[str]):
 def test_tokens_that_are_no_secrets_are_kept():
     argv = ["t.py", "--max-tokens", "512", "--tokenizer", "gpt2", "--tokens_per_batch=4096"]
     assert without_secrets(argv) == argv
+
+
+def test_a_million_steps_are_read_as_one_by_one_would(tmp_path: Path):
+    (tmp_path / "spool").mkdir()
+    step = '{"t_ns":%d,"name":"step_end","index":%d,"rank":0,"pid":7,"source":"torch:1"}'
+    lines = [step % (1_794_730_433_684_011_145 + i, i) for i in range(3000)]
+    lines.insert(1500, '{"t_ns":5,"name":"odd","index":1e3,"source":"user","detail":{"a":1}}')
+    lines.insert(
+        10, '{"t_ns":99999999999999999999,"name":"step_end","index":0,"rank":0,"pid":7,"source":"torch"}'
+    )
+    lines.append('{"t_ns":12,"name":"to')
+    (tmp_path / "spool" / "marks-7.jsonl").write_text("\n".join(lines))
+    table = marks.read_spool(tmp_path)
+    by_hand = marks.marks_table(list(marks.parse_lines(line.encode() for line in lines)))
+    assert table.num_rows == 3001
+    assert table.equals(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("words", "stored"),
+    [
+        (["bash", "-c", "export HF_TOKEN=abc; run"], ["bash", "-c", "export HF_TOKEN=***; run"]),
+        (["--wandb-key=abc"], ["--wandb-key=***"]),
+        (["--openai_key", "abc"], ["--openai_key", "***"]),
+        (["--credentials", "abc"], ["--credentials", "***"]),
+        (["https://abc@host/x"], ["https://***@host/x"]),
+        (["--keyboard", "de", "--max-tokens", "5"], ["--keyboard", "de", "--max-tokens", "5"]),
+    ],
+)
+def test_more_secrets(words: list[str], stored: list[str]):
+    assert without_secrets(words) == stored

@@ -1032,3 +1032,75 @@ class Screen:
             self.row = max(self.row - (numbers or [1])[0], 0)
         else:
             assert command in "mhl", f"unknown command {command}"
+
+
+def test_more_descriptors_than_select_can_hold(tmp_path: Path) -> None:
+    opener = (
+        "import os, sys, resource\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "for _ in range(1200): os.set_inheritable(os.open('/dev/null', os.O_RDONLY), True)\n"
+        "words = ['-m', 'smaragdine', 'run', '-o', 'out', '--', 'sh', '-c', 'exit 4']\n"
+        "os.execv(sys.executable, [sys.executable, *words])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", opener], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4, done.stderr
+    assert show_json("out")["status"] == "failed"
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGXCPU, signal.SIGRTMIN, signal.SIGCONT])
+def test_whatever_can_be_caught_reaches_the_program(number: int) -> None:
+    write_script(
+        Path("train.py"),
+        f"""
+        import signal, sys, time
+        signal.signal({int(number)}, lambda *_: sys.exit(6))
+        open("ready", "w").close()
+        time.sleep(20)
+        """,
+    )
+    process = start("run", "-o", "out", "train.py")
+    assert wait_for(Path("ready").exists)
+    os.kill(process.pid, number)
+    assert finish(process)[0] == 6
+
+
+def test_a_stop_of_run_alone_reaches_the_program_and_a_continue_too() -> None:
+    # Handled, because the kernel ignores the default in a process group that no shell controls.
+    write_script(
+        Path("train.py"),
+        """
+        import signal, sys, time
+        signal.signal(signal.SIGTSTP, lambda *_: open("stopped", "w").close())
+        signal.signal(signal.SIGCONT, lambda *_: sys.exit(6))
+        open("ready", "w").close()
+        time.sleep(20)
+        """,
+    )
+    process = start("run", "-o", "out", "train.py")
+    assert wait_for(Path("ready").exists)
+
+    def state(pid: int) -> str:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    os.kill(process.pid, signal.SIGTSTP)
+    assert wait_for(Path("stopped").exists)
+    assert wait_for(lambda: state(process.pid) == "T")
+    os.kill(process.pid, signal.SIGCONT)
+    assert finish(process)[0] == 6
+
+
+def test_when_the_monitor_died_the_recording_says_which_seconds_are_missing() -> None:
+    process = start("run", "-o", "out", "--", "sleep", "4")
+    recorder = wait_for(lambda: recorder_of(process.pid))
+    time.sleep(1.5)
+    os.kill(recorder, signal.SIGKILL)
+    assert finish(process)[0] == 0
+    shown = show_json("out")
+    died_ns = next(mark["t_ns"] for mark in shown["marks"] if mark["name"] == "monitor_died")
+    for device in shown["devices"].values():
+        (gap,) = device["missing"]
+        assert gap[0] <= died_ns + 50_000_000
+        assert gap[1] > died_ns
+        assert device["missing_s"] == pytest.approx((gap[1] - gap[0]) * 1e-9)

@@ -26,7 +26,7 @@ from smaragdine.accounting.summary import (
     to_json,
 )
 from smaragdine.errors import UserError
-from smaragdine.recording.format import channel_to_dict
+from smaragdine.recording.format import MARKS, channel_to_dict
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.writer import ReadingsWriter
 from smaragdine.report.live import Progress
@@ -85,14 +85,16 @@ def steady(
     return [(start + i * step, watts_ * i * step) for i in range(count + 1)]
 
 
-def mark(name: str, t: float, index: int | None = None, rank: int | None = 0, pid: int = 1) -> dict[str, Any]:
+def mark(
+    name: str, t: float, index: int | None = None, rank: int | None = 0, pid: int = 1, source: str = "keras"
+) -> dict[str, Any]:
     return {
         "name": name,
         "t_ns": T0 + round(t * S),
         "index": index,
         "rank": rank,
         "pid": pid,
-        "source": "keras",
+        "source": source,
         "total": None,
     }
 
@@ -421,11 +423,24 @@ def test_a_baseline_of_another_machine_is_refused(tmp_path: Path):
         subtract(run, idle)
 
 
+@pytest.mark.parametrize("indices", [(1, 2), (None, None)])
+def test_epochs_a_person_marked_stand_before_inferred_ones(indices: tuple[int | None, int | None]):
+    inferred = [
+        *epoch(0, 1.1, 1.9, source="torch.dataloader"),
+        *epoch(1, 2.1, 2.9, source="torch.dataloader"),
+    ]
+    marked = [*epoch(indices[0], 1, 2, source="user"), *epoch(indices[1], 2, 3, source="user")]
+    assert spans([*inferred, *marked]) == [(indices[0], 1, 2), (indices[1], 2, 3)]
+    # Another process's are its own.
+    foreign = epoch(7, 1.2, 1.8, source="torch.dataloader", pid=99)
+    assert len(spans([*foreign, *marked])) == 3
+
+
 # --- terminal -----------------------------------------------------------------------------------------------
 
 
 def device(name: str, energy_j: float | None, **more: Any) -> DeviceSummary:
-    facts: dict[str, Any] = {"provenance": "measured", "scope": "device", "missing_s": 0.0, **more}
+    facts: dict[str, Any] = {"provenance": "measured", "scope": "device", "missing": [], **more}
     known = energy_j is not None
     return DeviceSummary(
         name,
@@ -450,7 +465,7 @@ def summary_of(devices: Sequence[DeviceSummary], epochs: int = 0, **more: Any) -
         devices={d.device: d for d in devices},
         total_j=sum(d.energy_j or 0 for d in devices),
         epochs=each,
-        marks=[],
+        marks=MARKS.empty_table(),
         **facts,
     )
 

@@ -32,9 +32,12 @@ def record(folder: str | os.PathLike[str], *, period_ms: float = 4.0) -> Iterato
     with smaragdine.record("runs/first"):
         train()
     """
+    from smaragdine.errors import UserError
     from smaragdine.recording.format import SPOOL_FOLDER
     from smaragdine.recording.session import RecordOptions, record_here
 
+    if not 1 <= period_ms <= 1000:
+        raise UserError(f"period_ms={period_ms} is not between 1 and 1000")
     marks = _hook("marks")
     with record_here(Path(folder), RecordOptions(int(period_ms * 1e6)), label="block") as path:
         marks.set_spool(str(path / SPOOL_FOLDER))

@@ -20,6 +20,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 ANCHOR_EVERY_NS = 2_000_000_000
+IMPLAUSIBLE_W = 10_000.0
 # A factor outside says that samples and counter do not speak of the same thing: used, and flagged.
 PLAUSIBLE_FACTOR = (0.8, 1.25)
 
@@ -46,6 +47,9 @@ class PowerTrace:
     power_w: Floats
     hold_ns: int = 0  # a gap up to this long is how the source works; a longer one is missing
     anchors: Anchors | None = None
+    restarts_ns: Ints = field(
+        default_factory=lambda: np.zeros(0, dtype=np.int64)
+    )  # last readings of samplers that died
     _energy_before_j: Floats = field(init=False, repr=False)
     _covered_before_ns: Ints = field(init=False, repr=False)
 
@@ -73,13 +77,18 @@ class PowerTrace:
         until_ns = self.covered_until_ns([start_ns, end_ns])
         return float(until_ns[1] - until_ns[0]) * 1e-9
 
-    def missing_s(self, start_ns: int, end_ns: int) -> float:
-        """Seconds of [start, end] in gaps longer than the source's own rhythm explains."""
+    def missing(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        """Stretches of [start, end] that nobody looked at: gaps longer than the source's own rhythm explains,
+        and any gap in which the sampler was started anew."""
         inside = (self.end_ns > start_ns) & (self.start_ns < end_ns)
-        edges_from = np.concatenate([[start_ns], self.end_ns[inside]])
-        edges_to = np.concatenate([self.start_ns[inside], [end_ns]])
-        gaps_ns = edges_to - edges_from
-        return float(gaps_ns[gaps_ns > self.hold_ns].sum()) * 1e-9
+        begin = np.concatenate([[start_ns], self.end_ns[inside]])
+        end = np.concatenate([self.start_ns[inside], [end_ns]])
+        restarted = np.searchsorted(self.restarts_ns, end) > np.searchsorted(self.restarts_ns, begin)
+        gone = (end > begin) & ((end - begin > self.hold_ns) | restarted)
+        return [(int(b), int(e)) for b, e in zip(begin[gone], end[gone], strict=True)]
+
+    def missing_s(self, start_ns: int, end_ns: int) -> float:
+        return sum(end - begin for begin, end in self.missing(start_ns, end_ns)) * 1e-9
 
     def _locate(self, t_ns: npt.ArrayLike) -> tuple[Ints, Ints]:
         t = np.asarray(t_ns, dtype=np.int64)
@@ -106,7 +115,10 @@ def from_counter(series: Series) -> PowerTrace:
     known = (length_ns > 0) & (length_ns <= hold) & (used_j >= 0) & (np.diff(series.segment) == 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         power_w = used_j / (length_ns * 1e-9)
-    return PowerTrace(t_ns[:-1][known], t_ns[1:][known], power_w[known], hold)
+    # 620 kW from a socket is a counter that was set back, not one that wrapped.
+    known &= ~((np.diff(value) < 0) & (power_w > IMPLAUSIBLE_W))
+    restarts_ns = t_ns[:-1][np.diff(series.segment) != 0]
+    return PowerTrace(t_ns[:-1][known], t_ns[1:][known], power_w[known], hold, restarts_ns=restarts_ns)
 
 
 def from_samples(series: Series) -> PowerTrace:
@@ -224,7 +236,13 @@ def add(traces: Sequence[PowerTrace]) -> PowerTrace:
         power_w += (trace.energy_until_j(end_ns) - trace.energy_until_j(start_ns)) / (
             (end_ns - start_ns) * 1e-9
         )
-    return PowerTrace(start_ns[known], end_ns[known], power_w[known], max(t.hold_ns for t in traces))
+    return PowerTrace(
+        start_ns[known],
+        end_ns[known],
+        power_w[known],
+        max(trace.hold_ns for trace in traces),
+        restarts_ns=np.unique(np.concatenate([trace.restarts_ns for trace in traces])),
+    )
 
 
 def device_traces(recording: Recording) -> dict[str, PowerTrace]:
@@ -275,4 +293,7 @@ def _join(pieces: Sequence[PowerTrace]) -> PowerTrace:
         Anchors(np.concatenate([a.t_ns for a in anchors]), np.concatenate([a.factor for a in anchors]))
         if anchors
         else None,
+        restarts_ns=np.array(
+            [int(piece.end_ns[-1]) for piece in pieces[:-1] if piece.end_ns.size], dtype=np.int64
+        ),
     )

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from smaragdine.accounting.power import PowerTrace, device_traces
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
 
 PEAK_OVER_NS = 100_000_000
+_EPOCH_TRUST = {"user": 0, "torch.dataloader": 2}
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,15 @@ class DeviceSummary:
     energy_j: float | None
     mean_w: float | None
     peak_w: float | None  # the highest mean over 100 ms
-    missing_s: float
+    missing: list[tuple[int, int]]  # (begin, end) in ns of every stretch without readings
     provenance: str
     scope: str
     source: str  # which sensor, by which route
     edp_js: float | None
+
+    @property
+    def missing_s(self) -> float:
+        return sum(end - begin for begin, end in self.missing) * 1e-9
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class RunSummary:
     total_j: float | None  # over devices that add up
     shares: dict[str, Share]
     epochs: list[Epoch]
-    marks: list[dict[str, Any]]
+    marks: pa.Table
     problems: list[str]
 
     @property
@@ -73,7 +80,7 @@ class RunSummary:
 def summarise(recording: Recording) -> RunSummary:
     traces = device_traces(recording)
     channels = _main_channels(recording)
-    marks: list[dict[str, Any]] = recording.marks.to_pylist()
+    marks = recording.marks
     begin_ns, end_ns = _bounds(recording, traces)
     devices = {
         device: summarise_device(device, trace, channels[device], begin_ns, end_ns)
@@ -95,7 +102,7 @@ def summarise(recording: Recording) -> RunSummary:
                 end,
                 {d: summarise_device(d, traces[d], channels[d], start, end) for d in devices},
             )
-            for index, start, end in epoch_bounds(marks)
+            for index, start, end in epoch_bounds(_named(marks, ("epoch_begin", "epoch_end")))
         ],
         marks=marks,
         problems=[*recording.info.get("problems", []), *_problem_marks(marks), *_trace_problems(traces)],
@@ -113,7 +120,7 @@ def summarise_device(
         energy_j=energy_j,
         mean_w=energy_j / covered_s if energy_j is not None else None,
         peak_w=peak_w(trace, start_ns, end_ns),
-        missing_s=trace.missing_s(start_ns, end_ns),
+        missing=trace.missing(start_ns, end_ns),
         provenance=channel.provenance,
         scope=channel.scope,
         source=f"{channel.sensor}{': ' + channel.detail if channel.detail else ''}",
@@ -173,17 +180,24 @@ def epoch_bounds(marks: Sequence[dict[str, Any]]) -> list[tuple[int | None, int,
     """(index, begin, end) of every finished epoch, in order.
 
     Ranks that train together share an epoch: those of the same index that overlap in time. Two trainings one
-    after the other have two epochs of index 0.
+    after the other have two epochs of index 0. Where a process has epochs by several sources, those a person
+    marked stand before those a framework announced, and these before those inferred from a DataLoader.
     """
     begun: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
-    spans: list[tuple[int | None, int, int]] = []
+    known: list[tuple[int, Any, int | None, int, int]] = []
     for mark in marks:
         who = (mark["rank"], mark["pid"], mark["source"])
         if mark["name"] == "epoch_begin":
             begun[who] = mark
         elif mark["name"] == "epoch_end" and who in begun:
             begin = begun.pop(who)
-            spans.append((begin["index"], begin["t_ns"], mark["t_ns"]))
+            trust = _EPOCH_TRUST.get(mark["source"], 1)
+            known.append((trust, mark["pid"], begin["index"], begin["t_ns"], mark["t_ns"]))
+    spans: list[tuple[int | None, int, int]] = []
+    for trust, pid, index, start, end in known:
+        better = [(s, e) for t, p, _, s, e in known if t < trust and p == pid]
+        if not any(s < end and start < e for s, e in better):
+            spans.append((index, start, end))
     shared: list[tuple[int | None, int, int]] = []
     newest: dict[int, int] = {}  # index → where its latest epoch stands in `shared`
     for index, start, end in sorted(spans, key=lambda span: span[1]):
@@ -224,9 +238,21 @@ def _device_order(device: str) -> tuple[int, list[tuple[int, str]]]:
     return order.get(device.partition(":")[0], 4), numbered
 
 
-def _problem_marks(marks: Sequence[dict[str, Any]]) -> list[str]:
-    said = {"sensor_lost": "lost", "clock_step": "clock", "left_running": "note", "lane_stuck": "monitor"}
-    return [f"{said[mark['name']]}: {mark['detail']}" for mark in marks if mark["name"] in said]
+def _named(marks: pa.Table, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Only the marks asked for as dicts: a long run has millions of steps."""
+    return marks.filter(pc.field("name").isin(list(names))).to_pylist()
+
+
+def _problem_marks(marks: pa.Table) -> list[str]:
+    said = {
+        "sensor_lost": "lost",
+        "sensor_error": "sensor",
+        "clock_step": "clock",
+        "left_running": "note",
+        "lane_stuck": "monitor",
+        "hook_error": "marks may be incomplete",
+    }
+    return [f"{said[mark['name']]}: {mark['detail']}" for mark in _named(marks, list(said))]
 
 
 def _trace_problems(traces: dict[str, PowerTrace]) -> list[str]:
@@ -249,6 +275,7 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
             "peak_w": device.peak_w,
             "edp_js": device.edp_js,
             "missing_s": device.missing_s,
+            "missing": [list(gap) for gap in device.missing],
             "provenance": device.provenance,
             "scope": device.scope,
             "source": device.source,
@@ -271,8 +298,6 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
             }
             for epoch in summary.epochs
         ],
-        "marks": [
-            {key: mark[key] for key in ("name", "index", "rank", "t_ns", "source")} for mark in summary.marks
-        ],
+        "marks": summary.marks.select(["name", "index", "rank", "t_ns", "source"]).to_pylist(),
         "problems": summary.problems,
     }

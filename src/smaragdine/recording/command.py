@@ -13,11 +13,12 @@ from pathlib import Path
 from smaragdine.errors import UserError
 
 # `--hub.token`, `HF_TOKEN=`, `+wandb.api_key=`: the word itself, so that `--max-tokens` is no secret.
-_SECRET_WORD = r"(?:token|secret|password|passwd|api[-_]?key|access[-_]?key)"
+_SECRET_WORD = r"(?:token|secret|password|passwd|credentials?|auth|signature|(?:[a-z0-9]+[-_])?key)"
 _SECRET_NAME = rf"[+-]*(?:[\w.+-]*[._+-])?{_SECRET_WORD}(?:[._+-][\w.+-]*)?"
 _SECRET_OPTION = re.compile(rf"^-{_SECRET_NAME}$", re.IGNORECASE)
 _SECRET_VALUE = re.compile(rf"^(?P<name>{_SECRET_NAME})=.*$", re.IGNORECASE | re.DOTALL)
-_URL_PASSWORD = re.compile(r"(?P<user>\w://[^/\s:@]*):[^/\s@]+@")
+_URL_PASSWORD = re.compile(r"(?P<scheme>\w://)[^/\s@]+@")
+_SECRET_INSIDE = re.compile(rf"(?P<name>\b{_SECRET_NAME})=[^\s;&'\"]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def _executable(words: list[str], environment: Mapping[str, str]) -> Command:
                 "A Python script needs its .py; check the spelling otherwise",
             )
         raise UserError(f"cannot run {name}", why, remedy)
-    return Command(found, tuple(words), Path(name).stem)
+    script = next((word for word in words[1:] if word.endswith(".py")), name)
+    return Command(found, tuple(words), Path(script).stem)
 
 
 def _python(environment: Mapping[str, str]) -> str:
@@ -116,6 +118,7 @@ def without_secrets(argv: Sequence[str]) -> list[str]:
         elif match:
             stored.append(f"{match['name']}=***")
         else:
-            stored.append(_URL_PASSWORD.sub(r"\g<user>:***@", word))
+            word = _URL_PASSWORD.sub(r"\g<scheme>***@", word)
+            stored.append(_SECRET_INSIDE.sub(r"\g<name>=***", word))
         hide = bool(_SECRET_OPTION.match(word))
     return stored

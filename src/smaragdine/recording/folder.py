@@ -91,9 +91,11 @@ def _cannot_create(folder: Path, error: OSError) -> UserError:
     )
 
 
-def remove(folder: Path) -> None:
-    """Take back a folder nothing was recorded in, and the empty `runs` around it."""
+def remove(folder: Path, keep_folder: bool = False) -> None:
+    """Take back what we made of a recording that never began, and the empty `runs` around it."""
     shutil.rmtree(folder, ignore_errors=True)
+    if keep_folder:
+        folder.mkdir(exist_ok=True)
     if folder.parent.name == "runs":
         with contextlib.suppress(OSError):
             folder.parent.rmdir()

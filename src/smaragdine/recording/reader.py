@@ -27,12 +27,11 @@ from smaragdine.recording.format import (
     INFO_FILE,
     MARKS,
     READING_TABLES,
-    SPOOL_FOLDER,
     TABLES,
     channel_from_dict,
     channels_of,
 )
-from smaragdine.recording.marks import marks_table, read_spool
+from smaragdine.recording.marks import read_spool
 from smaragdine.sensors.base import Channel
 
 
@@ -107,10 +106,8 @@ class Recording:
     @cached_property
     def _marks(self) -> pa.Table:
         batches = [batch for _, path in _segments(self.path, "marks") for batch in _batches(path)[1]]
-        folded = pa.Table.from_batches(batches, schema=MARKS).to_pylist() if batches else []
         # A crash between writing the table and removing the spool leaves both, with the same marks.
-        rows = folded or (read_spool(self.path).to_pylist() if (self.path / SPOOL_FOLDER).is_dir() else [])
-        return marks_table(rows)
+        return pa.Table.from_batches(batches, schema=MARKS) if batches else read_spool(self.path)
 
     def _readings(self, name: str) -> pa.Table:
         columns: dict[str, list[Any]] = {column: [] for column in ("t_ns", "device", "quantity", "value")}

@@ -13,11 +13,11 @@ program does: it holds a pidfd, which also tells of `kill -9`. It talks to whoev
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import time
@@ -29,6 +29,7 @@ from smaragdine.monitor.priority import prioritise_thread
 from smaragdine.monitor.sampler import Sampler
 from smaragdine.recording.format import SPOOL_FOLDER, channel_to_dict, table_of
 from smaragdine.recording.recorder_config import GROUP_SIGNALS, RecorderConfig
+from smaragdine.recording.waiting import readable
 from smaragdine.recording.writer import ReadingsWriter
 from smaragdine.sensors.base import Absent
 from smaragdine.sensors.discover import Machine, discover, settings_from_environment
@@ -71,7 +72,7 @@ class Recorder:
         while not self._stopping:
             fds = [*waiting_on, self._pidfd] if self._pidfd is not None else waiting_on
             left_s = max(0.0, (next_flush_ns - time.monotonic_ns()) * 1e-9)
-            ready, _, _ = select.select(fds, [], [], left_s)
+            ready = readable(fds, left_s)
             if 0 in ready and not self._listen():
                 waiting_on = []
                 self._stopping = self._pidfd is None
@@ -118,7 +119,7 @@ class Recorder:
             self._pidfd = os.pidfd_open(pid)
         except OSError as error:
             # Already gone (a program of a millisecond): what was read so far is the recording.
-            self._stopping = error.errno == 3
+            self._stopping = error.errno == errno.ESRCH
         if self._machine.activity is not None:
             with contextlib.suppress(OSError):
                 self._machine.activity.watch(pid, marker, include_past)
@@ -214,7 +215,7 @@ def _runs(pid: int) -> bool:
 def main() -> None:
     # What a terminal or a batch system sends to the whole process group is meant for the program, whose end
     # ends us; and we go on when it is stopped.
-    for number in (*GROUP_SIGNALS, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE):
+    for number in (*GROUP_SIGNALS, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     config = RecorderConfig(**json.loads(sys.argv[1]))
     # One open file per watched thread on machines of several sockets.

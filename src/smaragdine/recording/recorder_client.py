@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from smaragdine.recording.recorder_config import RecorderConfig
+from smaragdine.recording.waiting import readable
 
 
 class RecorderClient:
@@ -97,6 +97,6 @@ class RecorderClient:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
-            if select.select([self.fd], [], [], left_s)[0]:
+            if readable([self.fd], left_s):
                 self.take()
         return bool(happened())

@@ -5,14 +5,19 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-# Signals a terminal or a batch system sends to a whole process group.
-GROUP_SIGNALS = (
+# What anybody may send to us and mean the program: all that can be caught, save signs of a fault of our own.
+GROUP_SIGNALS: tuple[int, ...] = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
     signal.SIGQUIT,
     signal.SIGUSR1,
     signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGXCPU,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 import uuid
@@ -53,6 +54,7 @@ def record_program(
 ) -> Recorded:
     """Run `command` to its end and leave a recording of it, whatever happens to the monitor."""
     host = host_facts(settings_from_environment(environment))
+    existed = folder is not None and folder.exists()
     path = folders.create(folder, command.label).absolute()
     run_id = uuid.uuid4().hex
     info = folders.initial_info(without_secrets(command.argv), environment, host, clock.pair())
@@ -63,10 +65,10 @@ def record_program(
     def on_start(outcome: Supervision) -> None:
         _take_ready(info, outcome)
         info["begin_ns"] = outcome.begin_ns
+        marks.append(path, "experiment_begin", outcome.begin_ns)
         channels.extend(info["channels"])
         folders.write_info(path, info)
 
-    feed = on_feed
     try:
         outcome = supervise(
             command,
@@ -75,14 +77,13 @@ def record_program(
             prepare(str(path / SPOOL_FOLDER), run_id, environment),
             f"{MARKER_VARIABLE}={run_id}",
             on_start,
-            (lambda values: feed(path, channels, values)) if feed is not None else None,
+            functools.partial(on_feed, path, channels) if on_feed is not None else None,
         )
     except UserError:
-        folders.remove(path)
+        folders.remove(path, keep_folder=existed)
         raise
     if first_error is not None:
         outcome.problems.append(f"the recording could not be written: {first_error}")
-    marks.append(path, "experiment_begin", outcome.begin_ns)
     marks.append(path, "experiment_end", outcome.end_ns)
     info["exit_code"] = outcome.returncode if outcome.returncode >= 0 else None
     info["signal"] = -outcome.returncode if outcome.returncode < 0 else None
@@ -108,6 +109,7 @@ def record_here(
     folders.write_info(path, info)
     recorders.watch(os.getpid(), False, "")
     outcome.begin_ns = info["begin_ns"] = time.time_ns()
+    marks.append(path, "experiment_begin", outcome.begin_ns)
     status = "failed"
     try:
         yield path
@@ -115,7 +117,6 @@ def record_here(
     finally:
         outcome.end_ns = time.time_ns()
         recorders.stop()
-        marks.append(path, "experiment_begin", outcome.begin_ns)
         marks.append(path, "experiment_end", outcome.end_ns)
         _finish(path, info, outcome, status)
 
@@ -148,9 +149,12 @@ def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str)
         for figures in outcome.figures
         if figures["write_error"]
     )
+    for t_ns in outcome.deaths_ns:
+        marks.append(path, "monitor_died", t_ns)
     try:
-        info["libraries"] = marks.libraries(path)
-        error = marks.fold_spool(path)
+        table = marks.read_spool(path)
+        info["libraries"] = marks.libraries(table)
+        error = marks.fold_spool(path, table)
     except Exception as unexpected:
         # Nothing a program marks may keep its own exit code from the caller.
         error = unexpected

@@ -10,23 +10,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from smaragdine.errors import UserError
-from smaragdine.recording.canary import Canary
 from smaragdine.recording.command import Command
 from smaragdine.recording.recorder_client import RecorderClient
 from smaragdine.recording.recorder_config import GROUP_SIGNALS, RecorderConfig
+from smaragdine.recording.signals import Canary, Signals
+from smaragdine.recording.waiting import readable
 
 _PR_SET_PDEATHSIG = 1
-_CANARY_WAIT_S = 0.15
 _MOST_RESTARTS = 3
 _READY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
@@ -43,6 +42,7 @@ class Supervision:
     ready: dict[str, Any] | None = None
     figures: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    deaths_ns: list[int] = field(default_factory=lambda: list[int]())  # of the monitor
 
 
 class Recorders:
@@ -113,6 +113,7 @@ class Recorders:
         assert self.client is not None
         if not self.client.ended:
             self.client.stop(0)
+        self._outcome.deaths_ns.append(time.time_ns())
         code = self.client.returncode()
         reason = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         last = _last_line(Path(self._config.folder) / "recorder.log")
@@ -126,97 +127,6 @@ def _last_line(path: Path) -> str:
     except OSError:
         return ""
     return lines[-1][:300] if lines else ""
-
-
-class _Signals:
-    """Which signals came to us, and which of them the program still has to be told of."""
-
-    def __init__(self, canary: Canary) -> None:
-        self.canary = canary
-        self.fd, self._write_fd = os.pipe()
-        os.set_blocking(self.fd, False)
-        os.set_blocking(self._write_fd, False)
-        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        self._old: dict[int, Any] = {}
-        for number in GROUP_SIGNALS:
-            # What the caller ignores (nohup) the program must go on ignoring.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._old[number] = signal.signal(number, lambda *_: None)
-        # Ignored, the kernel would reap the program and its exit code with it.
-        self._child_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
-        self._old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._alone: list[tuple[int, float]] = []
-        self._shared: list[tuple[int, float]] = []
-
-    @contextlib.contextmanager
-    def starting(self) -> Iterator[Callable[[], None]]:
-        """Around the program's start: signals wait. Yields what the child does before it becomes the program.
-
-        What came before the program was there it cannot have got, whoever it was sent to.
-        """
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._old.keys())
-        self.canary.take()
-        self._take(0.0)
-        self._shared.clear()
-
-        def in_child() -> None:
-            # Handled signals are the default in the program; until it is that, ours must not swallow one.
-            for number in self._old:
-                signal.signal(number, signal.SIG_DFL)
-            if self._child_ignored:
-                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-        try:
-            yield in_child
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def take(self) -> None:
-        for number in self.canary.take():
-            if not _drop(self._alone, number):
-                self._shared.append((number, time.monotonic() + _CANARY_WAIT_S))
-        self._take(_CANARY_WAIT_S)
-
-    def _take(self, wait_s: float) -> None:
-        try:
-            numbers = os.read(self.fd, 256)
-        except BlockingIOError:
-            return
-        now_s = time.monotonic()
-        self._shared = [(n, s) for n, s in self._shared if s > now_s]
-        for number in numbers:
-            if number == signal.SIGCHLD or number not in self._old:
-                continue
-            if not _drop(self._shared, number):
-                self._alone.append((number, now_s + wait_s))
-
-    def due(self) -> list[int]:
-        """Signals that reached nobody but us."""
-        now_s = time.monotonic()
-        due = [number for number, deadline_s in self._alone if deadline_s <= now_s]
-        self._alone = [(number, s) for number, s in self._alone if s > now_s]
-        return due
-
-    def timeout_s(self) -> float | None:
-        if not self._alone:
-            return None
-        return max(0.0, min(s for _, s in self._alone) - time.monotonic())
-
-    def restore(self) -> None:
-        signal.set_wakeup_fd(-1)
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-        os.close(self.fd)
-        os.close(self._write_fd)
-
-
-def _drop(entries: list[tuple[int, float]], number: int) -> bool:
-    for entry in entries:
-        if entry[0] == number:
-            entries.remove(entry)
-            return True
-    return False
 
 
 def supervise(
@@ -235,7 +145,7 @@ def supervise(
     """
     outcome = Supervision()
     with Canary(GROUP_SIGNALS) as canary:
-        signals = _Signals(canary)
+        signals = Signals(canary)
         recorders = Recorders(config, environment, outcome)
         try:
             outcome.begin_ns = time.time_ns()
@@ -283,7 +193,7 @@ def _until_end(
     program: subprocess.Popen[bytes],
     outcome: Supervision,
     recorders: Recorders,
-    signals: _Signals,
+    signals: Signals,
     on_feed: Callable[[dict[str, Any]], None] | None,
 ) -> None:
     while True:
@@ -296,7 +206,7 @@ def _until_end(
             return
         client = recorders.client
         fds = [signals.fd, signals.canary.fd, *([client.fd] if client is not None else [])]
-        ready, _, _ = select.select(fds, [], [], signals.timeout_s())
+        ready = readable(fds, signals.timeout_s())
         if client is not None and client.fd in ready:
             recorders.take()
             feeds, client.feeds = client.feeds, []
@@ -306,5 +216,4 @@ def _until_end(
                     for feed in feeds:
                         on_feed(feed)
         signals.take()
-        for number in signals.due():
-            os.kill(program.pid, number)
+        signals.pass_on(program.pid)

@@ -100,7 +100,10 @@ class Progress:
             return None
         edges = np.interp([t for _, s, e in epochs for t in (s, e)], self.t_ns, self.total_j)
         each_j = edges[1::2] - edges[0::2]
-        done, left = len(epochs), max(0, planned - len(epochs))
+        last_index = epochs[-1][0]
+        # A resumed training plans ten epochs in all and begins with the sixth.
+        finished = last_index + 1 if last_index is not None else len(epochs)
+        done, left = len(epochs), max(0, planned - finished)
         # The epochs to come scatter, and their mean is itself known only from those that are done.
         spread_j = statistics.stdev(each_j) * (left + left**2 / done) ** 0.5
         return float(edges[-1] + left * each_j.mean()), float(spread_j)

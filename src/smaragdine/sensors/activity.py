@@ -47,6 +47,7 @@ class Activity:
         self._tree: ProcessTree | None = None
         self._monitor_start_s = time.process_time()
         self._next_stat_ns = 0
+        self._cpu_count = self._count_cpus()
         self._start_ns = clock.mono_ns()
         self._idle_start_s = self._idle_s()
         self._busy = dict.fromkeys(self._sockets, 0.0)
@@ -114,7 +115,7 @@ class Activity:
         # The sampler is one process of short bursts: which socket it ran on is not worth a system call.
         monitor_s = (time.process_time() - self._monitor_start_s) / len(self._sockets)
         for i, socket in enumerate(self._sockets):
-            busy_s = len(self._cpus.sockets[socket]) * wall_s - (idle_s[socket] - self._idle_start_s[socket])
+            busy_s = self._cpu_count[socket] * wall_s - (idle_s[socket] - self._idle_start_s[socket])
             # iowait may run backwards (proc(5)) and ticks are coarse: a running total must not.
             self._busy[socket] = max(self._busy[socket], busy_s)
             readings.append((t_ns, 3 * i, self._busy[socket]))
@@ -122,12 +123,22 @@ class Activity:
         cost_ns = self._clock.mono_ns() - now_ns
         self._next_stat_ns = now_ns + max(_STAT_EVERY_NS, int(cost_ns / _STAT_SHARE))
 
-    def _idle_s(self) -> dict[int, float]:
-        """Idle, iowait and steal seconds per socket since boot."""
+    def _count_cpus(self) -> dict[int, int]:
+        """CPUs per socket that /proc/stat has a line for: one that is offline is not busy."""
+        names = [line.split(None, 1)[0] for line in self._stat_text().split(b"\n") if line.startswith(b"cpu")]
+        numbers = {int(name[3:]) for name in names if name[3:].isdigit()}
+        return {socket: len(numbers.intersection(members)) for socket, members in self._cpus.sockets.items()}
+
+    def _stat_text(self) -> bytes:
         text = os.pread(self._stat_fd, self._stat_bytes, 0)
         while len(text) == self._stat_bytes and b"\nintr" not in text:
             self._stat_bytes *= 2
             text = os.pread(self._stat_fd, self._stat_bytes, 0)
+        return text
+
+    def _idle_s(self) -> dict[int, float]:
+        """Idle, iowait and steal seconds per socket since boot."""
+        text = self._stat_text()
         if len(self._sockets) == 1:
             fields = text[: text.index(b"\n")].split()
             return {self._sockets[0]: _idle_ticks(fields) * _TICK_S}

@@ -65,7 +65,9 @@ class Machine:
 
 def discover(settings: SensorSettings, clock: Clock = SYSTEM) -> Machine:
     cpus = cpuinfo.read_cpuinfo(settings.proc_root)
-    activity, absent = open_activity(cpus, settings.proc_root, settings.period_ns, clock)
+    # A tree made for its cpuinfo alone need not have the rest.
+    stat_root = settings.proc_root if (settings.proc_root / "stat").exists() else Path("/proc")
+    activity, absent = open_activity(cpus, stat_root, settings.period_ns, clock)
     sensors: list[Sensor] = [activity] if activity is not None else []
     facts: dict[str, object] = {}
 
@@ -87,7 +89,7 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM) -> Machine:
             estimate.open_sensors(
                 activity=activity,
                 cpus=cpus,
-                memory_bytes=cpuinfo.read_memory_bytes(settings.proc_root),
+                memory_bytes=_memory_bytes(settings),
                 sockets_missing=[s for s in sorted(cpus.sockets) if f"cpu:{s}" not in measured],
                 dram_missing=[s for s in sorted(cpus.sockets) if f"dram:{s}" not in measured],
                 settings=settings.estimate,
@@ -127,6 +129,10 @@ def _plugins() -> Found:
     return found
 
 
+def _memory_bytes(settings: SensorSettings) -> int:
+    return cpuinfo.read_memory_bytes(settings.proc_root) or cpuinfo.read_memory_bytes()
+
+
 def host_facts(settings: SensorSettings) -> dict[str, object]:
     """What a reader needs to know of the machine; no user names, no addresses."""
     cpus = cpuinfo.read_cpuinfo(settings.proc_root)
@@ -139,5 +145,5 @@ def host_facts(settings: SensorSettings) -> dict[str, object]:
             f"cpu:{socket}": {"logical_cpus": len(members), "cores": cpus.cores[socket]}
             for socket, members in sorted(cpus.sockets.items())
         },
-        "memory_bytes": cpuinfo.read_memory_bytes(settings.proc_root),
+        "memory_bytes": _memory_bytes(settings),
     }

@@ -130,9 +130,7 @@ def _channels(chip: Chip) -> Iterator[tuple[str, Channel]]:
 
 def _unreadable(channel: Channel, error: OSError) -> Absent:
     if error.errno in (errno.EACCES, errno.EPERM):
-        remedy = (
-            f"run the smaragdine daemon as root, or `sudo chmod a+r {error.filename}` until the next boot"
-        )
+        remedy = f"run as root, or `sudo chmod a+r {error.filename}` until the next boot"
         return Absent(channel.name, f"{error.filename}: permission denied", remedy)
     remedy = "the chip may be asleep or not wired; see `dmesg` for its driver's message"
     return Absent(channel.name, f"{error.filename}: {error.strerror}", remedy)

@@ -35,7 +35,7 @@ _EVENTS: Mapping[str, tuple[str, Scope]] = {
 }
 
 _DENIED = (
-    "run the smaragdine daemon as root, or `sudo sysctl kernel.perf_event_paranoid=0` (for good: in "
+    "run as root, or `sudo sysctl kernel.perf_event_paranoid=0` (for good: in "
     "/etc/sysctl.d), or give CAP_PERFMON (in Docker: --cap-add PERFMON)"
 )
 _NO_PMU = (

@@ -19,7 +19,7 @@ _SCAN_EVERY_NS = 20_000_000
 _MOST_PROBES = 64
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _SOCKET_SCAN_EVERY_NS = 100_000_000
-_SOCKET_SCAN_SHARE = 0.001
+_SOCKET_SCAN_SHARE = 0.002
 
 
 def process_clock(pid: int) -> int:
@@ -195,6 +195,7 @@ class ProcessTree:
     def _weigh_sockets(self) -> None:
         """Which sockets the threads ran on since the last look, weighted by the ticks they spent."""
         ticks = dict.fromkeys(self._sockets, 0)
+        threads = dict.fromkeys(self._sockets, 0)
         seen: set[int] = set()
         for pid in self._processes:
             try:
@@ -203,14 +204,16 @@ class ProcessTree:
                 continue
             seen.update(tids)
             for tid in tids:
-                self._tally(pid, tid, ticks)
+                self._tally(pid, tid, ticks, threads)
         for tid in self._threads.keys() - seen:
             os.close(self._threads.pop(tid).stat_fd)
-        total = sum(ticks.values())
+        # Before the first tick of 10 ms is over, where the threads are is all there is to go by.
+        counts = ticks if any(ticks.values()) else threads
+        total = sum(counts.values())
         if total:
-            self._weights = {socket: count / total for socket, count in ticks.items()}
+            self._weights = {socket: count / total for socket, count in counts.items()}
 
-    def _tally(self, pid: int, tid: int, ticks: dict[int, int]) -> None:
+    def _tally(self, pid: int, tid: int, ticks: dict[int, int], threads: dict[int, int]) -> None:
         thread = self._threads.get(tid)
         try:
             if thread is None:
@@ -223,6 +226,7 @@ class ProcessTree:
             return
         spent = int(fields[11]) + int(fields[12])
         socket = self.socket_of_cpu.get(int(fields[36]), self._sockets[0])
+        threads[socket] += 1
         ticks[socket] += spent - thread.last_ticks
         thread.last_ticks = spent
 

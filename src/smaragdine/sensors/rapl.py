@@ -24,17 +24,18 @@ _NO_POWERCAP = (
     "virtual machines and most ARM machines have no RAPL, and the CPU is estimated there"
 )
 _MASKED = (
-    "run the smaragdine daemon on the host, or give the container the counters read-only: "
+    "run on the host, or give the container the counters read-only: "
     "docker run -v /sys/devices/virtual/powercap:/host/powercap:ro "
     "-e SMARAGDINE_POWERCAP_ROOT=/host/powercap …"
 )
 _DENIED = (
-    "run the smaragdine daemon as root, run as root yourself, or let a group read the counters: "
+    "run as root, or let a group read the counters: "
     "sudo groupadd -f smaragdine && sudo usermod -aG smaragdine $USER && "
     """echo 'SUBSYSTEM=="powercap", ACTION=="add|change", KERNEL=="*:*", """
     """RUN+="/bin/chgrp smaragdine /sys%p/energy_uj", RUN+="/bin/chmod g+r /sys%p/energy_uj"' """
     "| sudo tee /etc/udev/rules.d/60-smaragdine.rules && sudo udevadm control --reload && "
-    "sudo udevadm trigger --subsystem-match=powercap; then log in again"
+    "sudo udevadm trigger --subsystem-match=powercap; then log in again; "
+    "or, where the smaragdine daemon is installed, let it read them"
 )
 
 
@@ -86,10 +87,17 @@ def find_zones(root: Path) -> list[Zone]:
     zones = [
         Zone(zone_id, path, names[zone_id], names.get(zone_id.rpartition(":")[0], ""))
         for zone_id, path in sorted(paths.items(), key=lambda item: _natural(item[0]))
-        if (path / "energy_uj").exists()
+        if _counts_energy(path)
     ]
     direct = {(zone.parent, zone.name) for zone in zones if not _is_mmio(zone)}
     return [zone for zone in zones if not (_is_mmio(zone) and (zone.parent, zone.name) in direct)]
+
+
+def _counts_energy(zone: Path) -> bool:
+    try:
+        return (zone / "energy_uj").exists()
+    except OSError:
+        return True  # nobody may look: it is reported as unreadable, not left out
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -107,7 +115,11 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _walk_zone(zone: Path) -> Iterator[Path]:
     yield zone
-    for child in sorted(zone.iterdir()):
+    try:
+        children = sorted(zone.iterdir())
+    except OSError:
+        return  # the zone itself is reported as unreadable; the others stand
+    for child in children:
         if child.name.startswith(f"{zone.name}:") and child.is_dir():
             yield from _walk_zone(child)
 

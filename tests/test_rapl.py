@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,45 @@ from smaragdine.sensors.base import Channel, Sensor, SensorLost
 from unprivileged import as_nobody
 
 
+class Together:
+    """Packages and their parts, which have a sensor each, as one: channels in the order of their zones."""
+
+    period_ns = 4_000_000
+    lane = "counters"
+
+    def __init__(self, sensors: Sequence[Sensor]) -> None:
+        self._sensors = sensors
+        zones = [(re.findall(r"\d+|:", c.detail.split()[0]), c) for s in sensors for c in s.channels()]
+        self._channels = [channel for _, channel in sorted(zones, key=lambda zone: zone[0])]
+
+    def channels(self) -> Sequence[Channel]:
+        return self._channels
+
+    def read(self) -> Sequence[tuple[int, int, float]]:
+        return [self._at(s, *reading) for s in self._sensors for reading in s.read()]
+
+    def close(self) -> Sequence[tuple[int, int, float]]:
+        return [self._at(s, *reading) for s in self._sensors for reading in s.close()]
+
+    def _at(self, sensor: Sensor, t_ns: int, index: int, value: float) -> tuple[int, int, float]:
+        return t_ns, self._channels.index(sensor.channels()[index]), value
+
+
 def only_sensor(root: Path) -> Sensor:
     found = rapl.open_sensors(root=root)
     assert found.absent == []
-    (sensor,) = found.sensors
-    return sensor
+    assert {sensor.lane for sensor in found.sensors} == {"counters"}
+    return found.sensors[0] if len(found.sensors) == 1 else Together(found.sensors)
+
+
+def test_parts_of_a_package_are_read_less_often(tmp_path: Path) -> None:
+    with PowercapTree(tmp_path, packages=2) as tree:
+        found = rapl.open_sensors(root=tree.root)
+        periods = {c.device: s.period_ns for s in found.sensors for c in s.channels()}
+        assert periods["cpu:0"] == periods["dram:1"] == 4_000_000
+        assert periods["cpu:0/core"] > periods["cpu:0"]
+        for sensor in found.sensors:
+            sensor.close()
 
 
 def devices(sensor: Sensor) -> list[str]:

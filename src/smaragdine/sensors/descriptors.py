@@ -21,7 +21,7 @@ _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.EINTR, errno.EIO, errno.EBUSY, errno.ENODATA, errno.ETIMEDOUT, errno.EREMOTEIO}
 )
 
-_FOLLOW_EVERY_NS = 100_000_000
+_FOLLOW_EVERY_NS = 1_000_000_000
 
 
 def fetch_decimal(fd: int) -> int:
@@ -115,6 +115,7 @@ class DescriptorSensor:
         return readings
 
     def close(self) -> Sequence[tuple[int, int, float]]:
+        self._next_follow_ns = 0
         try:
             last = self.read()
         except SensorLost:

@@ -19,7 +19,7 @@ _SCAN_EVERY_NS = 20_000_000
 _MOST_PROBES = 64
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _SOCKET_SCAN_EVERY_NS = 100_000_000
-_SOCKET_SCAN_SHARE = 0.002
+_SOCKET_SCAN_SHARE = 0.001
 
 
 def process_clock(pid: int) -> int:

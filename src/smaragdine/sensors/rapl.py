@@ -17,6 +17,7 @@ UPDATE_MS = 1.0  # how often the hardware brings its energy register up to date
 
 # control:zone[:subzone…]; control types and the links back (device, subsystem) have no colon.
 _ZONE_ID = re.compile(r"(?P<control>[^:]+)(?::\d+)+")
+PARTS_PERIOD_NS = 20_000_000
 _PACKAGE = re.compile(r"package-(?P<socket>\d+)(?:-die-\d+)?")
 
 _NO_POWERCAP = (
@@ -72,8 +73,13 @@ def open_sensors(*, root: Path = ROOT, period_ns: int = 4_000_000, clock: Clock 
             opened.append(OpenChannel(channel, open_decimal(path), 1e6, path))
         except OSError as error:
             found.absent.append(_unreadable(channel, error))
+    # Parts of a package never add to anything: they are there to be looked at, and a look costs.
+    whole = [item for item in opened if item.channel.scope != "part"]
+    parts = [item for item in opened if item.channel.scope == "part"]
+    for members, every_ns in ((whole, period_ns), (parts, max(period_ns, PARTS_PERIOD_NS))):
+        if members:
+            found.sensors.append(DescriptorSensor(members, period_ns=every_ns, lane="counters", clock=clock))
     if opened:
-        found.sensors.append(DescriptorSensor(opened, period_ns=period_ns, lane="counters", clock=clock))
         found.facts["rapl"] = {"root": str(root), "zones": [item.channel.detail for item in opened]}
     return found
 

@@ -104,17 +104,20 @@ class ReadingsWriter:
 
     def write(self, batches: Sequence[tuple[int, list[tuple[int, int, float]]]]) -> None:
         """`batches` as the sampler drains them: (first channel, [(t_ns, channel − first, value), …])."""
-        if not batches:
+        columns = [(first, *zip(*readings, strict=True)) for first, readings in batches if readings]
+        if not columns:
             return
-        t_ns = np.fromiter((r[0] for _, rs in batches for r in rs), dtype=np.int64)
-        channel = np.fromiter((first + r[1] for first, rs in batches for r in rs), dtype=np.uint16)
-        value = np.fromiter((r[2] for _, rs in batches for r in rs), dtype=np.float64)
+        t_ns = np.concatenate([np.array(stamps, dtype=np.int64) for _, stamps, _, _ in columns])
+        channel = np.concatenate(
+            [np.array(numbers, dtype=np.uint16) + first for first, _, numbers, _ in columns]
+        )
+        value = np.concatenate([np.array(values, dtype=np.float64) for _, _, _, values in columns])
         table_code = self._table_code[channel]
         for code, table in enumerate(READING_TABLES):
             rows = np.flatnonzero(table_code == code)
             if rows.size:
-                columns = [_column(t_ns[rows]), _column(channel[rows]), _column(value[rows])]
-                self._table(table).write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+                arrays = [_column(t_ns[rows]), _column(channel[rows]), _column(value[rows])]
+                self._table(table).write(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
                 self.rows += rows.size
 
     def close(self) -> None:

@@ -354,8 +354,8 @@ def test_time_goes_to_the_socket_the_threads_ran_on():
     two = {cpu: cpu % 2 for cpu in range(os.cpu_count() or 1)}
     program = start("os.sched_setaffinity(0, {1}); burn(0.8)")
     watched, truth_s = watch_to_the_end(program, ProcessTree(program.pid, two))
-    # Before the first look at the threads, a tenth of a second, nobody knows: shared equally.
-    assert watched.tree.cpu_s[1] > 0.8 * truth_s
+    # Where it ran between two looks nobody knows, and it moves at its start.
+    assert watched.tree.cpu_s[1] > 0.7 * truth_s
     assert sum(watched.tree.cpu_s.values()) == pytest.approx(truth_s, abs=0.03)
 
 

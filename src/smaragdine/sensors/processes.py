@@ -20,6 +20,7 @@ _MOST_PROBES = 64
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _SOCKET_SCAN_EVERY_NS = 100_000_000
 _SOCKET_SCAN_SHARE = 0.001
+_SETTLING_NS = 1_000_000_000
 
 
 def process_clock(pid: int) -> int:
@@ -72,6 +73,7 @@ class ProcessTree:
         self._last_pid = 0
         self._next_scan_ns = 0
         self._next_socket_scan_ns = 0
+        self._settled_ns = time.monotonic_ns() + _SETTLING_NS
         self._loadavg_fd = os.open(self.proc / "loadavg", os.O_RDONLY | os.O_CLOEXEC)
         self._last_pid = self._newest_pid()
         self._add(self.root_pid, include_past=self.include_past)
@@ -104,7 +106,12 @@ class ProcessTree:
         if len(self._sockets) > 1 and now_ns >= self._next_socket_scan_ns:
             self._weigh_sockets()
             cost_ns = time.monotonic_ns() - now_ns
-            self._next_socket_scan_ns = now_ns + max(_SOCKET_SCAN_EVERY_NS, int(cost_ns / _SOCKET_SCAN_SHARE))
+            # Threads find their places when they start; after that they rarely move to another socket.
+            settling = now_ns < self._settled_ns
+            pause_ns = 0 if settling else int(cost_ns / _SOCKET_SCAN_SHARE)
+            self._next_socket_scan_ns = now_ns + max(
+                _SOCKET_SCAN_EVERY_NS // (2 if settling else 1), pause_ns
+            )
         spent_ns = 0
         gone: list[int] = []
         clock_gettime_ns = time.clock_gettime_ns

@@ -43,10 +43,6 @@ class RecorderClient:
         self.fd = self._process.stdout.fileno()
         self.ended = False
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def take(self) -> None:
         """Read what is there; call when `fd` is readable."""
         chunk = os.read(self.fd, 1 << 16)

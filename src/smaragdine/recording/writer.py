@@ -35,16 +35,11 @@ class TableWriter:
         self._offset = 0
         self._staging = io.BytesIO()
         self._stream = pa.ipc.new_stream(self._staging, schema, options=_OPTIONS)
-        self._schema = schema
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self.dropped_batches = 0
         self.error: OSError | None = None
         self._take()
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._schema
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._stream.write_batch(batch)

@@ -29,6 +29,14 @@ def fetch_decimal(fd: int) -> int:
     return int(os.pread(fd, 32, 0))
 
 
+def attribute_text(path: Path) -> str:
+    """What a sysfs attribute says; empty where it is absent or unreadable."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def open_decimal(path: Path) -> int:
     """Open an attribute and read it once: some refuse at open, some only at the first read (OSError)."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.sensors.base import Absent, Channel, Found, Kind
-from smaragdine.sensors.descriptors import DescriptorSensor, OpenChannel, open_decimal
+from smaragdine.sensors.descriptors import DescriptorSensor, OpenChannel, attribute_text, open_decimal
 
 ROOT = Path("/sys/class/hwmon")
 DEFAULT_PERIOD_MS = 100.0
@@ -64,7 +64,7 @@ def find_chips(root: Path) -> list[Chip]:
         key=lambda entry: int(entry.name.removeprefix("hwmon")),
     )
     chips = [
-        Chip(folder, _slug(_text(folder / "name")) or folder.name, attributes)
+        Chip(folder, _slug(attribute_text(folder / "name")) or folder.name, attributes)
         for folder in folders
         if (attributes := _attributes(folder))
     ]
@@ -98,7 +98,7 @@ def _channels(chip: Chip) -> Iterator[tuple[str, Channel]]:
         match = _ATTRIBUTE.fullmatch(attribute)
         assert match is not None
         quantity, plain = match["what"], f"{match['what']}{match['index']}"
-        label = _slug(_text(chip.path / f"{plain}_label")) or plain
+        label = _slug(attribute_text(chip.path / f"{plain}_label")) or plain
         if (quantity, label) in taken:
             label = f"{label}-{plain}"
         taken.add((quantity, label))
@@ -138,7 +138,7 @@ def _unreadable(channel: Channel, error: OSError) -> Absent:
 
 def _milliseconds(path: Path) -> float | None:
     try:
-        value_ms = float(_text(path))
+        value_ms = float(attribute_text(path))
     except ValueError:
         return None
     return value_ms if value_ms > 0 else None
@@ -147,10 +147,3 @@ def _milliseconds(path: Path) -> float | None:
 def _slug(text: str) -> str:
     """A name without blanks or slashes, which separate the parts of a channel's name."""
     return re.sub(r"[\s/]+", "-", text)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -40,10 +40,6 @@ class _Thread:
     last_ticks: int
 
 
-def _empty_threads() -> dict[int, _Thread]:
-    return {}
-
-
 @dataclass
 class ProcessTree:
     """The CPU time of `root_pid` and its descendants, split over sockets.
@@ -66,7 +62,7 @@ class ProcessTree:
         self._processes: dict[int, _Process] = {}
         # The sampler may be a child of the very process it watches, and pays for itself.
         self._own_pid = os.getpid()
-        self._threads: dict[int, _Thread] = _empty_threads()
+        self._threads: dict[int, _Thread] = {}
         self._followed_ns = 0  # of processes that have ended
         self._unseen_ns = 0  # of children too short-lived to be followed
         self._forked = False

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.sensors.base import Absent, Channel, Found, Scope
-from smaragdine.sensors.descriptors import DescriptorSensor, OpenChannel, open_decimal
+from smaragdine.sensors.descriptors import DescriptorSensor, OpenChannel, attribute_text, open_decimal
 
 ROOT = Path("/sys/class/powercap")
 UPDATE_MS = 1.0  # how often the hardware brings its energy register up to date
@@ -89,7 +89,7 @@ def find_zones(root: Path) -> list[Zone]:
     paths: dict[str, Path] = {}
     for path in _walk(root):
         paths.setdefault(path.name, path)
-    names = {zone_id: _text(path / "name") or zone_id for zone_id, path in paths.items()}
+    names = {zone_id: attribute_text(path / "name") or zone_id for zone_id, path in paths.items()}
     zones = [
         Zone(zone_id, path, names[zone_id], names.get(zone_id.rpartition(":")[0], ""))
         for zone_id, path in sorted(paths.items(), key=lambda item: _natural(item[0]))
@@ -132,7 +132,7 @@ def _walk_zone(zone: Path) -> Iterator[Path]:
 
 def _channel(zone: Zone) -> Channel:
     device, scope = _meaning(zone)
-    range_uj = _text(zone.path / "max_energy_range_uj")
+    range_uj = attribute_text(zone.path / "max_energy_range_uj")
     # The register holds 32 bits of the energy unit and the range is its highest value, so the true modulus
     # is one unit (15–61 µJ) more. The unit is not exported; per wrap of 65–262 kJ that is 2e-10.
     wraps_at_j = int(range_uj) / 1e6 if range_uj.isdigit() and int(range_uj) > 0 else None
@@ -202,10 +202,3 @@ def _is_mmio(zone: Zone) -> bool:
 def _natural(zone_id: str) -> tuple[str, list[int]]:
     control, *numbers = zone_id.split(":")
     return control, [int(number) for number in numbers]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -87,9 +87,9 @@ def oracle_held(s: Series, hold: int) -> list[Stretch]:
     found: list[Stretch] = []
     for i, t in enumerate(times):
         following = times[i + 1] if i + 1 < len(times) else t + usual
-        end = following if following - t <= hold else min(following, t + usual)
-        found.append((t, end, Fraction(float(s.value[i]))))
-    return found
+        if following - t <= hold:  # else the gap is missing, all of it
+            found.append((t, following, Fraction(float(s.value[i]))))
+    return found if spacings else []
 
 
 def energy(stretches: Sequence[Stretch], start: int, end: int) -> Fraction:

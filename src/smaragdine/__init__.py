@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING, Any
 from smaragdine.version import __version__
 
 if TYPE_CHECKING:
+    from smaragdine.accounting.footprint import Footprint as Footprint
+    from smaragdine.api import account as account
     from smaragdine.api import mark as mark
     from smaragdine.api import record as record
     from smaragdine.recording.reader import Recording as Recording
     from smaragdine.recording.reader import open_recording as open
 
-__all__ = ["Recording", "__version__", "mark", "open", "record"]
+__all__ = ["Footprint", "Recording", "__version__", "account", "mark", "open", "record"]
 
 # Imported when first used: a training script that only places marks must not pay for pyarrow.
 _WHERE = {
+    "account": ("smaragdine.api", "account"),
     "mark": ("smaragdine.api", "mark"),
     "record": ("smaragdine.api", "record"),
     "open": ("smaragdine.recording.reader", "open_recording"),
+    "Footprint": ("smaragdine.accounting.footprint", "Footprint"),
     "Recording": ("smaragdine.recording.reader", "Recording"),
 }
 

@@ -1,4 +1,4 @@
-"""The Python API: `smaragdine.mark`, `smaragdine.record`, `smaragdine.open`."""
+"""The Python API: `mark`, `record` and `account`; `open` is `recording.reader.open_recording`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smaragdine.accounting.footprint import Footprint
+    from smaragdine.accounting.meters import SensorFacts
 
 
 def _hook(module: str) -> Any:
@@ -48,3 +52,34 @@ def record(folder: str | os.PathLike[str], *, period_ms: float = 4.0) -> Iterato
             _hook("versions").mark_libraries()
             # Back to the surrounding `smaragdine run`, if there is one.
             marks.set_spool(os.environ.get("SMARAGDINE_SPOOL"))
+
+
+def account(
+    events: Any,
+    power: Any,
+    *,
+    hold_s: float | None = None,
+    tz: str | None = None,
+    facts: SensorFacts | None = None,
+) -> Footprint:
+    """Which operation used how much energy.
+
+    `events` has columns name, device, start_ns, duration_ns and perhaps phase, lane, step; `power` has
+    device, t_ns, power_w. Each is a dict of arrays, an Arrow table, a data frame, or the path of a file.
+
+    footprint = smaragdine.account(events, power)
+    footprint.rows.to_pandas()
+    """
+    import dataclasses
+
+    from smaragdine.accounting.account import account as account_events
+    from smaragdine.accounting.meters import NOTHING_KNOWN, from_power_table
+    from smaragdine.recording.power_log import power_table, read_power
+    from smaragdine.tracing.files.events import read_events
+    from smaragdine.tracing.files.table import events_table
+
+    event_rows = read_events(events) if isinstance(events, str | os.PathLike) else events_table(events)
+    power_rows = read_power(power, tz) if isinstance(power, str | os.PathLike) else power_table(power)
+    meters = from_power_table(power_rows, facts or NOTHING_KNOWN, hold_s)
+    found = account_events(event_rows, meters.of)
+    return dataclasses.replace(found, remarks=(*found.remarks, *meters.remarks))

@@ -14,6 +14,8 @@ from smaragdine.version import __version__
 VERBS = {
     "run": "record a training script: energy per device and per epoch",
     "show": "a recording at a glance",
+    "account": "which operation used how much energy: a footprint",
+    "compare": "what changed between runs, and what of it is noise",
     "doctor": "what can be measured on this machine, what not, and how to fix it",
     "baseline": "record idle power, to subtract it later",
 }

@@ -41,3 +41,19 @@ def period_ms(text: str) -> float:
     if not 1 <= value <= 1000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a period between 1 and 1000 ms")
     return value
+
+
+def positive_watts(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a power above 0 W")
+    return value
+
+
+def count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)

@@ -5,6 +5,8 @@
     RUN/activity.arrows     CPU time: machine, program, monitor   t_ns, channel, value
     RUN/telemetry.arrows    clocks, temperatures, utilisation …   t_ns, channel, value
     RUN/marks.arrows        named instants
+    RUN/events.arrows       executions of tensor operations, of traced steps
+    RUN/edges.arrows        dataflow between the operations
     RUN/spool/              marks on their way into marks.arrows
 
 A table is an Arrow IPC stream, written in batches of about a second, so that what is on disk is readable
@@ -26,7 +28,7 @@ FORMAT_VERSION = 1
 INFO_FILE = "run.json"
 SPOOL_FOLDER = "spool"
 READING_TABLES = ("power", "activity", "telemetry")
-TABLES = (*READING_TABLES, "marks")
+TABLES = (*READING_TABLES, "marks", "events", "edges")
 
 READINGS = pa.schema([("t_ns", pa.int64()), ("channel", pa.uint16()), ("value", pa.float64())])
 MARKS = pa.schema(
@@ -41,6 +43,21 @@ MARKS = pa.schema(
         ("detail", pa.string()),
     ]
 )
+_TEXT = pa.dictionary(pa.int32(), pa.string())  # few names, many events
+EVENTS = pa.schema(
+    [
+        ("name", _TEXT),
+        ("device", _TEXT),
+        ("start_ns", pa.int64()),
+        ("duration_ns", pa.int64()),
+        ("phase", _TEXT),  # null: not known
+        ("lane", pa.int64()),  # thread or stream; null: events of it do not nest
+        ("step", pa.int64()),
+    ]
+)
+EDGES = pa.schema([("source", pa.string()), ("target", pa.string())])  # qualified names
+# What an events or edges file must have; its other columns may be missing and are null then.
+REQUIRED = frozenset({"name", "device", "start_ns", "duration_ns", *EDGES.names})
 
 _TABLE_OF_QUANTITY = {
     "energy": "power",

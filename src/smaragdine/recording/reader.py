@@ -22,7 +22,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.errors import UserError
+from smaragdine.recording.events import fit, one_dictionary
 from smaragdine.recording.format import (
+    EDGES,
+    EVENTS,
     FORMAT_VERSION,
     INFO_FILE,
     MARKS,
@@ -82,17 +85,26 @@ class Recording:
     def marks(self) -> pa.Table:
         return self.table("marks")
 
+    @property
+    def events(self) -> pa.Table:
+        """Executions of tensor operations, of every process that traced; text is dictionary-encoded."""
+        return self.table("events")
+
+    @property
+    def edges(self) -> pa.Table:
+        return self.table("edges")
+
     def table(self, name: str, form: Literal["arrow", "pandas", "numpy"] = "arrow") -> Any:
         """One table as an Arrow table, a pandas frame, or a dict of numpy arrays."""
         if name not in TABLES:
             raise UserError(f"no table named {name}", remedy=f"There are: {', '.join(TABLES)}")
-        table = self._marks if name == "marks" else self._readings(name)
+        table = self._readings(name) if name in READING_TABLES else getattr(self, f"_{name}")
         if form not in ("arrow", "pandas", "numpy"):
             raise UserError(f"no form named {form}", remedy="There are: arrow, pandas, numpy")
         if form == "pandas":
             return table.to_pandas()
         if form == "numpy":
-            return {column: table[column].to_numpy(zero_copy_only=False) for column in table.column_names}
+            return {column: _to_numpy(table[column]) for column in table.column_names}
         return table
 
     def series(self, table: str) -> list[Series]:
@@ -108,6 +120,14 @@ class Recording:
         batches = [batch for _, path in _segments(self.path, "marks") for batch in _batches(path)[1]]
         # A crash between writing the table and removing the spool leaves both, with the same marks.
         return pa.Table.from_batches(batches, schema=MARKS) if batches else read_spool(self.path)
+
+    @cached_property
+    def _events(self) -> pa.Table:
+        return one_dictionary(_read_whole(self.path, "events", EVENTS))
+
+    @cached_property
+    def _edges(self) -> pa.Table:
+        return _read_whole(self.path, "edges", EDGES)
 
     def _readings(self, name: str) -> pa.Table:
         columns: dict[str, list[Any]] = {column: [] for column in ("t_ns", "device", "quantity", "value")}
@@ -127,6 +147,13 @@ class Recording:
 
 def _repeat(text: str, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    if pa.types.is_dictionary(column.type):
+        # Straight to numpy, a null would become the dictionary's last text.
+        column = column.cast(column.type.value_type)
+    return column.to_numpy(zero_copy_only=False)
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
@@ -195,6 +222,16 @@ def _batches(path: Path) -> tuple[pa.Schema | None, list[pa.RecordBatch]]:
     except (pa.ArrowException, OSError):
         pass
     return reader.schema, batches
+
+
+def _read_whole(folder: Path, table: str, schema: pa.Schema) -> pa.Table:
+    """Every file of a table, one below the other. A column that means something else is an error."""
+    tables = [
+        fit(pa.Table.from_batches(batches), schema, str(path))
+        for _, path in _segments(folder, table)
+        if (batches := _batches(path)[1])
+    ]
+    return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
 def _read_series(folder: Path, table: str) -> Iterator[Series]:

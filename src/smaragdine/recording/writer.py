@@ -16,7 +16,8 @@ import pyarrow as pa
 from smaragdine.recording.format import READING_TABLES, readings_schema, table_of
 from smaragdine.sensors.base import Channel
 
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+# Deltas: names that appear as a run goes on cost only themselves.
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
 # What waits for space on a full disk; beyond it the oldest readings are dropped, and that is counted.
 _MOST_PENDING_BYTES = 16 << 20
 
@@ -37,11 +38,18 @@ class TableWriter:
         self._stream = pa.ipc.new_stream(self._staging, schema, options=_OPTIONS)
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        # A batch brings the names that later ones lean on: of such a table only the end may be dropped.
+        self._whole = any(pa.types.is_dictionary(field.type) for field in schema)
+        self._cut = False
         self.dropped_batches = 0
         self.error: OSError | None = None
         self._take()
 
     def write(self, batch: pa.RecordBatch) -> None:
+        if self._cut:
+            self.dropped_batches += 1
+            self._flush()
+            return
         self._stream.write_batch(batch)
         self._take()
 
@@ -63,7 +71,8 @@ class TableWriter:
             self._pending_bytes += len(message)
         while self._pending_bytes > _MOST_PENDING_BYTES and len(self._pending) > 2:
             # Position 0 may hold the schema, without which the file cannot be read.
-            self._pending_bytes -= len(self._pending.pop(1))
+            self._pending_bytes -= len(self._pending.pop(-1 if self._whole else 1))
+            self._cut = self._whole
             self.dropped_batches += 1
         self._flush()
 

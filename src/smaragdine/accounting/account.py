@@ -1,0 +1,171 @@
+"""Events × power → footprint, one device after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from smaragdine.accounting.columns import Columns, blocks, columns
+from smaragdine.accounting.engine import CHUNK, Chunk, Levels, chunks, in_threads, levels, share
+from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
+from smaragdine.accounting.ledger import Entry, Ledger, entry
+from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, SensorFacts, from_recording
+from smaragdine.accounting.mixing import Windows, join, windows
+from smaragdine.accounting.power import PowerTrace, device_traces
+from smaragdine.accounting.uncertainty import Doubt, combine, infer, sensor_of
+from smaragdine.errors import UserError
+from smaragdine.recording.reader import Recording
+
+CONSERVED_TO = 1e-9
+APART_NS = 60_000_000_000  # farther apart, events and power are not of one run
+SAMPLED_CHUNKS = 4  # enough to see how operations mix; sampling costs several times the accounting
+
+
+def account(events: pa.Table, power: Mapping[str, PowerTrace | Meter]) -> Footprint:
+    """The footprint of `events` (schema EVENTS) under the power of each device.
+
+    Time in which a device's power is not known counts as missing and costs nothing; events of devices without
+    power are counted and left out.
+    """
+    source = columns(events)
+    counts = {str(pair["values"]): pair["counts"] for pair in events["device"].value_counts().to_pylist()}
+    without = {device: int(count) for device, count in counts.items() if device not in power}
+    if counts and len(without) == len(counts):
+        raise UserError(
+            "events and power have no device in common",
+            f"events are of {_few(counts)}, power of {_few(power)}",
+            "Rename the devices in one of them",
+        )
+    meters = {d: m if isinstance(m, Meter) else Meter(m, sensor_of(m)) for d, m in power.items()}
+    remarks = _check_times(source, [meters[device].trace for device in counts if device in meters])
+    done = {device: _account_device(source, device, meter) for device, meter in meters.items()}
+    rows = pa.concat_tables([table for table, _ in done.values()]) if done else ROWS.empty_table()
+    return Footprint(rows, {device: total for device, (_, total) in done.items()}, without, remarks)
+
+
+def _check_times(source: Columns, traces: Sequence[PowerTrace]) -> tuple[str, ...]:
+    """A trace of another hour, or in another unit, is a mistake and no footprint of nothing."""
+    known = [trace for trace in traces if trace.start_ns.size]
+    begin_ns = min((int(trace.start_ns[0]) for trace in known), default=source.first_ns)
+    end_ns = max((int(trace.end_ns[-1]) for trace in known), default=source.last_ns)
+    apart_ns = max(begin_ns - source.last_ns, source.first_ns - end_ns)
+    if not source.table.num_rows or apart_ns < 0:
+        return ()
+    what = "events and power have no time in common"
+    why = f"events {_when(source.first_ns, source.last_ns)}, power {_when(begin_ns, end_ns)}"
+    if apart_ns > APART_NS:
+        remedy = "Both must be in Unix nanoseconds, of the same run; nvidia-smi's local times need --tz"
+        raise UserError(what, why, remedy)
+    return (f"{what}: {why}",)
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+
+
+def account_recording(
+    recording: Recording,
+    events: pa.Table | None = None,
+    baseline: Recording | None = None,
+    facts: SensorFacts = NOTHING_KNOWN,
+) -> Footprint:
+    """The footprint of a recording's traced steps, from the first to the last of its events.
+
+    `events` are another tool's trace of the same run; sockets and memory are accounted with the program's
+    share of their power.
+    """
+    traced = recording.events if events is None else events
+    if not traced.num_rows:
+        raise UserError(
+            f"{recording.path} has no events",
+            "no steps were traced",
+            "Name a trace of that run: smaragdine account RUN --events TRACE",
+        )
+    source = columns(traced)
+    _check_times(source, list(device_traces(recording).values()))
+    meters = from_recording(recording, source.first_ns, source.last_ns, baseline, facts)
+    found = account(traced, meters.of)
+    return dataclasses.replace(found, remarks=(*found.remarks, *meters.remarks))
+
+
+def _when(begin_ns: int, end_ns: int) -> str:
+    return " to ".join(f"{str(np.datetime64(t_ns, 'ns'))[:19]}Z" for t_ns in (begin_ns, end_ns))
+
+
+def _account_device(source: Columns, device: str, meter: Meter) -> tuple[pa.Table, DeviceTotal]:
+    trace = meter.trace
+    ledger, doubts = _integrate(source, device, meter)
+    total_j = float((trace.power_w * (trace.end_ns - trace.start_ns)).sum() / 1e9)
+    rows_j = float(ledger.energy_j.sum())
+    if abs(rows_j + ledger.idle_j - total_j) > CONSERVED_TO * max(total_j, 1e-300):
+        raise ArithmeticError(f"{device}: {rows_j} J of events + {ledger.idle_j} J idle are not {total_j} J")
+    uncertainty_j, basis = combine(doubts, ledger, meter.sensor)
+    key = np.flatnonzero(ledger.count)
+    key = key[np.argsort(-ledger.energy_j[key], kind="stable")]
+    name, phase = source.key_names(key)
+    stepped = ledger.steps > 0
+    table = pa.table(
+        {
+            "device": pa.repeat(pa.scalar(device, pa.string()), key.size),
+            "name": pa.array(name, pa.string()),
+            "phase": pa.array(phase, pa.string()),
+            "energy_j": ledger.energy_j[key],
+            "busy_s": ledger.busy_ns[key] / 1e9,
+            "count": ledger.count[key].astype(np.float64),
+            "uncertainty_j": uncertainty_j[key],
+            "basis": pa.array([basis[k] for k in key], pa.string()),
+            "step_mean_j": pa.array(ledger.step_mean_j[key], mask=np.full(key.size, not stepped)),
+            "step_std_j": pa.array(ledger.step_std_j()[key], mask=np.full(key.size, ledger.steps < 2)),
+        },
+        schema=ROWS,
+    )
+    covered_s, missing_s = _coverage(trace, ledger.first_ns, ledger.last_ns)
+    return table, DeviceTotal(
+        total_j=total_j,
+        idle_j=ledger.idle_j,
+        covered_s=covered_s,
+        missing_s=missing_s,
+        steps=ledger.steps,
+        other_j=meter.other_j,
+        static_j=meter.static_j,
+        provenance=meter.provenance,
+    )
+
+
+def _integrate(source: Columns, device: str, meter: Meter) -> tuple[Ledger, list[Doubt]]:
+    power, keys, sensor = levels(meter.trace), source.keys, meter.sensor
+    off_ns = sensor.timing_ns
+    # As the clocks say, and moved by as much as they may disagree.
+    moved = [Levels(power.edge_ns + by_ns, power.power_w) for by_ns in (0, -off_ns, off_ns)]
+    ledger = Ledger(keys)
+    seen: list[list[Windows]] = [[] for _ in moved]
+    here = blocks(source, device) if device in source.devices else iter(())
+    edges_ns = power.edge_ns[[0, -1]].tolist() if power.edge_ns.size else []
+    spans_ns = [*edges_ns, *([source.first_ns, source.last_ns] if source.table.num_rows else [])] or [0]
+    every = max(1, source.table.num_rows // (CHUNK * SAMPLED_CHUNKS))
+
+    def work(numbered: tuple[int, Chunk]) -> tuple[Entry, list[Windows]]:
+        number, chunk = numbered
+        sampled = number % every == every // 2 and chunk.start_ns.size and edges_ns
+        looks = [windows(chunk, levels, sensor.window_ns, keys) for levels in moved] if sampled else []
+        return entry(chunk, share(chunk, power), keys), looks
+
+    for added, looks in in_threads(work, enumerate(chunks(here, min(spans_ns), max(spans_ns)))):
+        ledger.add(added)
+        for all_seen, look in zip(seen, looks, strict=False):
+            all_seen.append(look)
+    ledger.close()
+    return ledger, [infer(join(parts), sensor, keys) for parts in seen if parts]
+
+
+def _coverage(trace: PowerTrace, first_ns: int, last_ns: int) -> tuple[float, float]:
+    """Seconds whose power is known; and what else lies between the first and the last of power and events."""
+    covered_ns = int((trace.end_ns - trace.start_ns).sum())
+    edges = [*trace.start_ns[:1].tolist(), *trace.end_ns[-1:].tolist()]
+    edges += [first_ns, last_ns] if first_ns <= last_ns else []
+    span_ns = max(edges) - min(edges) if edges else 0
+    return covered_ns / 1e9, (span_ns - covered_ns) / 1e9

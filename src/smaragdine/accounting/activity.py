@@ -1,0 +1,151 @@
+"""Who used each socket, interval by interval: CPU time of the program and the monitor beside all busy time.
+
+An interval lasts at least 100 ms, and longer, up to a second, until a tenth of a CPU-second was used: the
+kernel counts idle time in ticks of 10 ms. Intervals meet at the program's first and last instant and never
+reach across a restart of the monitor.
+
+Children too short-lived to be seen are in the kernel's exact total alone (`program_cpu_s`). Where activity is
+known for the whole run, that much of the time nobody is known to have used is the program's, everywhere in
+proportion.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from smaragdine.accounting.power import Floats, Ints
+from smaragdine.recording.reader import Recording, Series
+
+LEAST_NS = 100_000_000
+LEAST_BUSY_S = 0.1
+MOST_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """CPU-seconds spent on one socket in each of some intervals; program + monitor ≤ busy."""
+
+    start_ns: Ints
+    end_ns: Ints
+    busy_s: Floats
+    program_s: Floats
+    monitor_s: Floats
+
+    @property
+    def length_s(self) -> Floats:
+        return np.asarray((self.end_ns - self.start_ns) * 1e-9, dtype=np.float64)
+
+
+def activity(recording: Recording) -> dict[int, Intervals]:
+    """By socket. Those without readings of the program are left out."""
+    by_socket: dict[int, dict[str, Series]] = {}
+    for series in recording.series("activity"):
+        match = re.fullmatch(r"cpu:(\d+)", series.channel.device)
+        if match:
+            by_socket.setdefault(int(match[1]), {})[series.channel.quantity] = series
+    run_ns = run_bounds(recording)
+    sockets = {
+        socket: _intervals(members["busy"], members["program"], members.get("monitor"), run_ns)
+        for socket, members in by_socket.items()
+        if "busy" in members and "program" in members
+    }
+    return _with_unseen(sockets, recording.info.get("program_cpu_s"), run_ns)
+
+
+def run_bounds(recording: Recording) -> tuple[int, int]:
+    """The program's first and last instant; of an interrupted recording, until its last reading."""
+    begin_ns = recording.info.get("begin_ns") or recording.info["clock"]["begin"]["wall_ns"]
+    end_ns = recording.info.get("end_ns")
+    if not end_ns:
+        everything = [*recording.series("power"), *recording.series("activity")]
+        end_ns = max((int(series.t_ns.max()) for series in everything), default=begin_ns)
+    return begin_ns, max(begin_ns, end_ns)
+
+
+def _intervals(busy: Series, program: Series, monitor: Series | None, run_ns: tuple[int, int]) -> Intervals:
+    start_ns, end_ns = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    spent_s = [np.zeros((3, 0))]
+    for segment in np.unique(busy.segment):
+        t_ns, busy_s = _totals(busy, segment)
+        program_ns, program_s = _watched(*_totals(program, segment), restarted=segment > 0)
+        if not program_ns.size:
+            continue
+        first_ns, last_ns = int(max(t_ns[0], program_ns[0])), int(min(t_ns[-1], program_ns[-1]))
+        if last_ns <= first_ns:
+            continue
+        points = [first_ns]
+        for edges in pairwise(sorted({first_ns, last_ns, *(t for t in run_ns if first_ns < t < last_ns)})):
+            points += _points(t_ns, busy_s, *edges)
+        at_ns = np.array(points, dtype=np.int64)
+        program_spent_s = _spent(program_ns, program_s, at_ns)
+        monitor_spent_s = (
+            _spent(*_totals(monitor, segment), at_ns) if monitor is not None else np.zeros(at_ns.size - 1)
+        )
+        # Process clocks are exact and the machine's idle time is counted in ticks: never below the parts.
+        busy_spent_s = np.maximum(_spent(t_ns, busy_s, at_ns), program_spent_s + monitor_spent_s)
+        start_ns.append(at_ns[:-1])
+        end_ns.append(at_ns[1:])
+        spent_s.append(np.stack([busy_spent_s, program_spent_s, monitor_spent_s]))
+    return Intervals(np.concatenate(start_ns), np.concatenate(end_ns), *np.concatenate(spent_s, axis=1))
+
+
+def _totals(series: Series, segment: int) -> tuple[Ints, Floats]:
+    """A segment's readings, forward in time alone: a wall clock that is set back says the same time twice."""
+    rows = series.segment == segment
+    t_ns, value = series.t_ns[rows], series.value[rows]
+    forward = np.ones(t_ns.size, dtype=bool)
+    forward[1:] = t_ns[1:] > np.maximum.accumulate(t_ns)[:-1]
+    return t_ns[forward], np.maximum.accumulate(value[forward])
+
+
+def _watched(t_ns: Ints, program_s: Floats, restarted: bool) -> tuple[Ints, Floats]:
+    """A successor is told only after its start which program to watch, and reads 0 until then."""
+    if not restarted:
+        return t_ns, program_s
+    begun = max(int(np.count_nonzero(program_s <= 0)) - 1, 0) if program_s.any() else t_ns.size
+    return t_ns[begun:], program_s[begun:]
+
+
+def _points(t_ns: Ints, busy_s: Floats, begin_ns: int, end_ns: int) -> list[int]:
+    """The readings at which intervals end that begin at `begin_ns`; the last one ends at `end_ns`."""
+    inside = slice(np.searchsorted(t_ns, begin_ns, side="right"), np.searchsorted(t_ns, end_ns))
+    last_ns, last_s = begin_ns, float(_at(t_ns, busy_s, np.array([begin_ns]))[0])
+    points: list[int] = []
+    for now_ns, now_s in zip(t_ns[inside].tolist(), busy_s[inside].tolist(), strict=True):
+        length_ns = now_ns - last_ns
+        if length_ns >= LEAST_NS and (now_s - last_s >= LEAST_BUSY_S or length_ns >= MOST_NS):
+            points.append(now_ns)
+            last_ns, last_s = now_ns, now_s
+    if points and end_ns - last_ns < LEAST_NS:
+        points.pop()
+    return [*points, end_ns]
+
+
+def _at(t_ns: Ints, value: Floats, at_ns: Ints) -> Floats:
+    # From the first reading on, because a double holds no nanoseconds since 1970.
+    return np.interp((at_ns - t_ns[0]).astype(np.float64), (t_ns - t_ns[0]).astype(np.float64), value)
+
+
+def _spent(t_ns: Ints, value: Floats, at_ns: Ints) -> Floats:
+    return np.diff(_at(t_ns, value, at_ns)) if t_ns.size else np.zeros(at_ns.size - 1)
+
+
+def _with_unseen(
+    sockets: dict[int, Intervals], exact_s: float | None, run_ns: tuple[int, int]
+) -> dict[int, Intervals]:
+    begin_ns, end_ns = run_ns
+    in_run = {s: (each.start_ns >= begin_ns) & (each.end_ns <= end_ns) for s, each in sockets.items()}
+    for s, each in sockets.items():
+        if int((each.end_ns - each.start_ns)[in_run[s]].sum()) < end_ns - begin_ns:
+            return sockets  # the time nobody looked at may be when the rest was spent
+    seen_s = sum(float(each.program_s[in_run[s]].sum()) for s, each in sockets.items())
+    free_s = {s: (each.busy_s - each.program_s - each.monitor_s) * in_run[s] for s, each in sockets.items()}
+    all_free_s = sum(float(free.sum()) for free in free_s.values())
+    if exact_s is None or exact_s <= seen_s or all_free_s <= 0:
+        return sockets
+    part = min(1.0, (exact_s - seen_s) / all_free_s)
+    return {s: replace(each, program_s=each.program_s + part * free_s[s]) for s, each in sockets.items()}

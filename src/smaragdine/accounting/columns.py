@@ -1,0 +1,160 @@
+"""A table of events as blocks of plain numbers for the engine, without a copy of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+
+from smaragdine.accounting.engine import ALL_LATER, CHUNK, Block
+
+Ints = npt.NDArray[np.int64]
+pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
+
+# Of this many blocks that would have to wait for a straggler, sorting all starts once is cheaper.
+WAITING_BLOCKS = 16
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Events of schema EVENTS with one dictionary per text column, and when it is safe to go on."""
+
+    table: pa.Table
+    names: list[str]
+    phases: list[str]
+    devices: list[str]
+    first_ns: int
+    last_ns: int
+    later_ns: Ints  # per block: the earliest start in all later ones
+    later_step: Ints
+    order: Ints | None  # by start, where the table is in much disorder
+
+    @cached_property
+    def whole(self) -> dict[str, Ints]:
+        """All columns in one piece: only a table in much disorder needs them."""
+        return {name: _ints(self.table[name]) for name in self.table.column_names}
+
+    @property
+    def keys(self) -> int:
+        """How many numbers a row's key may have: name × phase, phase 0 being none."""
+        return len(self.names) * (len(self.phases) + 1)
+
+    def key_names(self, key: Ints) -> tuple[list[str], list[str | None]]:
+        name, phase = np.divmod(key, len(self.phases) + 1)
+        phases: list[str | None] = [None, *self.phases]
+        return [self.names[i] for i in name], [phases[i] for i in phase]
+
+
+def columns(events: pa.Table) -> Columns:
+    events = events.unify_dictionaries()
+    texts = {name: _dictionary(events[name]) for name in ("name", "phase", "device")}
+    for name in ("lane", "step"):
+        # Below 0 means none to the engine.
+        if events.num_rows and (pc.min(events[name]).as_py() or 0) < 0:
+            codes = pc.dictionary_encode(events[name].combine_chunks()).indices.cast(pa.int64())
+            events = events.set_column(events.schema.get_field_index(name), name, codes)
+    order, later_ns, first_ns, last_ns = _later(events)
+    return Columns(
+        table=events,
+        names=texts["name"],
+        phases=texts["phase"],
+        devices=texts["device"],
+        first_ns=first_ns,
+        last_ns=last_ns,
+        later_ns=later_ns,
+        later_step=_later_steps(events, order),
+        order=order,
+    )
+
+
+def blocks(source: Columns, device: str) -> Iterator[Block]:
+    """The events of one device, in the table's order, or by start where that order is hopeless."""
+    wanted = source.devices.index(device)
+    for i, rows in enumerate(_slices(source.table.num_rows)):
+        read = _reader(source, rows)
+        ours = None
+        if len(source.devices) > 1:
+            ours = read("device") == wanted
+            ours = None if ours.all() else ours
+        start_ns, duration_ns, name, phase, lane, step = (
+            read(column) if ours is None else read(column)[ours]
+            for column in ("start_ns", "duration_ns", "name", "phase", "lane", "step")
+        )
+        key = name * (len(source.phases) + 1)
+        key += phase + 1
+        end_ns = start_ns + duration_ns
+        yield Block(start_ns, end_ns, key, lane, step, int(source.later_ns[i]), int(source.later_step[i]))
+
+
+def _reader(source: Columns, rows: slice) -> Callable[[str], Ints]:
+    if source.order is not None:
+        picked = source.order[rows]
+        return lambda name: source.whole[name][picked]
+    return lambda name: _ints(source.table[name].slice(rows.start, rows.stop - rows.start))
+
+
+def _later(events: pa.Table) -> tuple[Ints | None, Ints, int, int]:
+    """The order by start where too many events would have to wait; per block the earliest start in all later
+    ones; the first start and the last end."""
+    lowest: list[int] = []
+    highest: list[int] = []
+    last_ns = 0
+    for rows in _slices(events.num_rows):
+        part = events.slice(rows.start, rows.stop - rows.start)
+        start_ns, duration_ns = _ints(part["start_ns"]), _ints(part["duration_ns"])
+        lowest.append(int(start_ns.min()))
+        highest.append(int(start_ns.max()))
+        last_ns = max(last_ns, int((start_ns + duration_ns).max()))
+    if not lowest:
+        return None, np.zeros(0, dtype=np.int64), 0, 0
+    later_ns = _suffix_min(lowest)
+    waits = np.arange(len(lowest)) - np.searchsorted(np.maximum.accumulate(highest), later_ns, side="left")
+    if waits.mean() <= WAITING_BLOCKS:
+        return None, later_ns, min(lowest), last_ns
+    start_ns = _ints(events["start_ns"])
+    order = np.argsort(start_ns, kind="stable")
+    firsts = [int(start_ns[order[rows.start]]) for rows in _slices(start_ns.size)]
+    return order, _suffix_min(firsts), min(lowest), last_ns
+
+
+def _later_steps(events: pa.Table, order: Ints | None) -> Ints:
+    step = events["step"]
+    if step.null_count == len(step):
+        return np.full(len(_slices(len(step))), ALL_LATER)
+    if order is None:
+        parts = [step.slice(rows.start, rows.stop - rows.start) for rows in _slices(len(step))]
+    else:
+        in_one = step.combine_chunks()
+        parts = [in_one.take(pa.array(order[rows])) for rows in _slices(len(step))]
+    lowest = [pc.min(part).as_py() for part in parts]
+    return _suffix_min([ALL_LATER if low is None else low for low in lowest])
+
+
+def _suffix_min(lowest: list[int]) -> Ints:
+    later = np.array([*lowest[1:], ALL_LATER], dtype=np.int64)
+    return np.minimum.accumulate(later[::-1])[::-1]
+
+
+def _slices(count: int) -> list[slice]:
+    return [slice(begin, min(begin + CHUNK, count)) for begin in range(0, count, CHUNK)]
+
+
+def _dictionary(column: pa.ChunkedArray) -> list[str]:
+    return column.chunk(0).dictionary.to_pylist() if column.num_chunks else []
+
+
+def _ints(column: pa.ChunkedArray) -> Ints:
+    """Whole numbers or a dictionary's codes, -1 for null; int64 without nulls is not copied."""
+    if column.null_count == len(column):
+        return np.full(len(column), -1, dtype=np.int64)
+    if pa.types.is_dictionary(column.type):
+        parts: list[Any] = [chunk.indices for chunk in column.chunks]
+        column = pa.chunked_array(parts)
+    filled = pc.fill_null(column, -1) if column.null_count else column
+    return filled.to_numpy().astype(np.int64, copy=False)

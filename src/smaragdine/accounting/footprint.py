@@ -1,0 +1,184 @@
+"""The footprint: energy, busy time, mean power and count per qualified name, phase and device."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from smaragdine.errors import UserError
+
+ROWS = pa.schema(
+    [
+        ("device", pa.string()),
+        ("name", pa.string()),
+        ("phase", pa.string()),
+        ("energy_j", pa.float64()),
+        ("busy_s", pa.float64()),  # the sum of durations
+        ("count", pa.float64()),  # whole, until footprints are averaged or normalised
+        ("uncertainty_j", pa.float64()),  # 95 % half-width; null: not known
+        ("basis", pa.string()),  # what the uncertainty rests on
+        ("step_mean_j", pa.float64()),  # per step, where events carry one
+        ("step_std_j", pa.float64()),
+    ]
+)
+_META = b"smaragdine.footprint"
+
+
+@dataclass(frozen=True)
+class DeviceTotal:
+    """A device's energy over the time its power is known: total = rows + idle."""
+
+    total_j: float
+    idle_j: float  # while no event ran
+    covered_s: float
+    missing_s: float
+    steps: int = 0  # distinct steps among its events
+    other_j: float | None = None  # of other processes and the monitor; outside total_j
+    static_j: float | None = None  # of total_j, the program's part of the power of an idle device
+    provenance: str | None = None  # measured, estimated, replayed; null: a foreign log does not say
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Rows by device and falling energy. Immutable; arithmetic gives new ones."""
+
+    rows: pa.Table
+    devices: Mapping[str, DeviceTotal]
+    # events of devices whose power nobody measured: device → how many
+    without_power: Mapping[str, int] = field(default_factory=dict[str, int])
+    remarks: tuple[str, ...] = ()
+
+    def device_rows(self, device: str) -> pa.Table:
+        return self.rows.filter(pc.field("device") == device)
+
+
+def with_power(rows: pa.Table) -> pa.Table:
+    """The rows and their mean power while busy; null where a row was never busy."""
+    busy_s = rows["busy_s"].to_numpy()
+    energy_j = rows["energy_j"].to_numpy()
+    power_w = np.divide(energy_j, busy_s, out=np.zeros(len(busy_s)), where=busy_s > 0)
+    column = pa.array(power_w, mask=~(busy_s > 0))
+    return rows.add_column(rows.schema.get_field_index("busy_s") + 1, "power_w", column)
+
+
+def to_json(footprint: Footprint) -> dict[str, Any]:
+    """What `account --json` prints."""
+    devices: dict[str, Any] = {}
+    for device, total in footprint.devices.items():
+        table = with_power(footprint.device_rows(device)).drop_columns(["device"])
+        rows = table.to_pylist()
+        for row in rows:
+            row["count"] = int(row["count"]) if row["count"].is_integer() else row["count"]
+        devices[device] = {**dataclasses.asdict(total), "rows": rows}
+    return {
+        "devices": devices,
+        "without_power": dict(footprint.without_power),
+        "remarks": list(footprint.remarks),
+    }
+
+
+def save(footprint: Footprint, path: str | os.PathLike[str]) -> None:
+    """Into .parquet, .arrow or .csv (rows alone), or .json; whole or not at all."""
+    file = Path(path)
+    write = _WRITERS.get(file.suffix.lower())
+    if write is None:
+        raise UserError(
+            f"{file}: a footprint is not written as {file.suffix or 'a file without suffix'}",
+            remedy=f"Name it {', '.join(_WRITERS)}",
+        )
+    meta = {
+        "devices": {device: dataclasses.asdict(total) for device, total in footprint.devices.items()},
+        "without_power": dict(footprint.without_power),
+        "remarks": list(footprint.remarks),
+    }
+    rows = footprint.rows.replace_schema_metadata({_META: json.dumps(meta)})
+    _whole(file, lambda part: write(footprint, rows, part))
+
+
+def write_json(footprint: Footprint, file: Path) -> None:
+    """What `to_json` gives, into a file of any name; whole or not at all."""
+    _whole(file, lambda part: _write_json(footprint, footprint.rows, part))
+
+
+def _whole(file: Path, write: Callable[[Path], None]) -> None:
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        write(part)
+        os.replace(part, file)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{file} cannot be written", error.strerror or str(error)) from None
+
+
+def _write_parquet(footprint: Footprint, rows: pa.Table, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(rows, path)
+
+
+def _write_arrow(footprint: Footprint, rows: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+        writer.write_table(rows)
+
+
+def _write_csv(footprint: Footprint, rows: pa.Table, path: Path) -> None:
+    import pyarrow.csv as pv
+
+    pv.write_csv(with_power(rows), path)
+
+
+def _write_json(footprint: Footprint, rows: pa.Table, path: Path) -> None:
+    path.write_text(json.dumps(to_json(footprint), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+_WRITERS = {".parquet": _write_parquet, ".arrow": _write_arrow, ".csv": _write_csv, ".json": _write_json}
+
+
+def load(path: str | os.PathLike[str]) -> Footprint:
+    """A footprint that `save` wrote as .parquet, .arrow or .json; a CSV has no totals."""
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"{file} does not exist" if not file.exists() else f"{file} is no file")
+    try:
+        if file.suffix.lower() == ".json":
+            return _from_json(json.loads(file.read_text(encoding="utf-8")))
+        if file.suffix.lower() == ".parquet":
+            import pyarrow.parquet as pq
+
+            rows = pq.read_table(file)
+        else:
+            rows = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        meta = json.loads((rows.schema.metadata or {})[_META])
+        return _footprint(rows.replace_schema_metadata(None), meta)
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} is no footprint",
+            str(error).splitlines()[0] if str(error) else "",
+            "Write one with smaragdine account … -o footprint.parquet",
+        ) from None
+
+
+def _from_json(values: dict[str, Any]) -> Footprint:
+    rows = [
+        {**row, "device": device} for device, total in values["devices"].items() for row in total.pop("rows")
+    ]
+    columns = {name: [row[name] for row in rows] for name in ROWS.names}
+    return _footprint(pa.table(columns, schema=ROWS), values)
+
+
+def _footprint(rows: pa.Table, meta: dict[str, Any]) -> Footprint:
+    known = DeviceTotal.__dataclass_fields__
+    devices = {
+        device: DeviceTotal(**{name: value for name, value in total.items() if name in known})
+        for device, total in meta["devices"].items()
+    }
+    return Footprint(rows.cast(ROWS), devices, meta["without_power"], tuple(meta["remarks"]))

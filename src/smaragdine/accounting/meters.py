@@ -1,0 +1,138 @@
+"""Power with what is known about its sensor, from a bare log or from a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from smaragdine.accounting.power import PowerTrace, clip, device_traces, from_log
+from smaragdine.accounting.uncertainty import Sensor, sensor_of
+from smaragdine.accounting.virtual import split
+from smaragdine.errors import UserError
+from smaragdine.recording.reader import Recording
+from smaragdine.sensors.base import Channel
+
+# The stamps of samples and counters are exact to a fraction of the time they cover.
+TIMING_OF_WINDOW = 0.1
+
+
+@dataclass(frozen=True)
+class Meter:
+    """A device's power for accounting."""
+
+    trace: PowerTrace
+    sensor: Sensor
+    provenance: str | None = None  # null: a foreign log does not say
+    other_j: float | None = None  # what else the device used: other processes, the monitor
+    static_j: float | None = None  # of the trace, the program's part of the idle device's power
+
+
+@dataclass(frozen=True)
+class SensorFacts:
+    """What a user knows about a sensor and its device; None: take what the power itself suggests."""
+
+    idle_w: float | None = None
+    limit_w: float | None = None
+    window_s: float | None = None
+
+
+NOTHING_KNOWN = SensorFacts()
+
+
+@dataclass(frozen=True)
+class Meters:
+    of: Mapping[str, Meter]
+    remarks: tuple[str, ...] = field(default=())
+
+
+def from_power_table(
+    power: pa.Table, facts: SensorFacts = NOTHING_KNOWN, hold_s: float | None = None
+) -> Meters:
+    """A meter for every device of a power log (schema POWER, by time)."""
+    meters: dict[str, Meter] = {}
+    remarks: list[str] = []
+    column = power["device"].combine_chunks()
+    codes = column.indices.to_numpy()
+    t_ns, power_w = power["t_ns"].to_numpy(), power["power_w"].to_numpy()
+    for code, device in enumerate(column.dictionary.to_pylist()):
+        rows = np.flatnonzero(codes == code)
+        if not rows.size:
+            continue
+        trace = from_log(t_ns[rows], power_w[rows], None if hold_s is None else int(hold_s * 1e9))
+        if not trace.start_ns.size:
+            remarks.append(f"{device}: its {rows.size} readings cover no time; see --hold-s")
+        meters[device] = Meter(trace, _sensor(trace, facts))
+    return Meters(meters, tuple(remarks))
+
+
+def from_recording(
+    recording: Recording,
+    begin_ns: int,
+    end_ns: int,
+    baseline: Recording | None = None,
+    facts: SensorFacts = NOTHING_KNOWN,
+) -> Meters:
+    """A meter for every device of a recording, over [begin, end].
+
+    Sockets and memory are virtualised: the program's share is accounted, the rest is other processes'.
+    """
+    traces = device_traces(recording)
+    channels = _channels(recording)
+    adding = {device: traces[device] for device in traces if channels[device].scope == "device"}
+    splits, remarks = split(recording, adding, baseline)
+    meters: dict[str, Meter] = {}
+    for device, trace in adding.items():
+        channel = channels[device]
+        whose = splits.get(device)
+        mine = clip(whose.program if whose else trace, begin_ns, end_ns)
+        known = SensorFacts(
+            # A share of a socket goes down to nothing.
+            0.0 if whose and facts.idle_w is None else facts.idle_w,
+            _limit_w(recording.info, device) if facts.limit_w is None else facts.limit_w,
+            _window_s(channel) if facts.window_s is None else facts.window_s,
+        )
+        other_j = static_j = None
+        if whose is not None:
+            other_j = whose.other.energy_j(begin_ns, end_ns) + whose.monitor.energy_j(begin_ns, end_ns)
+            static_j = whose.static.energy_j(begin_ns, end_ns)
+        meters[device] = Meter(
+            mine, _sensor(mine, known, TIMING_OF_WINDOW), channel.provenance, other_j, static_j
+        )
+    if not meters:
+        raise UserError(
+            f"{recording.path} has no power of any device",
+            remedy="smaragdine doctor says what can be measured",
+        )
+    return Meters(meters, remarks)
+
+
+def _sensor(trace: PowerTrace, facts: SensorFacts, timing_of_window: float | None = None) -> Sensor:
+    window_ns = None if facts.window_s is None else int(facts.window_s * 1e9)
+    found = sensor_of(trace, facts.idle_w, facts.limit_w, window_ns)
+    if timing_of_window is None:
+        return found
+    timing_ns = int(timing_of_window * found.window_ns)
+    return sensor_of(trace, facts.idle_w, facts.limit_w, window_ns, timing_ns)
+
+
+def _channels(recording: Recording) -> dict[str, Channel]:
+    """Per device the channel its shape comes from."""
+    found: dict[str, Channel] = {}
+    for series in recording.series("power"):
+        if series.channel.device not in found or series.channel.quantity == "power":
+            found[series.channel.device] = series.channel
+    return found
+
+
+def _window_s(channel: Channel) -> float | None:
+    return None if channel.window_ms is None else channel.window_ms / 1000
+
+
+def _limit_w(info: dict[str, Any], device: str) -> float | None:
+    gpus: list[dict[str, Any]] = info.get("host", {}).get("gpus") or []
+    limits = [gpu.get("power_limit_w") for gpu in gpus if gpu.get("device") == device]
+    return float(limits[0]) if limits and isinstance(limits[0], int | float) else None

@@ -1,0 +1,104 @@
+"""Which operations shared a sensor's windows: for every window its energy and who had how much of its time.
+
+Taken from a few chunks spread over the events: what the uncertainty needs to know, a sample shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from smaragdine.accounting.engine import Chunk, Levels, Shares, share, sum_by
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Windows(NamedTuple):
+    """Whole windows, and a line for every row in each of them."""
+
+    energy_j: Floats  # per window
+    length_s: Floats
+    window: Ints  # per line
+    row: Ints
+    share_s: Floats  # ∫ 1/n over the row's events in the window
+    busy_s: Floats  # their time
+
+
+def windows(chunk: Chunk, power: Levels, window_ns: int, rows: int) -> Windows:
+    shares = share(chunk, power)
+    at = shares.at
+    length_s = np.diff(at.t_ns) * 1e-9
+    running = at.running[:-1]
+    share_s = np.zeros(at.t_ns.size)
+    np.cumsum(np.where(running > 0, length_s / np.maximum(running, 1), 0.0), out=share_s[1:])
+    window, whole = _window_of(chunk, at.t_ns, power, window_ns)
+    count = int(window[-1]) + 1
+    row, number, event_share_s, event_s = _per_window(chunk.key[shares.paying.event], shares, share_s, window)
+    line, inverse = np.unique(number * rows + row, return_inverse=True)
+    line_share_s = sum_by(inverse, event_share_s, line.size)
+    line_busy_s = sum_by(inverse, event_s, line.size)
+    number, row = np.divmod(line, rows)
+    whole = whole & (sum_by(window, length_s, count) > 0)
+    new_number = np.cumsum(whole) - 1
+    kept = whole[number] & (line_share_s > 0)
+    return Windows(
+        sum_by(window, at.power_w * length_s, count)[whole],
+        sum_by(window, length_s, count)[whole],
+        new_number[number[kept]],
+        row[kept],
+        line_share_s[kept],
+        line_busy_s[kept],
+    )
+
+
+def join(parts: Sequence[Windows]) -> Windows:
+    offsets = np.cumsum([0, *(part.energy_j.size for part in parts)])
+    moved = [part._replace(window=part.window + by) for part, by in zip(parts, offsets[:-1], strict=True)]
+    return Windows(*(np.concatenate(column) for column in zip(*moved, strict=True)))
+
+
+def _window_of(chunk: Chunk, t_ns: Ints, power: Levels, window_ns: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """For every stretch between boundaries its window; and which windows the chunk has whole.
+
+    A window is one reading's stretch, or several where the sensor's own window is longer. One that the chunk
+    cuts says nothing about the mean it had; but if there is no other, it must do.
+    """
+    level = np.searchsorted(power.edge_ns, t_ns[:-1], side="right")
+    levels, first, number = np.unique(level, return_index=True, return_inverse=True)
+    begins_ns = t_ns[:-1][first]
+    spacing_ns = int(np.median(np.diff(begins_ns))) if begins_ns.size > 1 else window_ns
+    if window_ns > 1.5 * spacing_ns:
+        slot = (begins_ns - begins_ns[0]) // window_ns
+        group = np.concatenate([[0], np.cumsum(np.diff(slot) > 0)])
+    else:
+        group = np.arange(levels.size)
+    # Nothing is known before the first edge and after the last, nor in gaps: levels of 0 W.
+    known = np.bincount(group, power.power_w[levels] > 0) == np.bincount(group)
+    cut = np.zeros(levels.size, dtype=bool)
+    cut[0] = levels[0] > 0 and power.edge_ns[levels[0] - 1] < chunk.begin_ns
+    cut[-1] |= levels[-1] < power.edge_ns.size and power.edge_ns[levels[-1]] > chunk.until_ns
+    whole = known & (np.bincount(group, cut) == 0)
+    return group[number], whole if whole.any() else known
+
+
+def _per_window(
+    row: Ints, shares: Shares, share_s: Floats, window: Ints
+) -> tuple[Ints, Ints, Floats, Floats]:
+    """Every piece cut at the windows' borders: row, window, share of time, time."""
+    t_ns = shares.at.t_ns
+    at_start, at_end = np.split(shares.at.place, 2)
+    lasting = t_ns[at_end] > t_ns[at_start]
+    row, at_start, at_end = row[lasting], at_start[lasting], at_end[lasting]
+    first, last = window[at_start], window[at_end - 1]
+    spans = last - first + 1
+    piece = np.repeat(np.arange(row.size), spans)
+    number = np.repeat(first - (np.cumsum(spans) - spans), spans) + np.arange(piece.size)
+    begins = np.flatnonzero(np.concatenate([[True], window[1:] != window[:-1]]))
+    ends = np.concatenate([begins[1:], [window.size]])
+    begin, end = np.maximum(at_start[piece], begins[number]), np.minimum(at_end[piece], ends[number])
+    lasts_s = (t_ns[end] - t_ns[begin]).astype(np.float64) * 1e-9
+    return row[piece], number.astype(np.int64), share_s[end] - share_s[begin], lasts_s

@@ -1,0 +1,155 @@
+"""`smaragdine account`: which operation used how much energy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+
+from smaragdine.accounting.account import account_recording
+from smaragdine.accounting.diagram import diagram, zoom
+from smaragdine.accounting.footprint import Footprint, save, to_json, write_json
+from smaragdine.accounting.meters import SensorFacts
+from smaragdine.cli.parsing import Parser, count, positive_seconds, positive_watts
+from smaragdine.errors import UserError
+from smaragdine.recording.reader import open_recording
+
+_EXAMPLE = r"""  smaragdine account runs/2026-11-15-train
+  smaragdine account --events trace.json.gz --power nvidia-smi.csv --tz Europe/Berlin -o footprint.parquet
+  smaragdine account --events events.parquet --power power.csv --json - | jq '.devices["gpu:0"].rows[:5]'
+  smaragdine account runs/first --summary --tree --zoom bert/encoder"""
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "account",
+        "Energy, busy time, mean power and count per operation: of a recording with traced steps, or of\n"
+        "any trace and any power log. See docs/events.md for the files that are read.",
+        _EXAMPLE,
+    )
+    parser.usage = "smaragdine account RUN [options] | --events EVENTS --power POWER [options]"
+    parser.add_argument("recording", metavar="RUN", nargs="?", help="the folder of a recording")
+    parser.add_argument("--events", metavar="EVENTS", help="Parquet, Arrow, CSV, a Chrome trace or XPlane")
+    parser.add_argument(
+        "--power", metavar="POWER", help="Parquet, Arrow or CSV (device, t_ns, power_w), or nvidia-smi's CSV"
+    )
+    parser.add_argument("--json", metavar="FILE", help="for machines; - is the standard output")
+    parser.add_argument(
+        "-o", "--output", metavar="FOOTPRINT", help="write it as .parquet, .arrow, .csv or .json"
+    )
+    show = parser.add_argument_group("what is shown")
+    show.add_argument("--summary", action="store_true", help="merge self-similar layers: layer_*")
+    show.add_argument(
+        "--merge",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help=r"merge layers by a rule of your own: 'layer_(\d+)=transformer'; may be given again",
+    )
+    show.add_argument("--per-step", action="store_true", help="what one step costs")
+    show.add_argument("--top", metavar="N", type=count, default=20, help="how many names (20)")
+    show.add_argument("--tree", action="store_true", help="as a tree of layers")
+    show.add_argument("--zoom", metavar="PATH", help="only what is below this path; implies --tree")
+    show.add_argument("--depth", metavar="N", type=count, default=3, help="of the tree (3)")
+    power = parser.add_argument_group("about the power")
+    power.add_argument(
+        "--hold-s",
+        metavar="S",
+        type=positive_seconds,
+        help="a longer gap in the log is missing (ten times its median spacing)",
+    )
+    power.add_argument(
+        "--tz", metavar="ZONE", help="of nvidia-smi's local times, Europe/Berlin or +02:00 (this machine's)"
+    )
+    power.add_argument(
+        "--idle-w",
+        metavar="W",
+        type=positive_watts,
+        help="the device's idle power, for the uncertainty (half the lowest)",
+    )
+    power.add_argument(
+        "--limit-w",
+        metavar="W",
+        type=positive_watts,
+        help="its power limit (the GPU's own, else twice the highest)",
+    )
+    power.add_argument(
+        "--window-s",
+        metavar="S",
+        type=positive_seconds,
+        help="the time one reading averages over (how long a value stands)",
+    )
+    power.add_argument(
+        "--baseline", metavar="RUN", help="a recording of the idle machine, for the static part of CPU power"
+    )
+    return parser
+
+
+def main(words: list[str]) -> int:
+    options = _parser().parse_args(words)
+    footprint, edges = _account(options)
+    if options.summary or options.merge:
+        from smaragdine.accounting.merge import merge, parse_rule
+
+        footprint = merge(footprint, [parse_rule(text) for text in options.merge])
+    if options.per_step:
+        from smaragdine.accounting.arithmetic import per_step
+
+        footprint = per_step(footprint)
+    if options.output:
+        save(footprint, options.output)
+    if options.json:
+        _write_json(footprint, options.json)
+    if options.json != "-":
+        _print(footprint, edges, options)
+    return 0
+
+
+def _account(options: argparse.Namespace) -> tuple[Footprint, pa.Table | None]:
+    from smaragdine.api import account
+    from smaragdine.tracing.files.events import read_events
+
+    facts = SensorFacts(options.idle_w, options.limit_w, options.window_s)
+    if options.recording is None:
+        if not (options.events and options.power):
+            raise UserError(
+                "nothing to account",
+                remedy="Name a recording, or both --events and --power: smaragdine account --help",
+            )
+        if options.baseline:
+            raise UserError(
+                "--baseline is for recordings", "a bare power log does not say whose the power was"
+            )
+        return account(options.events, options.power, hold_s=options.hold_s, tz=options.tz, facts=facts), None
+    if options.power or options.hold_s or options.tz:
+        raise UserError(
+            "--power, --hold-s and --tz are for power logs", f"{options.recording} has power of its own"
+        )
+    recording = open_recording(options.recording)
+    events = read_events(options.events) if options.events else None
+    baseline = open_recording(options.baseline) if options.baseline else None
+    edges = recording.edges
+    return account_recording(recording, events, baseline, facts), edges if edges.num_rows else None
+
+
+def _write_json(footprint: Footprint, where: str) -> None:
+    if where == "-":
+        json.dump(to_json(footprint), sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        write_json(footprint, Path(where))
+
+
+def _print(footprint: Footprint, edges: pa.Table | None, options: argparse.Namespace) -> None:
+    from smaragdine.report.footprint import diagram_tree, footprint_tables
+    from smaragdine.report.terminal import console
+
+    out = console()
+    if options.tree or options.zoom:
+        node = diagram(footprint, edges)
+        out.print(diagram_tree(zoom(node, options.zoom) if options.zoom else node, options.depth))
+    else:
+        out.print(footprint_tables(footprint, options.top))

@@ -1,0 +1,120 @@
+"""`smaragdine compare`: what changed between runs, and which of it is more than noise."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from smaragdine.accounting.arithmetic import per_step
+from smaragdine.accounting.comparison import compare, to_json
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.merge import merge, parse_rule
+from smaragdine.accounting.similarity import Correlation, constant_power, matrix
+from smaragdine.cli.parsing import Parser, count
+from smaragdine.errors import UserError
+
+
+def main(words: list[str]) -> int:
+    options = _parser().parse_args(words)
+    paths: list[str] = [*options.runs, *options.against]
+    if len(paths) < 2:
+        raise UserError("one run alone cannot be compared", remedy="Name two or more, or use --against")
+    rules = [parse_rule(text) for text in options.merge]
+    footprints = [_footprint(path) for path in paths]
+    if options.summary or rules:
+        footprints = [merge(footprint, rules) for footprint in footprints]
+    if len(paths) > 2 and not options.against:
+        return _print_matrix(paths, footprints, options)
+    split = len(options.runs) if options.against else 1
+    comparison = compare(footprints[:split], footprints[split:], options.device, options.per_step)
+    if options.json:
+        return _print_json({"a": paths[:split], "b": paths[split:], **to_json(comparison, options.top)})
+    from smaragdine.report.comparison import comparison_tables
+    from smaragdine.report.terminal import console
+
+    out = console()
+    for side, names in (("A", paths[:split]), ("B", paths[split:])):
+        out.print(f"{side}  {', '.join(names)}", markup=False, soft_wrap=True)
+    out.print()
+    out.print(comparison_tables(comparison, 10 if options.top is None else options.top))
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "compare",
+        "What changed between runs: energy per device and per name, similarity, and which of it is more\n"
+        "than noise. More than two runs without --against: how alike each is to each.",
+        "  smaragdine compare runs/before runs/after\n"
+        "  smaragdine compare A1 A2 A3 --against B1 B2 B3\n"
+        "  smaragdine compare before.json after.json --summary --device gpu:0",
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="a recording with events, or a footprint that account -o wrote"
+    )
+    parser.add_argument(
+        "--against",
+        metavar="RUN",
+        nargs="+",
+        default=[],
+        help="runs of the other side: all before are one side",
+    )
+    parser.add_argument("--summary", action="store_true", help="merge self-similar layers first")
+    parser.add_argument(
+        "--merge",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help=r"name layers alike before merging: 'layer_(\d+)=transformer'; may be given again",
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="only this one (gpu:0); default: the sum over all")
+    parser.add_argument("--per-step", action="store_true", help="what one step costs, not the whole run")
+    parser.add_argument(
+        "--top", metavar="N", type=count, help="how many changed names (10; all of them in JSON)"
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+    return parser
+
+
+def _footprint(path: str) -> Footprint:
+    if Path(path).is_dir():
+        from smaragdine.accounting.account import account_recording
+        from smaragdine.recording.reader import open_recording
+
+        return account_recording(open_recording(path))
+    from smaragdine.accounting.footprint import load
+
+    return load(path)
+
+
+def _print_matrix(paths: list[str], footprints: list[Footprint], options: argparse.Namespace) -> int:
+    if options.per_step:
+        footprints = [per_step(footprint) for footprint in footprints]
+    flat = [constant_power(footprint) for footprint in footprints]
+    matrices = {
+        "energy": matrix(footprints, "energy", options.device),
+        "power": matrix(footprints, "power", options.device),
+        "time alone": matrix(flat, "energy", options.device),
+    }
+    if options.json:
+        return _print_json(
+            {"runs": paths, **{name.replace(" ", "_"): _values(rows) for name, rows in matrices.items()}}
+        )
+    from smaragdine.report.comparison import matrix_tables
+    from smaragdine.report.terminal import console
+
+    console().print(matrix_tables(paths, list(matrices.items())))
+    return 0
+
+
+def _values(rows: list[list[Correlation]]) -> list[list[float | None]]:
+    return [[score.value for score in row] for row in rows]
+
+
+def _print_json(values: dict[str, Any]) -> int:
+    json.dump(values, sys.stdout, indent=1, allow_nan=False)
+    print()
+    return 0

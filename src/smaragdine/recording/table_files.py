@@ -1,0 +1,170 @@
+"""Files with columns: what they hold is told by their first bytes, and by their name only after that."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from smaragdine.errors import UserError
+from smaragdine.recording.columns import TEXT
+
+pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
+
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+_OTHER_MAGIC = {
+    b"PK\x03\x04": "a zip file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"BZh": "a bzip2 file",
+    b"\xfd7zXZ": "an xz file",
+    b"FEA1": "a Feather file of version 1",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+    b"SQLite format 3": "an SQLite database",
+}
+
+
+def read_content(path: str | os.PathLike[str]) -> pa.Buffer:
+    """All bytes of a file, mapped, or unpacked if it is a gzip file."""
+    file = Path(path)
+    try:
+        with pa.memory_map(str(file)) as source:
+            content = source.read_buffer()
+    except (OSError, pa.ArrowException) as error:
+        if file.is_dir():
+            raise UserError(f"{file} is a folder", remedy="Name a file") from None
+        if file.is_file() and not file.stat().st_size:
+            raise UserError(f"{file} is empty") from None
+        why = "" if not file.exists() else (getattr(error, "strerror", None) or str(error))
+        raise UserError(f"{file} cannot be read" if why else f"{file} does not exist", why) from None
+    if content.size and bytes(content[:2]) == b"\x1f\x8b":
+        try:
+            content = pa.py_buffer(gzip.decompress(content))
+        except EOFError:
+            raise UserError(f"{file} is cut off", "its gzip stream has no end", "Copy it anew") from None
+        except (OSError, zlib.error) as error:
+            raise UserError(f"{file} is damaged", str(error), "Copy it anew") from None
+    if not content.size:
+        raise UserError(f"{file} is empty")
+    for magic, what in _OTHER_MAGIC.items():
+        if bytes(content[: len(magic)]) == magic:
+            raise UserError(
+                f"{file} is {what}", remedy="Unpack or rewrite it; see docs/events.md for what is read"
+            )
+    return content
+
+
+def kind_of(content: pa.Buffer, path: str | os.PathLike[str]) -> str:
+    """parquet, arrow, stream, json, xplane, csv, or unknown."""
+    head = bytes(content[: min(4096, content.size)])
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"ARROW1"):
+        return "arrow"
+    if head.startswith(b"\xff\xff\xff\xff"):
+        return "stream"
+    words = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if words[:1] in (b"{", b"["):
+        return "json"
+    suffixes = {suffix.lower() for suffix in Path(path).suffixes[-2:]}
+    if ".pb" in suffixes:
+        return "xplane"
+    if suffixes & {".csv", ".txt", ".log"}:
+        return "csv"
+    if head[:1] == b"\x0a" and b"\0" in head:
+        return "xplane"
+    return "csv" if b"," in words.split(b"\n", 1)[0] and b"\0" not in head else "unknown"
+
+
+def read_table(
+    content: pa.Buffer, kind: str, columns: Sequence[str], words: Sequence[str], where: str
+) -> pa.Table:
+    """The named columns, as far as they are there; `words` are worth a dictionary. A CSV's are all text."""
+    try:
+        if kind == "parquet":
+            return _read_parquet(content, columns, words)
+        if kind in ("arrow", "stream"):
+            return _read_arrow(content, kind, where)
+        return read_csv(content, columns, words)
+    except pa.ArrowInvalid as error:
+        why = str(error).splitlines()[0]
+        if "UTF8" in why or "UTF-8" in why:
+            raise UserError(f"{where} is not UTF-8", why, "Save it as UTF-8") from None
+        raise UserError(f"{where} cannot be read as {_NAMES[kind]}", why) from None
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(
+            f"{where} cannot be read as {_NAMES[kind]}", str(error), "Is it whole? Copy it anew"
+        ) from None
+
+
+_NAMES = {"parquet": "Parquet", "arrow": "an Arrow file", "stream": "an Arrow stream", "csv": "CSV"}
+
+
+def _read_parquet(content: pa.Buffer, columns: Sequence[str], words: Sequence[str]) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(pa.BufferReader(content))
+    there = [name for name in metadata.schema.to_arrow_schema().names if name in columns]
+    file = pq.ParquetFile(
+        pa.BufferReader(content), metadata=metadata, read_dictionary=[name for name in words if name in there]
+    )
+    # With none of them there the caller wants to know what is there instead.
+    return file.read(there) if there else file.schema_arrow.empty_table()
+
+
+def _read_arrow(content: pa.Buffer, kind: str, where: str) -> pa.Table:
+    source = pa.BufferReader(content)
+    if kind == "arrow":
+        table = pa.ipc.open_file(source).read_all()
+    else:
+        # A stream may end between two batches without anybody noticing: only its end mark says it is whole.
+        if bytes(content[-len(_END_OF_STREAM) :]) != _END_OF_STREAM:
+            raise UserError(f"{where} is cut off", "an Arrow stream without its end mark", "Write it anew")
+        table = pa.ipc.open_stream(source).read_all()
+    table.validate(full=True)
+    return table
+
+
+def csv_header(content: pa.Buffer) -> tuple[list[str], bool]:
+    """The column names without the spaces around them, and whether there were any."""
+    line = bytes(content[: min(65536, content.size)]).split(b"\n", 1)[0]
+    raw = next(csv.reader([line.decode("utf-8-sig", "replace")], skipinitialspace=False), [])
+    names = [name.strip() for name in raw]
+    return names, names != raw
+
+
+def read_csv(
+    content: pa.Buffer,
+    columns: Sequence[str],
+    words: Sequence[str],
+    invalid_row: Callable[[Any], str] | None = None,
+) -> pa.Table:
+    import pyarrow.csv as pv
+
+    names, spaced = csv_header(content)
+    there = [name for name in names if name in columns]
+    if not there:
+        return pa.table({name: pa.array([], pa.string()) for name in dict.fromkeys(names)})
+    # A line break inside quotes forbids cutting the file at any line break: only then, it is slower.
+    quoted = re.search(rb'"', memoryview(content)) is not None
+    table = pv.read_csv(
+        pa.BufferReader(content),
+        read_options=pv.ReadOptions(column_names=names, skip_rows=1, block_size=8 << 20),
+        parse_options=pv.ParseOptions(newlines_in_values=quoted, invalid_row_handler=invalid_row),
+        convert_options=pv.ConvertOptions(
+            column_types={name: TEXT if name in words and not spaced else pa.string() for name in there},
+            include_columns=there,
+            strings_can_be_null=False,
+        ),
+    )
+    if not spaced:
+        return table
+    return pa.table([pc.utf8_trim_whitespace(column) for column in table.columns], names=table.column_names)

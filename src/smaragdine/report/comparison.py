@@ -1,0 +1,134 @@
+"""What changed between runs, as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from smaragdine.accounting.comparison import Change, Comparison
+from smaragdine.accounting.similarity import Correlation, Key
+from smaragdine.units import joules, plus_minus, watts
+
+_FEW = 5
+_STYLE = {"more": "red", "less": "green", "inside the noise": "dim", "noise not known": "yellow"}
+
+
+def comparison_tables(comparison: Comparison, top: int) -> RenderableType:
+    parts: list[RenderableType] = [_device_table(comparison), Text(""), _score_table(comparison)]
+    parts += [Text(line, style="dim") for line in _undefined(comparison)]
+    if comparison.changes:
+        parts += [Text(""), _change_table(comparison.changes[:top])]
+        if len(comparison.changes) > top:
+            parts.append(Text(f"… and {len(comparison.changes) - top} more names", style="dim"))
+    parts += _alone("A", comparison.only_a) + _alone("B", comparison.only_b)
+    parts += [Text(""), Text(_sentence(comparison.verdict), style="bold")]
+    parts += [Text.assemble(("! ", "yellow"), remark) for remark in comparison.remarks]
+    return Group(*parts)
+
+
+def matrix_tables(
+    labels: Sequence[str], matrices: Sequence[tuple[str, Sequence[Sequence[Correlation]]]]
+) -> RenderableType:
+    """The similarity of many runs, for each of several quantities."""
+    letters = [_letter(i) for i in range(len(labels))]
+    parts: list[RenderableType] = [
+        Text(f"{letter}  {label}") for letter, label in zip(letters, labels, strict=True)
+    ]
+    for title, rows in matrices:
+        table = _table(title, *letters)
+        for letter, row in zip(letters, rows, strict=True):
+            table.add_row(letter, *(_figure(score) for score in row))
+        reasons = dict.fromkeys(score.reason for row in rows for score in row if score.reason)
+        parts += [Text(""), table, *(Text(f"–: {reason}", style="dim") for reason in reasons)]
+    return Group(*parts)
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, header in enumerate(headers):
+        table.add_column(Text(header), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    return table
+
+
+def _device_table(comparison: Comparison) -> Table:
+    table = _table("device", "A", "B", "B − A", "±", "")
+    table.columns[-1].justify = "left"
+    shown = [*comparison.devices]
+    if len(shown) != 1:
+        shown.append(comparison.total)
+    for change in shown:
+        _add_change(table, change, Text(change.name))
+    return table
+
+
+def _change_table(changes: Sequence[Change]) -> Table:
+    table = _table("changed most", "phase", "A", "B", "B − A", "±", "")
+    table.columns[-1].justify = table.columns[1].justify = "left"
+    for change in changes:
+        _add_change(table, change, Text(change.name), Text(change.phase or "–"))
+    return table
+
+
+def _add_change(table: Table, change: Change, *first: Text) -> None:
+    table.add_row(
+        *first,
+        _mean_std(change.a_j, change.a_std_j),
+        _mean_std(change.b_j, change.b_std_j),
+        joules(change.difference_j),
+        joules(change.half_width_j),
+        Text(change.verdict, style=_STYLE[change.verdict]),
+    )
+
+
+def _mean_std(mean_j: float, std_j: float | None) -> str:
+    return joules(mean_j) if std_j is None else plus_minus(mean_j, std_j, "J")
+
+
+def _score_table(comparison: Comparison) -> Table:
+    of = comparison.scores
+    table = _table("similarity", "correlation", "by time alone", "mean difference", "names")
+    for name, score, time, difference in (
+        ("energy", of.energy, of.time_alone_energy, joules(comparison.mean_difference_j)),
+        ("power", of.power, of.time_alone_power, watts(comparison.mean_difference_w)),
+    ):
+        table.add_row(name, _figure(score), _figure(time), difference, str(score.common))
+    return table
+
+
+def _undefined(comparison: Comparison) -> list[str]:
+    of = comparison.scores
+    named = (
+        ("energy", of.energy),
+        ("power", of.power),
+        ("energy by time alone", of.time_alone_energy),
+        ("power by time alone", of.time_alone_power),
+    )
+    return [f"{name}: no correlation, {score.reason}" for name, score in named if score.value is None]
+
+
+def _figure(score: Correlation) -> str:
+    return "–" if score.value is None else f"{score.value:.4f}"
+
+
+def _alone(side: str, names: Sequence[tuple[Key, float]]) -> list[RenderableType]:
+    if not names:
+        return []
+    table = _table(f"only in {side}: {len(names)}", "phase", "energy")
+    table.columns[1].justify = "left"
+    for (name, phase), energy_j in names[:_FEW]:
+        table.add_row(Text(name), Text(phase or "–"), joules(energy_j))
+    if len(names) > _FEW:
+        table.add_row(Text("…"), "", joules(sum(energy_j for _, energy_j in names[_FEW:])))
+    return [Text(""), table]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _letter(i: int) -> str:
+    """a … z, then a1 … z1 and so on."""
+    return chr(ord("a") + i % 26) + (str(i // 26) if i >= 26 else "")

@@ -1,0 +1,1 @@
+"""Events from other tools' files: one module per format. `docs/events.md` says how each is read."""

@@ -1,0 +1,212 @@
+"""What changed between runs: the verdicts, against Welch's interval by hand, and the verb on files."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from footprints import footprint, footprints
+from smaragdine.accounting.comparison import Change, compare, to_json
+from smaragdine.accounting.footprint import Footprint, save
+from smaragdine.accounting.noise import Spread, half_width, half_width_runs, of_steps, t_95
+from smaragdine.cli.compare import main
+from smaragdine.errors import UserError
+
+
+def made(x: float, y: float = 10.0, **more: float) -> Footprint:
+    rows = [{"name": "net/x", "energy_j": x, "busy_s": 1.0}, {"name": "net/y", "energy_j": y, "busy_s": 3.0}]
+    rows += [{"name": name, "energy_j": energy_j, "busy_s": 2.0} for name, energy_j in more.items()]
+    return footprint(rows, idle_j=1.0)
+
+
+def changes(a: list[Footprint], b: list[Footprint]) -> dict[str, Change]:
+    return {change.name: change for change in compare(a, b).changes}
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"),
+    [(1, 12.706205), (2, 4.302653), (2.5, 3.574655), (4, 2.776445), (10, 2.228139), (1e9, 1.959964)],
+)
+def test_student(freedom: float, t: float) -> None:
+    assert t_95(freedom) == pytest.approx(t, rel=2e-4)
+
+
+def test_degrees_of_freedom_are_rounded_to_the_wider_side() -> None:
+    assert t_95(4.009) == t_95(4)
+    assert t_95(4.011) < t_95(4)
+
+
+def test_welch_by_hand() -> None:
+    a, b = [27.5, 21.0, 19.0, 23.6], [27.1, 22.0, 20.8]
+    va, vb = statistics.variance(a) / 4, statistics.variance(b) / 3
+    freedom = (va + vb) ** 2 / (va**2 / 3 + vb**2 / 2)
+    assert half_width_runs(a, b) == pytest.approx(t_95(freedom) * math.sqrt(va + vb))
+    assert half_width_runs([1.0], [2.0]) is None
+    alone = t_95(3) * statistics.stdev(a) * math.sqrt(1 / 4 + 1)
+    assert half_width_runs(a, [2.0]) == half_width_runs([2.0], a) == pytest.approx(alone)
+    assert half_width(Spread(0.0, 3), Spread(0.0, 3)) == 0.0
+
+
+def test_the_spread_of_steps() -> None:
+    assert of_steps(50.0, 10.0, 2.0, 5) == Spread(2.0 * math.sqrt(5), 4)
+    per_step = of_steps(10.0, 10.0, 2.0, 5)
+    assert per_step is not None
+    assert per_step.error == pytest.approx(2.0 / math.sqrt(5))
+    assert of_steps(50.0, math.nan, 2.0, 5) is of_steps(50.0, 10.0, 2.0, 1) is None
+
+
+def test_repeated_runs_tell_change_from_noise() -> None:
+    a = [made(x, y) for x, y in ((10.0, 50.0), (10.2, 53.0), (9.8, 47.0))]
+    b = [made(x, y) for x, y in ((12.0, 51.0), (12.1, 54.0), (11.9, 48.0))]
+    found = changes(a, b)
+    assert found["net/x"].verdict == "more"
+    assert found["net/y"].verdict == "inside the noise"
+    assert found["net/x"].difference_j == pytest.approx(2.0)
+    assert found["net/x"].a_std_j == pytest.approx(0.2)
+    assert found["net/x"].half_width_j == pytest.approx(
+        half_width_runs([10.0, 10.2, 9.8], [12.0, 12.1, 11.9])
+    )
+    assert changes(b, a)["net/x"].verdict == "less"
+    whole = compare(a, b)
+    assert whole.total.verdict == "inside the noise"
+    assert "inside the noise" in whole.verdict
+    assert [change.name for change in whole.devices] == ["gpu:0"]
+    assert whole.total.a_j == pytest.approx(61.0)  # idle too
+
+
+def test_a_total_beyond_the_noise_says_by_how_much() -> None:
+    found = compare([made(9.0), made(9.1)], [made(19.0), made(19.1)])
+    assert found.total.verdict == "more"
+    assert found.verdict.startswith("B takes 10.0 J (49.9%) ± ")
+    assert "1 of 2 names changed" in found.verdict
+
+
+def test_single_runs_use_steps_or_uncertainty_whichever_is_wider() -> None:
+    def run(energy_j: float, uncertainty_j: float | None, std_j: float | None) -> Footprint:
+        figures = {"uncertainty_j": uncertainty_j, "step_mean_j": energy_j / 4, "step_std_j": std_j}
+        return footprint([{"name": "x", "energy_j": energy_j, **figures}], steps=4)
+
+    spread = Spread(1.0 * 2, 3)
+    by_steps = half_width(spread, spread)
+    assert changes([run(20.0, None, 1.0)], [run(21.0, None, 1.0)])["x"].half_width_j == pytest.approx(
+        by_steps
+    )
+    assert changes([run(20.0, 0.3, 1.0)], [run(21.0, 0.4, 1.0)])["x"].half_width_j == pytest.approx(by_steps)
+    wide = changes([run(20.0, 30.0, 1.0)], [run(21.0, 40.0, 1.0)])["x"]
+    assert (wide.half_width_j, wide.verdict) == (pytest.approx(50.0), "inside the noise")
+    small = changes([run(20.0, 0.3, 0.0)], [run(21.0, 0.4, 0.0)])["x"]
+    assert (small.half_width_j, small.verdict) == (pytest.approx(0.5), "more")
+    unknown = compare([run(20.0, None, None)], [run(21.0, None, None)])
+    assert unknown.changes[0].verdict == "noise not known"
+    assert unknown.total.verdict == "noise not known"
+    assert "not known" in unknown.verdict
+    assert any("--against" in remark for remark in unknown.remarks)
+
+
+def test_names_on_one_side_and_order_of_changes() -> None:
+    found = compare([made(1.0, 10.0, old=3.0, older=7.0)], [made(4.0, 11.0, new=2.0)])
+    assert [change.name for change in found.changes] == ["net/x", "net/y"]
+    assert found.only_a == ((("older", None), 7.0), (("old", None), 3.0))
+    assert found.only_b == ((("new", None), 2.0),)
+    assert found.mean_difference_j == 2.0
+
+
+def test_a_name_absent_in_one_of_the_runs_took_nothing_there() -> None:
+    found = changes([made(1.0, z=4.0), made(1.0)], [made(1.0, z=4.0), made(1.0, z=4.0)])
+    assert (found["z"].a_j, found["z"].b_j) == (2.0, 4.0)
+    assert found["z"].a_std_j == pytest.approx(statistics.stdev([4.0, 0.0]))
+
+
+def test_per_step() -> None:
+    def run(steps: int) -> Footprint:
+        return footprint(
+            [{"name": "x", "energy_j": 2.0 * steps}, {"name": "y", "energy_j": 1.0}], steps=steps
+        )
+
+    whole, each = compare([run(10)], [run(20)]), compare([run(10)], [run(20)], by_step=True)
+    assert any("--per-step" in remark for remark in whole.remarks)
+    assert not any("--per-step" in remark for remark in each.remarks)
+    assert {change.name: change.difference_j for change in each.changes}["x"] == pytest.approx(0)
+
+
+_side = st.lists(footprints(most=5), min_size=1, max_size=3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(_side, _side)
+def test_any_two_groups_can_be_compared(a: list[Footprint], b: list[Footprint]) -> None:
+    found = compare(a, b)
+    json.dumps(to_json(found), allow_nan=False)
+    same = compare(a, a)
+    assert same.total.verdict == "inside the noise"
+    assert all(change.verdict == "inside the noise" for change in same.changes)
+    assert same.only_a == same.only_b == ()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    runs = [made(10.0, 50.0), made(10.2, 53.0), made(12.0, 51.0, **{"net/[red]z": 1.0}), made(12.1, 54.0)]
+    for i, run in enumerate(runs):
+        save(run, tmp_path / f"{i}.json")
+    return [str(tmp_path / f"{i}.json") for i in range(len(runs))]
+
+
+def test_the_verb_on_two_groups(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*files[:2], "--against", *files[2:]]) == 0
+    said = capsys.readouterr().out
+    for wanted in (
+        "gpu:0",
+        "by time alone",
+        "net/x",
+        "more",
+        "inside the noise",
+        "net/[red]z",
+        "only in B: 1",
+    ):
+        assert wanted in said
+    assert main([*files[:2], "--against", *files[2:], "--json", "--top", "1"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["b"] == files[2:]
+    assert [change["name"] for change in values["changes"]] == ["net/x"]
+    assert values["devices"]["gpu:0"]["a_j"] == pytest.approx(62.6)
+    assert values["energy"]["correlation"] == pytest.approx(1)
+    assert values["power"]["time_alone"] is None
+
+
+def test_the_verb_on_two_and_on_many(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([files[0], files[2], "--device", "gpu:0"]) == 0
+    assert "only in B: 1" in capsys.readouterr().out
+    assert main(files) == 0
+    assert "time alone" in capsys.readouterr().out
+    assert main([*files, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [len(line) for line in values["power"]] == [4] * 4
+
+
+def test_the_verb_merges_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = [{"name": f"l_{i}/x", "energy_j": float(i)} for i in range(3)]
+    save(footprint(layers), tmp_path / "a.json")
+    words = [str(tmp_path / "a.json")] * 2
+    for more, name in ((["--summary"], "l_*/x"), (["--merge", r"l_\d=block"], "block/x"), ([], "l_0/x")):
+        assert main([*words, "--json", *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert name in [change["name"] for change in found["changes"]]
+
+
+def test_bad_words_are_one_line(files: list[str]) -> None:
+    for words in (
+        files[:1],
+        [files[0], "nowhere.json"],
+        [*files[:2], "--top", "-1"],
+        [*files[:2], "--merge", "("],
+        [*files[:2], "--device", "gpu:9"],
+        [*files[:2], "--per-step"],
+    ):
+        with pytest.raises(UserError):
+            main(words)

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from smaragdine.errors import UserError
 from smaragdine.recording.format import EVENTS
-from smaragdine.tracing.files import xplane
+from smaragdine.tracing.files import xplane_message
 from smaragdine.tracing.files.events import read_events
 from smaragdine.tracing.files.phases import PHASES, phase_of
 from smaragdine.tracing.files.table import events_table
@@ -567,7 +567,7 @@ class Space:
     """A hand-made XPlane file."""
 
     def __init__(self, start_ns: int | None = NOW_NS) -> None:
-        self.message = xplane.message_class()()
+        self.message = xplane_message.message_class()()
         if start_ns is not None:
             plane = self.message.planes.add(name="Task Environment")
             plane.stat_metadata[1].name = "profile_start_time"
@@ -610,8 +610,8 @@ print(json.dumps({m.name: {f.name: [f.number, f.type, f.containing_oneof.name if
                   for m in (t, *t.nested_types)}))
 """
     real = json.loads(_python(script).splitlines()[-1])
-    pool = xplane.message_class().DESCRIPTOR.file.message_types_by_name
-    assert set(pool) == set(xplane.FIELDS)
+    pool = xplane_message.message_class().DESCRIPTOR.file.message_types_by_name
+    assert set(pool) == set(xplane_message.FIELDS)
     for top in pool.values():
         for message in (top, *top.nested_types):
             for field in message.fields:

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.columns import Columns, blocks, columns
+from smaragdine.accounting.columns import Columns, blocks, columns, device_counts
 from smaragdine.accounting.engine import CHUNK, Chunk, Levels, chunks, in_threads, levels, share
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
 from smaragdine.accounting.ledger import Entry, Ledger, entry
 from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, SensorFacts, from_recording
 from smaragdine.accounting.mixing import Windows, join, windows
 from smaragdine.accounting.power import PowerTrace, device_traces
-from smaragdine.accounting.uncertainty import Doubt, combine, infer, sensor_of
+from smaragdine.accounting.uncertainty import Look, combine, infer, sensor_of
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 
@@ -31,8 +31,8 @@ def account(events: pa.Table, power: Mapping[str, PowerTrace | Meter]) -> Footpr
     power are counted and left out.
     """
     source = columns(events)
-    counts = {str(pair["values"]): pair["counts"] for pair in events["device"].value_counts().to_pylist()}
-    without = {device: int(count) for device, count in counts.items() if device not in power}
+    counts = device_counts(source)
+    without = {device: count for device, count in counts.items() if device not in power}
     if counts and len(without) == len(counts):
         raise UserError(
             "events and power have no device in common",
@@ -98,12 +98,12 @@ def _when(begin_ns: int, end_ns: int) -> str:
 
 def _account_device(source: Columns, device: str, meter: Meter) -> tuple[pa.Table, DeviceTotal]:
     trace = meter.trace
-    ledger, doubts = _integrate(source, device, meter)
+    ledger, looks = _integrate(source, device, meter)
     total_j = float((trace.power_w * (trace.end_ns - trace.start_ns)).sum() / 1e9)
     rows_j = float(ledger.energy_j.sum())
     if abs(rows_j + ledger.idle_j - total_j) > CONSERVED_TO * max(total_j, 1e-300):
         raise ArithmeticError(f"{device}: {rows_j} J of events + {ledger.idle_j} J idle are not {total_j} J")
-    uncertainty_j, basis = combine(doubts, ledger, meter.sensor)
+    uncertainty_j, basis = combine(looks, ledger, meter.sensor)
     key = np.flatnonzero(ledger.count)
     key = key[np.argsort(-ledger.energy_j[key], kind="stable")]
     name, phase = source.key_names(key)
@@ -136,7 +136,7 @@ def _account_device(source: Columns, device: str, meter: Meter) -> tuple[pa.Tabl
     )
 
 
-def _integrate(source: Columns, device: str, meter: Meter) -> tuple[Ledger, list[Doubt]]:
+def _integrate(source: Columns, device: str, meter: Meter) -> tuple[Ledger, list[Look]]:
     power, keys, sensor = levels(meter.trace), source.keys, meter.sensor
     off_ns = sensor.timing_ns
     # As the clocks say, and moved by as much as they may disagree.
@@ -151,13 +151,13 @@ def _integrate(source: Columns, device: str, meter: Meter) -> tuple[Ledger, list
     def work(numbered: tuple[int, Chunk]) -> tuple[Entry, list[Windows]]:
         number, chunk = numbered
         sampled = number % every == every // 2 and chunk.start_ns.size and edges_ns
-        looks = [windows(chunk, levels, sensor.window_ns, keys) for levels in moved] if sampled else []
-        return entry(chunk, share(chunk, power), keys), looks
+        seen_here = [windows(chunk, levels, sensor.window_ns, keys) for levels in moved] if sampled else []
+        return entry(chunk, share(chunk, power), keys), seen_here
 
-    for added, looks in in_threads(work, enumerate(chunks(here, min(spans_ns), max(spans_ns)))):
+    for added, seen_here in in_threads(work, enumerate(chunks(here, min(spans_ns), max(spans_ns)))):
         ledger.add(added)
-        for all_seen, look in zip(seen, looks, strict=False):
-            all_seen.append(look)
+        for all_seen, part in zip(seen, seen_here, strict=False):
+            all_seen.append(part)
     ledger.close()
     return ledger, [infer(join(parts), sensor, keys) for parts in seen if parts]
 

@@ -73,6 +73,14 @@ def columns(events: pa.Table) -> Columns:
     )
 
 
+def device_counts(source: Columns) -> dict[str, int]:
+    """How many events each device has; of one device alone, without counting."""
+    if len(source.devices) == 1:
+        return {source.devices[0]: source.table.num_rows} if source.table.num_rows else {}
+    counts = source.table["device"].value_counts().to_pylist()
+    return {pair["values"]: pair["counts"] for pair in counts}
+
+
 def blocks(source: Columns, device: str) -> Iterator[Block]:
     """The events of one device, in the table's order, or by start where that order is hopeless."""
     wanted = source.devices.index(device)

@@ -44,11 +44,11 @@ class Block(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """All that runs within [begin, until), whole intervals, in any order."""
+    """All that runs within [begin, until), and some that only begin later: whole intervals, in any order."""
 
     begin_ns: int
     until_ns: int
-    carried: int  # so many of them, the first ones, started in an earlier chunk
+    carried: int  # so many of them, the first ones, were in an earlier chunk too
     done_step: int  # no event of a later chunk has a step below this
     start_ns: Ints
     end_ns: Ints
@@ -69,7 +69,7 @@ class Boundaries(NamedTuple):
     """A chunk's instants in order, with what is true from each to the next."""
 
     t_ns: Ints
-    running: npt.NDArray[np.int32]
+    running: Ints
     power_w: Floats  # one fewer: between instants
     place: Ints  # where each piece's start and, in the second half, its end went
 
@@ -94,7 +94,10 @@ def levels(trace: PowerTrace) -> Levels:
 
 
 def chunks(blocks: Iterable[Block], begin_ns: int, until_ns: int) -> Iterator[Chunk]:
-    """Cut a device's events into chunks, one after the other in time, over all of [begin, until)."""
+    """Cut a device's events into chunks, one after the other in time, over all of [begin, until).
+
+    An event that does not end within a chunk, or has not even begun, enters the next one too.
+    """
     waiting: list[Block] = []
     running: Chunk | None = None
     held, enough = 0, CHUNK
@@ -104,20 +107,15 @@ def chunks(blocks: Iterable[Block], begin_ns: int, until_ns: int) -> Iterator[Ch
         if held < enough:
             continue
         pool = _joined(waiting)
-        ready = pool.start_ns < block.later_ns
-        count = int(np.count_nonzero(ready))
-        if 2 * count < held:
+        if 2 * int(np.count_nonzero(pool.start_ns < block.later_ns)) < held:
             waiting, enough = [pool], 2 * held  # much disorder: look again only when that pays
             continue
         cut_ns = min(max(int(block.later_ns), begin_ns), until_ns)
-        fresh = pool if count == held else _rows(pool, ready)
-        waiting, held = ([_rows(pool, ~ready)], held - count) if count < held else ([], 0)
-        chunk = _chunk(running, fresh, begin_ns, cut_ns)
+        chunk = _chunk(running, pool, begin_ns, cut_ns)
         running, begin_ns = _running_on(chunk), cut_ns
-        steps = [block.later_step, *(_lowest(part.step) for part in (running, *waiting))]
-        yield chunk._replace(done_step=min(steps))
+        yield chunk._replace(done_step=min(block.later_step, _lowest(running.step)))
         # As many new events as still run, or a crowd of long ones would be sorted over and over.
-        enough = max(CHUNK, running.start_ns.size)
+        waiting, held, enough = [], 0, max(CHUNK, running.start_ns.size)
     yield _chunk(running, _joined(waiting), begin_ns, until_ns)
 
 
@@ -129,10 +127,6 @@ def _joined(parts: list[Block]) -> Block:
         return Block(none, none, none, none, none, ALL_LATER, ALL_LATER)
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Block._fields[:5]}
     return Block(**columns, later_ns=ALL_LATER, later_step=ALL_LATER)
-
-
-def _rows(block: Block, rows: npt.NDArray[np.bool_]) -> Block:
-    return block._replace(**{name: getattr(block, name)[rows] for name in Block._fields[:5]})
 
 
 def _lowest(step: Ints) -> int:
@@ -154,8 +148,8 @@ def _running_on(chunk: Chunk) -> Chunk:
 
 def pieces(chunk: Chunk) -> Pieces:
     """When which event of the chunk pays, cut to the chunk."""
-    start_ns = np.maximum(chunk.start_ns, chunk.begin_ns)
-    end_ns = np.minimum(chunk.end_ns, chunk.until_ns)
+    start_ns = np.clip(chunk.start_ns, chunk.begin_ns, chunk.until_ns)
+    end_ns = np.clip(chunk.end_ns, chunk.begin_ns, chunk.until_ns)
     every = np.arange(start_ns.size)
     nested = overlapping_lanes(chunk.start_ns, chunk.end_ns, chunk.lane) if start_ns.size else None
     if nested is None:
@@ -178,14 +172,14 @@ def boundaries(chunk: Chunk, paying: Pieces, power: Levels) -> Boundaries:
     count = paying.start_ns.size
     ends = [chunk.begin_ns, chunk.until_ns]
     t_ns, order = _in_order(np.concatenate([paying.start_ns, paying.end_ns, edge_ns, ends]), chunk)
-    change = np.zeros(t_ns.size, dtype=np.int32)
+    change = np.zeros(t_ns.size, dtype=np.int8)
     change[:count], change[count : 2 * count] = 1, -1
     place = np.empty(t_ns.size, dtype=np.int64)
     place[order] = np.arange(t_ns.size)
     edge_at = place[2 * count : 2 * count + edge_ns.size]
     lengths = np.diff(edge_at, prepend=0, append=t_ns.size - 1)
     power_w = np.repeat(power.power_w[first : last + 1], lengths)
-    return Boundaries(t_ns, np.cumsum(change[order], dtype=np.int32), power_w, place[: 2 * count])
+    return Boundaries(t_ns, np.cumsum(change[order], dtype=np.int64), power_w, place[: 2 * count])
 
 
 def _in_order(t_ns: Ints, chunk: Chunk) -> tuple[Ints, Ints]:

@@ -38,7 +38,9 @@ RESOLUTION, REPETITION, PRIOR = "resolution", "repetition", "prior"
 MOST_WINDOWS = 1500  # more would cost seconds and say little more
 LEAST_NOISE = 0.01  # of the mean power: no operation is that constant
 NOISE_ROUNDS = 4
-Z_95, Z_95_ONE_SIDED = 1.960, 1.645
+# What 95 % lie within, in standard deviations: on both sides, on one side.
+BELL_95, FLAT_95 = (1.960, 1.645), (1.645, 1.559)
+Z_95 = BELL_95[0]
 
 
 @dataclass(frozen=True)
@@ -78,42 +80,58 @@ def sensor_of(
 
 
 def _window_ns(trace: PowerTrace, spacing_ns: int) -> int:
-    """A log polled faster than its source repeats values: the window is as long as a value usually stands."""
-    changes = int(np.count_nonzero(np.diff(trace.power_w)))
-    each = (trace.power_w.size - 1) / changes if changes >= 10 else 1.0
-    return round(spacing_ns * each) if each >= 1.5 else spacing_ns
+    """A log polled faster than its source repeats every value: the window is as long as nearly all stand.
+
+    Power that happens to be constant for a while makes some long runs, but short ones remain.
+    """
+    changes = np.flatnonzero(np.diff(trace.power_w))
+    if changes.size < 10:
+        return spacing_ns
+    return max(1, int(np.quantile(np.diff(changes), 0.25))) * spacing_ns
 
 
-class Doubt(NamedTuple):
-    """Per row, relative to its energy by equal shares; nan where the row was not in the sample."""
+class Look(NamedTuple):
+    """What the sampled windows say about every row; 0 for a row that is not among them."""
 
-    bias: Floats
-    doubt: Floats
-    most: Floats  # no true value is farther off
-    seen_j: Floats  # the energy of it that was in the sample
+    share_s: Floats
+    equal_j: Floats  # its energy by equal shares
+    mean_w: Floats  # its power per share of time, as inferred
+    deviation_w: Floats
+    learned: Floats  # how much of the prior's variance the windows took away, 0 to 1
+    most_j: Floats  # no true energy is farther from the equal share
 
 
-def infer(seen: Windows, sensor: Sensor, rows: int) -> Doubt:
-    """What the windows say about each row's power."""
+def infer(seen: Windows, sensor: Sensor, rows: int) -> Look:
     share_s = sum_by(seen.row, seen.share_s, rows)
     busy_s = sum_by(seen.row, seen.busy_s, rows)
-    window_w = seen.energy_j / seen.length_s
-    equal_j = sum_by(seen.row, seen.share_s * window_w[seen.window], rows)
+    window_w = (seen.energy_j / seen.length_s)[seen.window]
+    equal_j = sum_by(seen.row, seen.share_s * window_w, rows)
+    most_j = sum_by(seen.row, seen.share_s * _most_off_w(seen, window_w, sensor), rows)
     known = np.flatnonzero(equal_j > 0)
-    bias, doubt, most = (np.full(rows, np.nan) for _ in range(3))
-    if not known.size:
-        return Doubt(bias, doubt, most, equal_j)
-    among = busy_s[known] / share_s[known]
-    mean_w, cov_w = _posterior(seen, sensor, known, among)
-    bias[known] = mean_w * share_s[known] / equal_j[known] - 1
-    doubt[known] = np.sqrt(cov_w) * share_s[known] / equal_j[known]
-    high_w = sensor.idle_w + among * (sensor.limit_w - sensor.idle_w)
-    equal_w = equal_j[known] / share_s[known]
-    most[known] = np.maximum(equal_w - sensor.idle_w, high_w - equal_w) / equal_w
-    return Doubt(bias, doubt, most, equal_j)
+    mean_w, deviation_w, learned = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+    if known.size:
+        prior_var = ((sensor.limit_w - sensor.idle_w) * busy_s[known] / share_s[known]) ** 2 / 12
+        mean_w[known], variance = _posterior(seen, sensor, known, prior_var)
+        deviation_w[known] = np.sqrt(variance)
+        learned[known] = 1 - np.divide(variance, prior_var, out=np.zeros(known.size), where=prior_var > 0)
+    return Look(share_s, equal_j, mean_w, deviation_w, learned, most_j)
 
 
-def _posterior(seen: Windows, sensor: Sensor, known: Ints, among: Floats) -> tuple[Floats, Floats]:
+def _most_off_w(seen: Windows, window_w: Floats, sensor: Sensor) -> Floats:
+    """How far a row's power in a window can be from the window's mean.
+
+    Between idle and limit, and no farther than the rest of the window, between idle and limit too, can make
+    up for: a row that has a window to itself is not off at all.
+    """
+    fraction = np.minimum(seen.share_s / seen.length_s[seen.window], 1.0)
+    # Of several at a time each may use all the power above idle.
+    high_w = sensor.idle_w + seen.busy_s / seen.share_s * (sensor.limit_w - sensor.idle_w)
+    least_w = np.maximum(sensor.idle_w, (window_w - (1 - fraction) * high_w) / fraction)
+    most_w = np.minimum(high_w, (window_w - (1 - fraction) * sensor.idle_w) / fraction)
+    return np.maximum(np.maximum(window_w - least_w, most_w - window_w), 0.0)
+
+
+def _posterior(seen: Windows, sensor: Sensor, known: Ints, prior_var: Floats) -> tuple[Floats, Floats]:
     """Mean and variance of every known row's power per share of time.
 
     Of idle time in a window the power is known to be near idle; the noise is what the windows' energies show
@@ -136,7 +154,6 @@ def _posterior(seen: Windows, sensor: Sensor, known: Ints, among: Floats) -> tup
     design = time_s / length_s[:, None]
     mean_w = float(max(busy_j.sum() / max(time_s.sum(), 1e-300), 0.0))
     target_w = busy_j / length_s - design.sum(axis=1) * mean_w
-    prior_var = ((sensor.limit_w - sensor.idle_w) * among) ** 2 / 12
     least_var = (LEAST_NOISE * mean_w) ** 2 + sensor.step_w**2 / 12
     noise_var = max(least_var, float(np.var(target_w)) / 4)
     deviation_w, variance = np.zeros(known.size), prior_var
@@ -166,38 +183,50 @@ def _solve(
     return cov @ (design.T @ target_w) / noise_var, np.maximum(np.diag(cov), 0.0), fitted_var
 
 
-def combine(doubts: Sequence[Doubt], ledger: Ledger, sensor: Sensor) -> tuple[Floats, list[str]]:
-    """Per row the 95 % half-width, and what it rests on. `doubts`: by the clocks, then moved either way."""
-    if not doubts:
+def combine(looks: Sequence[Look], ledger: Ledger, sensor: Sensor) -> tuple[Floats, list[str]]:
+    """Per row the 95 % half-width, and what it rests on. `looks`: by the clocks, then moved either way."""
+    if not looks:
         return np.zeros_like(ledger.energy_j), [PRIOR] * ledger.energy_j.size
     energy_j, busy_s = ledger.energy_j, ledger.busy_ns / 1e9
-    bias = np.max([abs(doubt.bias) for doubt in doubts], axis=0)
-    doubt, most = doubts[0].doubt, doubts[0].most
-    unseen = np.isnan(bias)
-    if not unseen.all():
-        # A row that is not in the sample is as doubtful as the most doubtful one that is.
-        bias, doubt, most = (np.where(unseen, np.nanmax(part), part) for part in (bias, doubt, most))
-    bias_j, doubt_j, most_j = (np.nan_to_num(part) * energy_j for part in (bias, doubt, most))
+    clocks = looks[0]
+    seen = clocks.equal_j > 0
+    true_j = [look.mean_w * clocks.share_s for look in looks]
+    bias = _relative(np.max([abs(inferred - clocks.equal_j) for inferred in true_j], axis=0), clocks, seen)
+    doubt = _relative(clocks.deviation_w * clocks.share_s, clocks, seen)
+    most = _relative(
+        np.max([abs(look.equal_j - clocks.equal_j) + look.most_j for look in looks], axis=0), clocks, seen
+    )
+    bias_j, doubt_j, most_j = bias * energy_j, doubt * energy_j, most * energy_j
     windows = np.maximum(1.0, busy_s * 1e9 / max(sensor.window_ns, 1))
     resolution_j = sensor.step_w / np.sqrt(12) * busy_s / np.sqrt(windows)
     spread_j = np.zeros_like(energy_j)
     if ledger.steps > 1:
         # Steps that were looked at are known; how far the others may differ, their spread says.
-        unlooked = 1 - np.minimum(
-            np.divide(doubts[0].seen_j, energy_j, out=np.ones_like(energy_j), where=energy_j > 0), 1
-        )
-        t = t_quantile(ledger.steps - 1) / Z_95
-        spread_j = t * ledger.step_std_j() * np.sqrt(ledger.steps * unlooked)
-    width_j = np.minimum(
-        _around_zero(bias_j, np.sqrt(doubt_j**2 + spread_j**2 + resolution_j**2)),
-        np.maximum(most_j, spread_j),
-    )
+        looked = np.divide(clocks.equal_j, energy_j, out=np.ones_like(energy_j), where=energy_j > 0)
+        unlooked = 1 - np.minimum(looked, 1.0)
+        spread_j = ledger.step_std_j() * np.sqrt(ledger.steps * unlooked)
+        spread_j *= t_quantile(ledger.steps - 1) / Z_95
+    chance_j = np.hypot(spread_j, resolution_j)
+    inferred_j = _around_zero(bias_j, np.hypot(doubt_j, chance_j), clocks.learned)
+    width_j = np.minimum(inferred_j, most_j + Z_95 * chance_j)
     mean_ns = ledger.busy_ns / np.maximum(ledger.count, 1)
-    basis = np.where(spread_j > np.hypot(bias_j, doubt_j), REPETITION, RESOLUTION)
+    basis = np.where(Z_95 * spread_j > width_j / 2, REPETITION, RESOLUTION)
     return width_j, np.where(mean_ns < sensor.window_ns, PRIOR, basis).tolist()
 
 
-def _around_zero(mean: Floats, deviation: Floats) -> Floats:
-    """h such that a normal value lies within ±h with 95 %; good to 0.02 deviations."""
+def _relative(off_j: Floats, clocks: Look, seen: npt.NDArray[np.bool_]) -> Floats:
+    """Relative to the equal share; a row that is not in the sample is as doubtful as the worst that is."""
+    known = np.divide(off_j, clocks.equal_j, out=np.zeros_like(off_j), where=seen)
+    return np.where(seen, known, known.max(initial=0.0))
+
+
+def _around_zero(mean: Floats, deviation: Floats, learned: Floats) -> Floats:
+    """h such that a value lies within ±h with 95 %; good to 0.02 deviations.
+
+    What has been learned is normal; what still rests on the prior is uniform, with shorter tails.
+    """
+    two_sided, one_sided = (
+        (1 - learned) * flat + learned * bell for flat, bell in zip(FLAT_95, BELL_95, strict=True)
+    )
     away = np.divide(mean, deviation, out=np.full_like(mean, 40.0), where=deviation > 0)
-    return mean + deviation * (Z_95_ONE_SIDED + (Z_95 - Z_95_ONE_SIDED) * np.exp(-4 * np.minimum(away, 40)))
+    return mean + deviation * (one_sided + (two_sided - one_sided) * np.exp(-4 * np.minimum(away, 40)))

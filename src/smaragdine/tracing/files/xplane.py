@@ -1,15 +1,13 @@
 """XPlane files (`*.xplane.pb`) of TensorFlow's and JAX's profilers.
 
-The message is small: its descriptors are built here, at run time, so that neither TensorFlow nor a generated
-file is needed. Times are integers: profile_start_time + line.timestamp_ns + offset_ps / 1000, in unix ns.
+Times are integers: profile_start_time + line.timestamp_ns + offset_ps / 1000, in unix nanoseconds.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,44 +18,9 @@ from smaragdine.errors import UserError
 from smaragdine.recording.columns import MOST_NS, encode
 from smaragdine.tracing.files.phases import phases_by_name
 from smaragdine.tracing.files.table import built
+from smaragdine.tracing.files.xplane_message import message_class
 
 Ints = npt.NDArray[np.int64]
-
-# message → (number, name, type); a type that is not of protobuf is a message of this table
-FIELDS: dict[str, list[tuple[int, str, str]]] = {
-    "XSpace": [(1, "planes", "repeated XPlane"), (2, "errors", "repeated string")],
-    "XPlane": [
-        (2, "name", "string"),
-        (3, "lines", "repeated XLine"),
-        (4, "event_metadata", "map XEventMetadata"),
-        (5, "stat_metadata", "map XStatMetadata"),
-        (6, "stats", "repeated XStat"),
-    ],
-    "XLine": [
-        (1, "id", "int64"),
-        (2, "name", "string"),
-        (3, "timestamp_ns", "int64"),
-        (4, "events", "repeated XEvent"),
-    ],
-    "XEvent": [
-        (1, "metadata_id", "int64"),
-        (2, "offset_ps", "data int64"),
-        (3, "duration_ps", "int64"),
-        (4, "stats", "repeated XStat"),
-        (5, "num_occurrences", "data int64"),
-    ],
-    "XStat": [
-        (1, "metadata_id", "int64"),
-        (2, "double_value", "value double"),
-        (3, "uint64_value", "value uint64"),
-        (4, "int64_value", "value int64"),
-        (5, "str_value", "value string"),
-        (6, "bytes_value", "value bytes"),
-        (7, "ref_value", "value uint64"),
-    ],
-    "XEventMetadata": [(2, "name", "string"), (4, "display_name", "string"), (5, "stats", "repeated XStat")],
-    "XStatMetadata": [(2, "name", "string")],
-}
 
 _TF_OPERATION = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*):([A-Z_][A-Za-z0-9_]*)")
 _GPU = re.compile(r"/device:GPU:(\d+)")
@@ -67,50 +30,6 @@ _DERIVED = re.compile(r"XLA |TensorFlow |Framework |Steps$|Source code|Launch St
 # Above it a line's time is a date, not a time since the profile's start: profilers before 2023.
 _ABSOLUTE_NS = 10**17
 _PATHS = ("tf_op", "op_name", "name")
-
-
-@cache
-def message_class() -> Any:
-    """The XSpace message, in a descriptor pool of its own: TensorFlow's may be in the same process."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    package = "smaragdine.xplane"
-    file = descriptor_pb2.FileDescriptorProto(
-        name="smaragdine/xplane.proto", package=package, syntax="proto3"
-    )
-    kinds = descriptor_pb2.FieldDescriptorProto
-    for message, fields in FIELDS.items():
-        built_message = file.message_type.add(name=message)
-        oneofs: list[str] = []
-        for number, name, words in fields:
-            *before, kind = words.split()
-            field = built_message.field.add(name=name, number=number, label=kinds.LABEL_OPTIONAL)
-            if before in (["repeated"], ["map"]):
-                field.label = kinds.LABEL_REPEATED
-            elif before:
-                if before[0] not in oneofs:
-                    oneofs.append(before[0])
-                    built_message.oneof_decl.add(name=before[0])
-                field.oneof_index = oneofs.index(before[0])
-            if before == ["map"]:
-                entry = built_message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
-                entry.options.map_entry = True
-                entry.field.add(name="key", number=1, label=kinds.LABEL_OPTIONAL, type=kinds.TYPE_INT64)
-                entry.field.add(
-                    name="value",
-                    number=2,
-                    label=kinds.LABEL_OPTIONAL,
-                    type=kinds.TYPE_MESSAGE,
-                    type_name=f".{package}.{kind}",
-                )
-                field.type, field.type_name = kinds.TYPE_MESSAGE, f".{package}.{message}.{entry.name}"
-            elif kind in FIELDS:
-                field.type, field.type_name = kinds.TYPE_MESSAGE, f".{package}.{kind}"
-            else:
-                field.type = kinds.Type.Value(f"TYPE_{kind.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.XSpace"))
 
 
 def read(content: pa.Buffer, where: str) -> pa.Table:
@@ -162,9 +81,9 @@ class _Part:
     lane: int
     line: Any
     in_step: bool  # an annotation's time tells whose step they are
-    names: list[str]
-    offset_ps: list[int]
-    duration_ps: list[int]
+    names: Sequence[str]
+    offset_ps: Sequence[int]
+    duration_ps: Sequence[int]
 
 
 def _plane_parts(plane: Any) -> Iterator[_Part]:
@@ -174,42 +93,49 @@ def _plane_parts(plane: Any) -> Iterator[_Part]:
     event_names: dict[int, str] = {key: value.name for key, value in plane.event_metadata.items()}
     matches = {key: _TF_OPERATION.fullmatch(name) for key, name in event_names.items()}
     tf_paths = {key: match[1] for key, match in matches.items() if match}
-    xla_name = _xla_namer(plane, event_names)
+    # On the host Python frames, and the moments XLA marks as an operation's end, are not worth a look.
+    others = [key for key, name in event_names.items() if name.startswith(("$", "end: ")) or "::" in name]
+    xla_name = _xla_namer(
+        plane, event_names, () if gpu else (*tf_paths, *others), only_operations=gpu is None
+    )
+
+    def tf_name(event: Any) -> str | None:
+        return tf_paths.get(event.metadata_id)
+
     for position, line in enumerate(plane.lines):
-        found: list[tuple[bool, Iterator[tuple[str | None, int, int]]]] = []
         if gpu is not None:
-            if not _DERIVED.match(line.name):
-                events = (event for event in line.events if not event.HasField("num_occurrences"))
-                found.append(
-                    (False, ((xla_name(e) or "(unnamed)", e.offset_ps, e.duration_ps) for e in events))
-                )
+            named = () if _DERIVED.match(line.name) else ((False, xla_name),)
+            device, lane = f"gpu:{int(gpu[1])}", int(line.id)
         else:
             # Other lines hold operations too: tf_data_* the input pipeline's, python what a rewriter folded.
-            if tf_paths and line.name.startswith("tf_Compute/"):
-                rows = ((tf_paths.get(e.metadata_id), e.offset_ps, e.duration_ps) for e in line.events)
-                found.append((True, rows))
-            if any(value.name == "hlo_op" for value in plane.stat_metadata.values()):
-                rows = ((xla_name(e, True), e.offset_ps, e.duration_ps) for e in line.events)
-                found.append((False, rows))
-        device, lane = (f"gpu:{int(gpu[1])}", int(line.id)) if gpu else ("cpu:0", position)
-        for in_step, rows in found:
+            tf_line = line.name.startswith("tf_Compute/")
+            named = ((True, tf_name), (False, xla_name)) if tf_line else ((False, xla_name),)
+            device, lane = "cpu:0", position
+        for in_step, name_of in named:
             # Events are dropped as they are read: a million of their wrappers would keep the collector busy.
-            named = [row for row in rows if row[0] is not None]
-            if named:
-                names, offset_ps, duration_ps = (list(column) for column in zip(*named, strict=True))
+            rows = [
+                (name, event.offset_ps, event.duration_ps)
+                for event in line.events
+                if (name := name_of(event)) is not None and not event.num_occurrences
+            ]
+            if rows:
+                names, offset_ps, duration_ps = zip(*rows, strict=True)
                 yield _Part(device, lane, line, in_step, names, offset_ps, duration_ps)
 
 
-def _xla_namer(plane: Any, event_names: dict[int, str]) -> Callable[..., str | None]:
+def _xla_namer(
+    plane: Any, event_names: dict[int, str], skipped: Iterable[int], only_operations: bool
+) -> Callable[[Any], str | None]:
+    """Names an event by its operation's path if it has one, else program/HLO operation, else the kernel."""
     stat_names: dict[int, str] = {key: value.name for key, value in plane.stat_metadata.items()}
     wanted = {key: name for key, name in stat_names.items() if name in (*_PATHS, "hlo_op", "hlo_module")}
-    # Python frames, and the moments XLA marks as an operation's end, never carry one: not worth a look.
-    others = {key for key, name in event_names.items() if name.startswith(("$", "end: ")) or "::" in name}
+    if only_operations and "hlo_op" not in wanted.values():
+        return lambda event: None
+    ignored = set(skipped)
 
-    def name_of(event: Any, only_operations: bool = False) -> str | None:
-        """The operation's path if the event has it, else program/HLO operation, else the kernel's own name."""
+    def name_of(event: Any) -> str | None:
         key = event.metadata_id
-        if only_operations and key in others:
+        if key in ignored:
             return None
         stats = {
             wanted[stat.metadata_id]: stat.str_value or stat_names.get(stat.ref_value, "")
@@ -224,7 +150,7 @@ def _xla_namer(plane: Any, event_names: dict[int, str]) -> Callable[..., str | N
             return match[1] if match else path.removesuffix(":")
         # All kernels of a command buffer (a CUDA graph) give its name for theirs.
         if not operation or operation.startswith("command_buffer"):
-            operation = event_names.get(key, "") or operation
+            operation = event_names.get(key, "") or operation or "(unnamed)"
         return f"{stats['hlo_module']}/{operation}" if stats.get("hlo_module") else operation
 
     return name_of

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 LANES, NAMES, SAMPLE_NS = 8, 500, 20_000_000
 T0_NS = 1_800_000_000_000_000_000
-LITERAL_MOST = 2_000  # Algorithm 2 visits every nanosecond of every event; we let it visit every microsecond
+LITERAL_MOST = 20_000  # Algorithm 2 visits every instant of every event; we let it visit microseconds only
 MB = 1e6
 
 Ints = npt.NDArray[np.int64]

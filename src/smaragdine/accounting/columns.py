@@ -17,8 +17,8 @@ from smaragdine.accounting.engine import ALL_LATER, CHUNK, Block
 Ints = npt.NDArray[np.int64]
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
-# Of this many blocks that would have to wait for a straggler, sorting all starts once is cheaper.
-WAITING_BLOCKS = 16
+# With more blocks than this waiting for stragglers, bringing all events in order once is cheaper.
+WAITING_BLOCKS = 3
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,15 @@ class Columns:
     last_ns: int
     later_ns: Ints  # per block: the earliest start in all later ones
     later_step: Ints
-    order: Ints | None  # by start, where the table is in much disorder
+    order: Ints | None  # nearly by start, where the table is in much disorder
 
     @cached_property
-    def whole(self) -> dict[str, Ints]:
-        """All columns in one piece: only a table in much disorder needs them."""
-        return {name: _ints(self.table[name]) for name in self.table.column_names}
+    def whole(self) -> dict[str, npt.NDArray[np.signedinteger[Any]] | None]:
+        """Columns in one piece, None for one of nulls: only a table in much disorder needs them."""
+        return {
+            name: None if column.null_count == len(column) else _numbers(column)
+            for name, column in zip(self.table.column_names, self.table.columns, strict=True)
+        }
 
     @property
     def keys(self) -> int:
@@ -101,10 +104,15 @@ def blocks(source: Columns, device: str) -> Iterator[Block]:
 
 
 def _reader(source: Columns, rows: slice) -> Callable[[str], Ints]:
-    if source.order is not None:
-        picked = source.order[rows]
-        return lambda name: source.whole[name][picked]
-    return lambda name: _ints(source.table[name].slice(rows.start, rows.stop - rows.start))
+    if source.order is None:
+        return lambda name: _ints(source.table[name].slice(rows.start, rows.stop - rows.start))
+    picked = source.order[rows]
+
+    def read(name: str) -> Ints:
+        column = source.whole[name]
+        return np.full(picked.size, -1) if column is None else column[picked].astype(np.int64, copy=False)
+
+    return read
 
 
 def _later(events: pa.Table) -> tuple[Ints | None, Ints, int, int]:
@@ -112,23 +120,39 @@ def _later(events: pa.Table) -> tuple[Ints | None, Ints, int, int]:
     ones; the first start and the last end."""
     lowest: list[int] = []
     highest: list[int] = []
-    last_ns = 0
+    ends: list[int] = []
     for rows in _slices(events.num_rows):
         part = events.slice(rows.start, rows.stop - rows.start)
         start_ns, duration_ns = _ints(part["start_ns"]), _ints(part["duration_ns"])
         lowest.append(int(start_ns.min()))
         highest.append(int(start_ns.max()))
-        last_ns = max(last_ns, int((start_ns + duration_ns).max()))
+        ends.append(int((start_ns + duration_ns).max()))
     if not lowest:
         return None, np.zeros(0, dtype=np.int64), 0, 0
     later_ns = _suffix_min(lowest)
     waits = np.arange(len(lowest)) - np.searchsorted(np.maximum.accumulate(highest), later_ns, side="left")
-    if waits.mean() <= WAITING_BLOCKS:
-        return None, later_ns, min(lowest), last_ns
-    start_ns = _ints(events["start_ns"])
-    order = np.argsort(start_ns, kind="stable")
-    firsts = [int(start_ns[order[rows.start]]) for rows in _slices(start_ns.size)]
-    return order, _suffix_min(firsts), min(lowest), last_ns
+    order = None
+    if waits.mean() > WAITING_BLOCKS:
+        order, later_ns = _by_start(_ints(events["start_ns"]), min(lowest), max(highest))
+    return order, later_ns, min(lowest), max(ends)
+
+
+def _by_start(start_ns: Ints, first_ns: int, last_ns: int) -> tuple[Ints, Ints]:
+    """An order by start, good enough for chunks, and per block the earliest start in all later ones.
+
+    Sixteen bits of the time are enough to bring events near their neighbours, and numpy sorts 16-bit numbers
+    by radix, ten times faster than whole ones.
+    """
+    shift = max(0, (last_ns - first_ns).bit_length() - 16)
+    bucket = np.empty(start_ns.size, dtype=np.uint16)
+    for rows in _slices(start_ns.size):
+        bucket[rows] = (start_ns[rows] - first_ns) >> shift
+    begins = [rows.start for rows in _slices(start_ns.size)]
+    if int(np.bincount(bucket).max()) > CHUNK:  # far outliers: all others fall into a few buckets
+        order = np.argsort(start_ns, kind="stable")
+        return order, _suffix_min(start_ns[order[begins]].tolist())
+    order = np.argsort(bucket, kind="stable")
+    return order, _suffix_min([first_ns + (int(bucket[order[begin]]) << shift) for begin in begins])
 
 
 def _later_steps(events: pa.Table, order: Ints | None) -> Ints:
@@ -161,8 +185,10 @@ def _ints(column: pa.ChunkedArray) -> Ints:
     """Whole numbers or a dictionary's codes, -1 for null; int64 without nulls is not copied."""
     if column.null_count == len(column):
         return np.full(len(column), -1, dtype=np.int64)
+    return _numbers(column).astype(np.int64, copy=False)
+
+
+def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.signedinteger[Any]]:
     if pa.types.is_dictionary(column.type):
-        parts: list[Any] = [chunk.indices for chunk in column.chunks]
-        column = pa.chunked_array(parts)
-    filled = pc.fill_null(column, -1) if column.null_count else column
-    return filled.to_numpy().astype(np.int64, copy=False)
+        column = pa.chunked_array([chunk.indices for chunk in column.chunks])
+    return (pc.fill_null(column, -1) if column.null_count else column).to_numpy()

@@ -26,6 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Number = TypeVar("Number", np.float64, np.int64)
 
 CHUNK = 1 << 15
 ALL_LATER = (1 << 63) - 1
@@ -68,10 +69,10 @@ class Levels:
 class Boundaries(NamedTuple):
     """A chunk's instants in order, with what is true from each to the next."""
 
-    t_ns: Ints
+    t_ns: Ints  # since the chunk's begin
     running: Ints
     power_w: Floats  # one fewer: between instants
-    place: Ints  # where each piece's start and, in the second half, its end went
+    order: Ints  # which boundary each instant is: a piece's start, then the pieces' ends, then others
 
 
 class Shares(NamedTuple):
@@ -168,35 +169,34 @@ def pieces(chunk: Chunk) -> Pieces:
 
 def boundaries(chunk: Chunk, paying: Pieces, power: Levels) -> Boundaries:
     first, last = np.searchsorted(power.edge_ns, [chunk.begin_ns, chunk.until_ns], side="right")
-    edge_ns = power.edge_ns[first:last]
+    edge_ns = power.edge_ns[first:last] - chunk.begin_ns
     count = paying.start_ns.size
-    ends = [chunk.begin_ns, chunk.until_ns]
-    t_ns, order = _in_order(np.concatenate([paying.start_ns, paying.end_ns, edge_ns, ends]), chunk)
+    t_ns = np.concatenate([paying.start_ns, paying.end_ns, power.edge_ns[first:last], [0, 0]])
+    t_ns -= chunk.begin_ns
+    t_ns[-2:] = 0, chunk.until_ns - chunk.begin_ns
+    t_ns, order = _in_order(t_ns)
     change = np.zeros(t_ns.size, dtype=np.int8)
     change[:count], change[count : 2 * count] = 1, -1
-    place = np.empty(t_ns.size, dtype=np.int64)
-    place[order] = np.arange(t_ns.size)
-    edge_at = place[2 * count : 2 * count + edge_ns.size]
-    lengths = np.diff(edge_at, prepend=0, append=t_ns.size - 1)
+    # Where several boundaries are at an edge's instant, nothing lasts between them: any place will do.
+    lengths = np.diff(np.searchsorted(t_ns, edge_ns), prepend=0, append=t_ns.size - 1)
     power_w = np.repeat(power.power_w[first : last + 1], lengths)
-    return Boundaries(t_ns, np.cumsum(change[order], dtype=np.int64), power_w, place[: 2 * count])
+    return Boundaries(t_ns, np.cumsum(change[order], dtype=np.int64), power_w, order)
 
 
-def _in_order(t_ns: Ints, chunk: Chunk) -> tuple[Ints, Ints]:
-    """Instants sorted, and where each came from.
+def _in_order(t_ns: Ints) -> tuple[Ints, Ints]:
+    """Instants sorted, and which each was.
 
     Time and origin in one number where they fit: sorting values is faster than sorting positions. Starts and
     ends rise nearly everywhere, so that timsort has little more to do than to merge them.
     """
     bits = t_ns.size.bit_length()
-    if (chunk.until_ns - chunk.begin_ns).bit_length() + bits > 62:
+    if int(t_ns[-1]).bit_length() + bits > 62:
         order = np.argsort(t_ns, kind="stable")
         return t_ns[order], order
-    packed = t_ns - chunk.begin_ns
-    packed <<= bits
-    packed |= np.arange(t_ns.size)
-    packed.sort(kind="stable")
-    return (packed >> bits) + chunk.begin_ns, packed & ((1 << bits) - 1)
+    t_ns <<= bits
+    t_ns |= np.arange(t_ns.size)
+    t_ns.sort(kind="stable")
+    return t_ns >> bits, t_ns & ((1 << bits) - 1)
 
 
 def share(chunk: Chunk, power: Levels) -> Shares:
@@ -212,8 +212,18 @@ def share(chunk: Chunk, power: Levels) -> Shares:
     energy_j *= among[running]
     until_j = np.zeros(at.t_ns.size)
     np.cumsum(energy_j, out=until_j[1:])
-    at_start, at_end = np.split(at.place, 2)
-    return Shares(paying, at, until_j[at_end] - until_j[at_start], idle_j)
+    starts_j, ends_j = at_pieces(until_j, at, paying)
+    return Shares(paying, at, ends_j - starts_j, idle_j)
+
+
+def at_pieces(
+    value: npt.NDArray[Number], at: Boundaries, paying: Pieces
+) -> tuple[npt.NDArray[Number], npt.NDArray[Number]]:
+    """Of a value at every instant: at the start and at the end of every piece."""
+    unsorted = np.empty_like(value)
+    unsorted[at.order] = value
+    count = paying.start_ns.size
+    return unsorted[:count], unsorted[count : 2 * count]
 
 
 def sum_by(code: Ints, weight: npt.NDArray[np.number[Any]], size: int) -> Floats:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -110,13 +112,23 @@ def write_json(footprint: Footprint, file: Path) -> None:
 
 
 def _whole(file: Path, write: Callable[[Path], None]) -> None:
-    part = file.with_name(f".{file.name}.{os.getpid()}")
+    part: Path | None = None
     try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if file.exists() and not file.is_file():
+            write(file)  # a pipe or a device is written to, never replaced
+            return
+        target = Path(os.path.realpath(file))  # a link stays a link
+        part = target.with_name(f".{target.name}.{os.getpid()}")
         write(part)
-        os.replace(part, file)
+        os.replace(part, target)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise UserError(f"{file} cannot be written", error.strerror or str(error)) from None
+    finally:
+        if part is not None:
+            with contextlib.suppress(OSError):
+                part.unlink()
 
 
 def _write_parquet(footprint: Footprint, rows: pa.Table, path: Path) -> None:
@@ -159,7 +171,7 @@ def load(path: str | os.PathLike[str]) -> Footprint:
             rows = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
         meta = json.loads((rows.schema.metadata or {})[_META])
         return _footprint(rows.replace_schema_metadata(None), meta)
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{file} is no footprint",
             str(error).splitlines()[0] if str(error) else "",

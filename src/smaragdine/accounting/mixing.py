@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from smaragdine.accounting.engine import Chunk, Levels, Shares, share, sum_by
+from smaragdine.accounting.engine import CHUNK, Chunk, Levels, Shares, at_pieces, share, sum_by
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -35,16 +35,20 @@ def windows(chunk: Chunk, power: Levels, window_ns: int, rows: int) -> Windows:
     running = at.running[:-1]
     share_s = np.zeros(at.t_ns.size)
     np.cumsum(np.where(running > 0, length_s / np.maximum(running, 1), 0.0), out=share_s[1:])
-    window, whole = _window_of(chunk, at.t_ns, power, window_ns)
+    window, whole = _window_of(chunk, at.t_ns + chunk.begin_ns, power, window_ns)
     count = int(window[-1]) + 1
     row, number, event_share_s, event_s = _per_window(chunk.key[shares.paying.event], shares, share_s, window)
-    line, inverse = np.unique(number * rows + row, return_inverse=True)
-    line_share_s = sum_by(inverse, event_share_s, line.size)
-    line_busy_s = sum_by(inverse, event_s, line.size)
-    number, row = np.divmod(line, rows)
+    line, code = number * rows + row, None
+    if count * rows > 8 * CHUNK:  # many names: number only those that occur
+        code, line = np.unique(line, return_inverse=True)
+    size = count * rows if code is None else code.size
+    line_share_s, line_busy_s = sum_by(line, event_share_s, size), sum_by(line, event_s, size)
+    there = np.flatnonzero(line_share_s)
+    line_share_s, line_busy_s = line_share_s[there], line_busy_s[there]
+    number, row = np.divmod(there if code is None else code[there], rows)
     whole = whole & (sum_by(window, length_s, count) > 0)
     new_number = np.cumsum(whole) - 1
-    kept = whole[number] & (line_share_s > 0)
+    kept = whole[number]
     return Windows(
         sum_by(window, at.power_w * length_s, count)[whole],
         sum_by(window, length_s, count)[whole],
@@ -68,8 +72,9 @@ def _window_of(chunk: Chunk, t_ns: Ints, power: Levels, window_ns: int) -> tuple
     cuts says nothing about the mean it had; but if there is no other, it must do.
     """
     level = np.searchsorted(power.edge_ns, t_ns[:-1], side="right")
-    levels, first, number = np.unique(level, return_index=True, return_inverse=True)
-    begins_ns = t_ns[:-1][first]
+    changes = np.concatenate([[True], level[1:] != level[:-1]])
+    levels, number = level[changes], np.cumsum(changes) - 1
+    begins_ns = t_ns[:-1][changes]
     spacing_ns = int(np.median(np.diff(begins_ns))) if begins_ns.size > 1 else window_ns
     if window_ns > 1.5 * spacing_ns:
         slot = (begins_ns - begins_ns[0]) // window_ns
@@ -90,7 +95,7 @@ def _per_window(
 ) -> tuple[Ints, Ints, Floats, Floats]:
     """Every piece cut at the windows' borders: row, window, share of time, time."""
     t_ns = shares.at.t_ns
-    at_start, at_end = np.split(shares.at.place, 2)
+    at_start, at_end = at_pieces(np.arange(t_ns.size), shares.at, shares.paying)
     lasting = t_ns[at_end] > t_ns[at_start]
     row, at_start, at_end = row[lasting], at_start[lasting], at_end[lasting]
     first, last = window[at_start], window[at_end - 1]

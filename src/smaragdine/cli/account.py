@@ -99,9 +99,9 @@ def main(words: list[str]) -> int:
         from smaragdine.accounting.arithmetic import per_step
 
         footprint = per_step(footprint)
-    if options.output:
+    if options.output is not None:
         save(footprint, options.output)
-    if options.json:
+    if options.json is not None:
         _write_json(footprint, options.json)
     if options.json != "-":
         _print(footprint, edges, options)
@@ -112,6 +112,8 @@ def _account(options: argparse.Namespace) -> tuple[Footprint, pa.Table | None]:
     from smaragdine.api import account
     from smaragdine.tracing.files.events import read_events
 
+    if options.idle_w and options.limit_w and options.idle_w >= options.limit_w:
+        raise UserError("--idle-w is not below --limit-w")
     facts = SensorFacts(options.idle_w, options.limit_w, options.window_s)
     if options.recording is None:
         if not (options.events and options.power):
@@ -144,12 +146,14 @@ def _write_json(footprint: Footprint, where: str) -> None:
 
 
 def _print(footprint: Footprint, edges: pa.Table | None, options: argparse.Namespace) -> None:
-    from smaragdine.report.footprint import diagram_tree, footprint_tables
+    from smaragdine.report.footprint import diagram_tree, footprint_remarks, footprint_tables
     from smaragdine.report.terminal import console
 
     out = console()
     if options.tree or options.zoom:
         node = diagram(footprint, edges)
         out.print(diagram_tree(zoom(node, options.zoom) if options.zoom else node, options.depth))
+        for remark in footprint_remarks(footprint):
+            out.print(remark)
     else:
         out.print(footprint_tables(footprint, options.top))

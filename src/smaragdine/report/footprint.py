@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -13,71 +15,107 @@ from smaragdine.accounting.diagram import Node
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
 from smaragdine.units import joules, seconds, watts
 
+# What gives way, first to last, where a terminal is too narrow for names and all figures.
+_GIVES_WAY = ("basis", "busy", "count", "power", "share", "± 95 %", "phase")
+_NAME_WIDTH = 24
+_GAP = 2
+_NONE = "–"
+_LEFT = ("phase", "basis")
+# They would move the cursor, break the table, or turn the text around.
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
 
 def footprint_tables(footprint: Footprint, top: int) -> RenderableType:
     """Per device its names by falling energy, idle, other processes, and the sum they make."""
     parts: list[RenderableType] = []
     for device, total in footprint.devices.items():
-        parts += [_device_table(device, total, footprint, top), *_device_remarks(total), Text("")]
-    for device, count in footprint.without_power.items():
-        parts.append(_remark(f"{device}: {count:,} events, but nobody measured its power"))
-    parts += [_remark(text) for text in footprint.remarks]
+        parts += [_DeviceTable(device, total, footprint, top), *_device_remarks(total), Text("")]
+    parts += footprint_remarks(footprint)
     if parts and isinstance(parts[-1], Text) and not parts[-1].plain:
         parts.pop()
     return Group(*parts)
 
 
-def _device_table(device: str, total: DeviceTotal, footprint: Footprint, top: int) -> Table:
-    rows = with_power(footprint.device_rows(device))
-    phased = rows["phase"].null_count < rows.num_rows
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(Text(device), overflow="fold", ratio=1)
-    for header in (
-        *(["phase"] if phased else []),
-        "energy",
-        "± 95 %",
-        "share",
-        "power",
-        "busy",
-        "count",
-        "basis",
-    ):
-        side = "left" if header in ("phase", "basis") else "right"
-        table.add_column(header, justify=side, no_wrap=True)
-    for row in rows.slice(0, top).to_pylist():
-        table.add_row(*_cells(row, total, phased))
-    hidden = rows.slice(top)
-    if hidden.num_rows:
-        left_j = float(hidden["energy_j"].to_numpy().sum())
-        _line(table, f"… {hidden.num_rows:,} more names", left_j, total, phased, "dim")
-    _line(table, "(idle)", total.idle_j, total, phased, "dim")
-    table.add_section()
-    _line(table, "total", total.total_j, total, phased, "bold")
-    return table
-
-
-def _cells(row: dict[str, Any], total: DeviceTotal, phased: bool) -> list[str | Text]:
-    cells: list[str | Text] = [Text(row["name"]), *([row["phase"] or "–"] if phased else [])]
-    count = f"{row['count']:,.0f}" if row["count"].is_integer() else f"{row['count']:.4g}"
-    return [
-        *cells,
-        joules(row["energy_j"]),
-        joules(row["uncertainty_j"]),
-        _share(row["energy_j"], total),
-        watts(row["power_w"]),
-        seconds(row["busy_s"]),
-        count,
-        row["basis"] or "–",
+def footprint_remarks(footprint: Footprint) -> list[Text]:
+    """What one must know besides the figures."""
+    lines = [
+        f"{device}: {count:,} event{'s' if count > 1 else ''}, but nobody measured its power"
+        for device, count in footprint.without_power.items()
     ]
+    return [Text.assemble(("! ", "yellow"), visible(line)) for line in (*lines, *footprint.remarks)]
 
 
-def _line(table: Table, name: str, energy_j: float, total: DeviceTotal, phased: bool, style: str) -> None:
-    cells = [Text(name), *([""] if phased else []), joules(energy_j), "", _share(energy_j, total)]
-    table.add_row(*cells, *[""] * 4, style=style)
+def visible(text: str) -> str:
+    """A name as it can be shown: a line break in it as \\n, and so on."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+@dataclass(frozen=True)
+class _DeviceTable:
+    """One device: all figures, or as many as leave its names room in a narrow terminal."""
+
+    device: str
+    total: DeviceTotal
+    footprint: Footprint
+    top: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = self._lines()
+        phased = any(cells.get("phase", _NONE) != _NONE for _, cells, _ in lines)
+        headers = [name for name in lines[0][1] if phased or name != "phase"]
+        widths = {name: max(len(name), *(len(c.get(name, "")) for _, c, _ in lines)) for name in headers}
+        name_width = min(_NAME_WIDTH, max(len(name) for name, _, _ in lines))
+        left_out: list[str] = []
+        for name in _GIVES_WAY:
+            if name_width + sum(widths[kept] + _GAP for kept in headers) <= options.max_width:
+                break
+            if name in headers:
+                headers.remove(name)
+                left_out.append(name)
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        table.add_column(Text(visible(self.device)), overflow="fold", ratio=1)
+        for name in headers:
+            table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+        for name, cells, style in lines:
+            table.add_row(Text(name), *(Text(cells.get(header, "")) for header in headers), style=style)
+        yield table
+        if left_out:
+            yield Text(f"no room for {', '.join(left_out)}", style="dim")
+
+    def _lines(self) -> list[tuple[str, dict[str, str], str]]:
+        """Name, figures by header, and style of every line."""
+        rows = with_power(self.footprint.device_rows(self.device))
+        lines = [
+            (visible(row["name"]), _figures(row, self.total), "")
+            for row in rows.slice(0, self.top).to_pylist()
+        ]
+        if (hidden := rows.slice(self.top)).num_rows:
+            left_j = float(hidden["energy_j"].to_numpy().sum())
+            lines.append((f"… {hidden.num_rows:,} more names", _sum(left_j, self.total), "dim"))
+        lines.append(("(idle)", _sum(self.total.idle_j, self.total), "dim"))
+        lines.append(("total", _sum(self.total.total_j, self.total), "bold"))
+        return lines
+
+
+def _figures(row: dict[str, Any], total: DeviceTotal) -> dict[str, str]:
+    return {
+        "phase": visible(row["phase"] or _NONE),
+        "energy": joules(row["energy_j"]),
+        "± 95 %": joules(row["uncertainty_j"]),
+        "share": _share(row["energy_j"], total),
+        "power": watts(row["power_w"]),
+        "busy": seconds(row["busy_s"]),
+        "count": f"{row['count']:,.0f}" if row["count"].is_integer() else f"{row['count']:.4g}",
+        "basis": row["basis"] or _NONE,
+    }
+
+
+def _sum(energy_j: float, total: DeviceTotal) -> dict[str, str]:
+    return {"energy": joules(energy_j), "share": _share(energy_j, total)}
 
 
 def _share(energy_j: float, total: DeviceTotal) -> str:
-    return f"{energy_j / total.total_j:.1%}" if total.total_j > 0 else "–"
+    return f"{energy_j / total.total_j:.1%}" if total.total_j > 0 else _NONE
 
 
 def _device_remarks(total: DeviceTotal) -> list[Text]:
@@ -97,10 +135,6 @@ def _device_remarks(total: DeviceTotal) -> list[Text]:
     if total.provenance not in (None, "measured"):
         lines.append(f"power is {total.provenance}")
     return [Text(line, style="dim") for line in lines]
-
-
-def _remark(text: str) -> Text:
-    return Text.assemble(("! ", "yellow"), text)
 
 
 def diagram_tree(node: Node, depth: int, least_share: float = 0.005) -> Tree:
@@ -124,9 +158,9 @@ def _grow(tree: Tree, node: Node, depth: int, least_share: float) -> None:
 def _label(node: Node) -> Text:
     share = "" if node.share is None else f" {node.share:.1%}"
     phases = {phase: energy_j for phase, energy_j in node.by_phase.items() if phase}
-    split = ", ".join(f"{phase} {joules(energy_j)}" for phase, energy_j in phases.items())
+    split = ", ".join(f"{visible(phase)} {joules(energy_j)}" for phase, energy_j in phases.items())
     return Text.assemble(
-        (node.name or "(all)", "bold"),
+        ("(all)" if node.is_root else visible(node.name) or "(no name)", "bold"),
         f"  {joules(node.energy_j)}",
         (share, "cyan"),
         (f"  {split}" if split else "", "dim"),

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from smaragdine.accounting import account as account_module
 from smaragdine.accounting import columns, engine, nesting
 from smaragdine.accounting.account import account
+from smaragdine.accounting.engine import Chunk, levels, share_compiled
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.sweep import compiled_sweep
 from smaragdine.recording.format import EVENTS
 
 Stretch = tuple[int, int, int]  # begin, end, watts
@@ -74,7 +77,7 @@ def oracle(
     idle = Fraction(0)
     edges = {t for e in events for t in (e.start, e.end)} | {t for s in stretches for t in s[:2]}
     cuts = sorted(edges)
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in pairwise(cuts):
         watts = next((w for b, e, w in stretches if b <= begin < e), None)
         if watts is None:
             continue
@@ -134,7 +137,7 @@ events_of = st.lists(
 @st.composite
 def stretches_of(draw: st.DrawFn) -> list[Stretch]:
     cuts = sorted(draw(st.sets(st.integers(-3, 30), max_size=10)))
-    pairs = list(zip(cuts, cuts[1:], strict=False))
+    pairs = list(pairwise(cuts))
     return [(b, e, draw(st.integers(0, 9))) for b, e in pairs if draw(st.integers(0, 3))]
 
 
@@ -147,15 +150,22 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 
 @settings(max_examples=1500, deadline=None)
-@given(events_of, stretches_of(), st.sampled_from([1, 2, 5, 1 << 15]), st.sampled_from([0, 2, 1 << 30]))
-@example([Event("A", 0, 10), Event("A", 5, 10), Event("B", 0, 15)], [(0, 15, 1)], 1, 0)
+@given(
+    events_of,
+    stretches_of(),
+    st.sampled_from([1, 2, 5, 1 << 15]),
+    st.sampled_from([0, 2, 1 << 30]),
+    st.booleans(),
+)
+@example([Event("A", 0, 10), Event("A", 5, 10), Event("B", 0, 15)], [(0, 15, 1)], 1, 0, True)
 def test_agrees_with_the_definition(
-    events: list[Event], stretches: list[Stretch], size: int, waiting: int
+    events: list[Event], stretches: list[Stretch], size: int, waiting: int, compiled: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for module in (engine, columns, account_module):
             patch.setattr(module, "CHUNK", size)
         patch.setattr(columns, "WAITING_BLOCKS", waiting)
+        patch.setattr(account_module, "sweep_for", lambda _: compiled_sweep() if compiled else None)
         agrees(account(table(events), {"gpu:0": power(stretches)}), events, stretches)
 
 
@@ -263,3 +273,30 @@ def test_many_names_need_no_column_each(monkeypatch: pytest.MonkeyPatch) -> None
     events = [Event(f"op{i}", 3 * i, 5, step=i % 3) for i in range(40)]
     stretches = [(0, 60, 2), (60, 200, 3)]
     agrees(account(table(events), {"gpu:0": power(stretches)}), events, stretches)
+
+
+def test_the_compiled_loop_is_there_and_declines_nested_lanes() -> None:
+    sweep = compiled_sweep()
+    assert sweep is not None  # else the tests above would have passed without it
+    power_levels = levels(power([(0, 50, 3), (60, 90, 2)]))
+    apart = Chunk(
+        0, 100, 0, 0, *(np.array(v) for v in ([0, 20, 95], [20, 70, 99], [0, 1, 0], [0, 0, -1], [-1] * 3))
+    )
+    shares = share_compiled(apart, power_levels, sweep)
+    assert shares is not None
+    assert shares.energy_j * 1e9 == pytest.approx([60, 110, 0])
+    assert shares.idle_j * 1e9 == pytest.approx(40)
+    assert share_compiled(apart._replace(end_ns=np.array([21, 70, 99])), power_levels, sweep) is None
+    turned = apart._replace(
+        **{name: getattr(apart, name)[::-1].copy() for name in ("start_ns", "end_ns", "lane")}
+    )
+    assert share_compiled(turned, power_levels, sweep) is not None  # what touches does not overlap
+    # A time that does not fit beside its event's number is left to numpy as well.
+    assert share_compiled(apart._replace(until_ns=1 << 62), power_levels, sweep) is None
+
+
+def test_more_at_a_time_than_the_table_of_shares_holds() -> None:
+    events = [Event("A", i, 200) for i in range(150)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(account_module, "sweep_for", lambda _: compiled_sweep())
+        agrees(account(table(events), {"gpu:0": power([(0, 400, 7)])}), events, [(0, 400, 7)])

@@ -69,7 +69,7 @@ def figures(lengths_ms: dict[str, float], power_w: dict[str, float], window_ms: 
 @pytest.mark.parametrize("window_ms", [5, 20, 100])
 @pytest.mark.parametrize("limits_known", [True, False])
 def test_covers_the_truth_at_every_window(window_ms: float, limits_known: bool) -> None:
-    outcome = bench("coverage").watch_programs(16, window_ms, limits_known)
+    outcome = bench("intervals").watch_programs(16, window_ms, limits_known)
     assert outcome.error.size > 300
     assert np.mean(outcome.error <= outcome.width) >= 0.9
     # That is not for want of error, nor could the spread over steps have said so.
@@ -80,7 +80,7 @@ def test_covers_the_truth_at_every_window(window_ms: float, limits_known: bool) 
 def test_a_faster_sensor_gives_a_narrower_interval() -> None:
     by_energy = [
         np.average(outcome.width, weights=outcome.energy_j)
-        for outcome in (bench("coverage").watch_programs(8, window_ms, True) for window_ms in (5, 20, 100))
+        for outcome in (bench("intervals").watch_programs(8, window_ms, True) for window_ms in (5, 20, 100))
     ]
     assert by_energy[0] < 0.8 * by_energy[1] < 0.64 * by_energy[2] / 0.6
 

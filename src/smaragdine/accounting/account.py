@@ -9,12 +9,22 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.columns import Columns, blocks, columns, device_counts
-from smaragdine.accounting.engine import CHUNK, Chunk, Levels, chunks, in_threads, levels, share
+from smaragdine.accounting.engine import (
+    CHUNK,
+    Chunk,
+    Levels,
+    chunks,
+    in_threads,
+    levels,
+    share,
+    share_compiled,
+)
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
 from smaragdine.accounting.ledger import Entry, Ledger, entry
 from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, SensorFacts, from_recording
 from smaragdine.accounting.mixing import Windows, join, windows
 from smaragdine.accounting.power import PowerTrace, device_traces
+from smaragdine.accounting.sweep import sweep_for
 from smaragdine.accounting.uncertainty import Look, combine, infer, sensor_of
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
@@ -148,11 +158,18 @@ def _integrate(source: Columns, device: str, meter: Meter) -> tuple[Ledger, list
     spans_ns = [*edges_ns, *([source.first_ns, source.last_ns] if source.table.num_rows else [])] or [0]
     every = max(1, source.table.num_rows // (CHUNK * SAMPLED_CHUNKS))
 
+    sweep = sweep_for(source.table.num_rows)
+    nested: list[int] = []
+
     def work(numbered: tuple[int, Chunk]) -> tuple[Entry, list[Windows]]:
         number, chunk = numbered
         sampled = number % every == every // 2 and chunk.start_ns.size and edges_ns
         seen_here = [windows(chunk, levels, sensor.window_ns, keys) for levels in moved] if sampled else []
-        return entry(chunk, share(chunk, power), keys), seen_here
+        shares = share_compiled(chunk, power, sweep) if sweep and not nested else None
+        if shares is None:
+            shares = share(chunk, power)
+            nested.append(number)  # one chunk with nested events says that the others have some too
+        return entry(chunk, shares, keys), seen_here
 
     for added, seen_here in in_threads(work, enumerate(chunks(here, min(spans_ns), max(spans_ns)))):
         ledger.add(added)

@@ -19,6 +19,7 @@ pc: Any = pyarrow.compute  # its functions are made on import, where no type che
 
 # With more blocks than this waiting for stragglers, bringing all events in order once is cheaper.
 WAITING_BLOCKS = 3
+MOST_LANES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,10 @@ class Columns:
 def columns(events: pa.Table) -> Columns:
     events = events.unify_dictionaries()
     texts = {name: _dictionary(events[name]) for name in ("name", "phase", "device")}
-    for name in ("lane", "step"):
-        # Below 0 means none to the engine.
-        if events.num_rows and (pc.min(events[name]).as_py() or 0) < 0:
+    for name, most in (("lane", MOST_LANES), ("step", ALL_LATER)):
+        # Below 0 means none to the engine, and lanes are places in a table.
+        extremes = pc.min_max(events[name]).as_py()
+        if (extremes["min"] or 0) < 0 or (extremes["max"] or 0) >= most:
             codes = pc.dictionary_encode(events[name].combine_chunks()).indices.cast(pa.int64())
             events = events.set_column(events.schema.get_field_index(name), name, codes)
     order, later_ns, first_ns, last_ns = _later(events)

@@ -42,7 +42,7 @@ def entry(chunk: Chunk, shares: Shares, keys: int) -> Entry:
         rows, code = np.unique(chunk.key, return_inverse=True)
     started = code[chunk.carried :]
     length_ns = chunk.end_ns[chunk.carried :] - chunk.start_ns[chunk.carried :]
-    paid = code[shares.paying.event]
+    paid = shares.of_pieces(code)
     return Entry(
         key=rows,
         energy_j=sum_by(paid, shares.energy_j, rows.size),
@@ -63,7 +63,7 @@ def _step_lines(chunk: Chunk, shares: Shares, rows: Ints, code: Ints) -> StepLin
     lowest = int(chunk.step[known].min())
     line = np.where(chunk.step >= 0, (chunk.step - lowest) * rows.size + code, -1)
     lines, number = np.unique(line, return_inverse=True)
-    energy_j = sum_by(number[shares.paying.event], shares.energy_j, lines.size)
+    energy_j = sum_by(shares.of_pieces(number), shares.energy_j, lines.size)
     step, key = np.divmod(lines, rows.size)
     of_step = lines >= 0
     return StepLines(step[of_step] + lowest, rows[key[of_step]], energy_j[of_step])

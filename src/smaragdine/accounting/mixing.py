@@ -11,7 +11,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from smaragdine.accounting.engine import CHUNK, Chunk, Levels, Shares, at_pieces, share, sum_by
+from smaragdine.accounting.engine import (
+    CHUNK,
+    Boundaries,
+    Chunk,
+    Levels,
+    at_pieces,
+    boundaries,
+    pieces,
+    sum_by,
+)
+from smaragdine.accounting.nesting import Pieces
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -29,15 +39,15 @@ class Windows(NamedTuple):
 
 
 def windows(chunk: Chunk, power: Levels, window_ns: int, rows: int) -> Windows:
-    shares = share(chunk, power)
-    at = shares.at
+    paying = pieces(chunk)
+    at = boundaries(chunk, paying, power)
     length_s = np.diff(at.t_ns) * 1e-9
     running = at.running[:-1]
     share_s = np.zeros(at.t_ns.size)
     np.cumsum(np.where(running > 0, length_s / np.maximum(running, 1), 0.0), out=share_s[1:])
     window, whole = _window_of(chunk, at.t_ns + chunk.begin_ns, power, window_ns)
     count = int(window[-1]) + 1
-    row, number, event_share_s, event_s = _per_window(chunk.key[shares.paying.event], shares, share_s, window)
+    row, number, event_share_s, event_s = _per_window(chunk.key[paying.event], paying, at, share_s, window)
     line, code = number * rows + row, None
     if count * rows > 8 * CHUNK:  # many names: number only those that occur
         code, line = np.unique(line, return_inverse=True)
@@ -91,11 +101,11 @@ def _window_of(chunk: Chunk, t_ns: Ints, power: Levels, window_ns: int) -> tuple
 
 
 def _per_window(
-    row: Ints, shares: Shares, share_s: Floats, window: Ints
+    row: Ints, paying: Pieces, at: Boundaries, share_s: Floats, window: Ints
 ) -> tuple[Ints, Ints, Floats, Floats]:
     """Every piece cut at the windows' borders: row, window, share of time, time."""
-    t_ns = shares.at.t_ns
-    at_start, at_end = at_pieces(np.arange(t_ns.size), shares.at, shares.paying)
+    t_ns = at.t_ns
+    at_start, at_end = at_pieces(np.arange(t_ns.size), at, paying)
     lasting = t_ns[at_end] > t_ns[at_start]
     row, at_start, at_end = row[lasting], at_start[lasting], at_end[lasting]
     first, last = window[at_start], window[at_end - 1]

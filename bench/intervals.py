@@ -1,6 +1,6 @@
 """How often a row's 95 % interval covers its true energy, and how wide it is.
 
-    python bench/coverage.py [--programs 60]
+    python bench/intervals.py [--programs 60]
 
 On programs whose operations have a known power (bench/programs.py), seen by a sensor that gives means over 5,
 20 and 100 ms. Beside our interval the one that a mean over steps alone would give.

@@ -231,12 +231,7 @@ def test_agrees_with_the_definition(
     }
 
 
-TRUNCATED = pytest.mark.xfail(strict=True, reason="meters: int(hold_s * 1e9) is a nanosecond short")
-
-
-@pytest.mark.parametrize(
-    "hold_s", [0.07, *(pytest.param(hold_s, marks=TRUNCATED) for hold_s in (8.2, 1.001, 33.3))]
-)
+@pytest.mark.parametrize("hold_s", [0.07, 8.2, 1.001, 33.3])
 def test_a_gap_as_long_as_hold_s_is_no_gap(hold_s: float) -> None:
     gap_ns = round(hold_s * 1e9)
     log = [Reading("gpu:0", t_ns, 2.0) for t_ns in (0, gap_ns, gap_ns + 1)]
@@ -266,7 +261,6 @@ def test_lanes() -> None:
         assert energies == {"parent": pytest.approx(parent_j), "child": pytest.approx(child_j)}
 
 
-@pytest.mark.xfail(strict=True, reason="ledger: (step - lowest) * rows overflows")
 def test_steps_of_any_number_are_steps() -> None:
     log = columns([Reading("gpu:0", t_ns, 1.0) for t_ns in (0, 10, 20, 30)])
     events = columns([Event(name, "gpu:0", 10 * i, 10) for i, name in enumerate("abab")])
@@ -283,7 +277,6 @@ def widths(events: Any, log: Any, **facts: float) -> dict[tuple[str, str], float
     return {(row["device"], row["name"]): row["uncertainty_j"] / row["energy_j"] for row in rows}
 
 
-@pytest.mark.xfail(strict=True, reason="account: no chunk of the device is sampled")
 def test_a_device_with_few_events_beside_a_busy_one_is_as_uncertain_as_alone() -> None:
     many, few = 400_000, 500
     start_ns = np.concatenate([np.arange(many) * 1000, np.arange(few) * 1000 * (many // few)])
@@ -306,7 +299,6 @@ def test_a_device_with_few_events_beside_a_busy_one_is_as_uncertain_as_alone() -
         assert together[row] == pytest.approx(width, rel=0.5), row
 
 
-@pytest.mark.xfail(strict=True, reason="mixing: no whole window, and combine takes that for certainty")
 def test_a_window_longer_than_the_log_makes_no_figure_certain() -> None:
     events = columns([Event(name, "gpu:0", i * 200 * MS, 200 * MS) for i, name in enumerate("abc")])
     log = columns([Reading("gpu:0", t * 20 * MS, 100.0 + 2 * t) for t in range(35)])
@@ -497,7 +489,6 @@ def test_no_name_is_lost_from_sight(here: Path, width: int | None) -> None:
     assert {row["name"] for row in read["devices"]["gpu:0"]["rows"]} == set(NAMES)
 
 
-@pytest.mark.xfail(strict=True, reason="uncertainty: a dense matrix of windows × names, 6 GB and minutes")
 def test_a_hundred_thousand_names(here: Path) -> None:
     count = 100_000
     events = {
@@ -540,7 +531,6 @@ def test_the_api_says_what_is_wrong() -> None:
         package.account({name: events[name] for name in ("name", "device", "start_ns")}, log)
 
 
-@pytest.mark.xfail(strict=True, reason="api: hold_s is not checked")
 @pytest.mark.parametrize("hold_s", [math.nan, math.inf, -1.0, 0.0])
 def test_the_api_refuses_a_hold_that_is_none(hold_s: float) -> None:
     events, log = columns([Event("a", "gpu:0", 0, 10)]), columns([Reading("gpu:0", t, 1.0) for t in (0, 5)])
@@ -548,7 +538,6 @@ def test_the_api_refuses_a_hold_that_is_none(hold_s: float) -> None:
         package.account(events, log, hold_s=hold_s)
 
 
-@pytest.mark.xfail(strict=True, reason="uncertainty: squares over- and underflow")
 @pytest.mark.parametrize("power_w", [1e308, 1e200, 1e-200, 1e-300])
 def test_power_of_any_size_is_accounted_or_refused(power_w: float) -> None:
     events = columns([Event("a", "gpu:0", 0, 10), Event("b", "gpu:0", 5, 10)])

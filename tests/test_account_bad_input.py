@@ -192,7 +192,7 @@ def test_devices_on_one_side_only(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("power", "total_j", "remark"),
     [
-        ("gpu:0,0,100\n", 0.0, "cover no time"),
+        ("gpu:0,0,100\n", 0.0, "covers no time"),
         (f"gpu:0,0,0\ngpu:0,{10 * MS},0\ngpu:0,{20 * MS},0\n", 0.0, None),
         (f"gpu:0,{40 * MS},5\ngpu:0,{50 * MS},5\n", 0.1, "no time in common"),
     ],

@@ -51,7 +51,10 @@ def account(events: pa.Table, power: Mapping[str, PowerTrace | Meter]) -> Footpr
         )
     meters = {d: m if isinstance(m, Meter) else Meter(m, sensor_of(m)) for d, m in power.items()}
     remarks = _check_times(source, [meters[device].trace for device in counts if device in meters])
-    done = {device: _account_device(source, device, meter) for device, meter in meters.items()}
+    done = {
+        device: _account_device(source, device, meter, counts.get(device, 0))
+        for device, meter in meters.items()
+    }
     rows = pa.concat_tables([table for table, _ in done.values()]) if done else ROWS.empty_table()
     return Footprint(rows, {device: total for device, (_, total) in done.items()}, without, remarks)
 
@@ -106,9 +109,9 @@ def _when(begin_ns: int, end_ns: int) -> str:
     return " to ".join(f"{str(np.datetime64(t_ns, 'ns'))[:19]}Z" for t_ns in (begin_ns, end_ns))
 
 
-def _account_device(source: Columns, device: str, meter: Meter) -> tuple[pa.Table, DeviceTotal]:
+def _account_device(source: Columns, device: str, meter: Meter, events: int) -> tuple[pa.Table, DeviceTotal]:
     trace = meter.trace
-    ledger, looks = _integrate(source, device, meter)
+    ledger, looks = _integrate(source, device, meter, events)
     total_j = float((trace.power_w * (trace.end_ns - trace.start_ns)).sum() / 1e9)
     rows_j = float(ledger.energy_j.sum())
     if abs(rows_j + ledger.idle_j - total_j) > CONSERVED_TO * max(total_j, 1e-300):
@@ -146,7 +149,7 @@ def _account_device(source: Columns, device: str, meter: Meter) -> tuple[pa.Tabl
     )
 
 
-def _integrate(source: Columns, device: str, meter: Meter) -> tuple[Ledger, list[Look]]:
+def _integrate(source: Columns, device: str, meter: Meter, events: int) -> tuple[Ledger, list[Look]]:
     power, keys, sensor = levels(meter.trace), source.keys, meter.sensor
     off_ns = sensor.timing_ns
     # As the clocks say, and moved by as much as they may disagree.
@@ -156,14 +159,14 @@ def _integrate(source: Columns, device: str, meter: Meter) -> tuple[Ledger, list
     here = blocks(source, device) if device in source.devices else iter(())
     edges_ns = power.edge_ns[[0, -1]].tolist() if power.edge_ns.size else []
     spans_ns = [*edges_ns, *([source.first_ns, source.last_ns] if source.table.num_rows else [])] or [0]
-    every = max(1, source.table.num_rows // (CHUNK * SAMPLED_CHUNKS))
+    every = max(1, events // (CHUNK * SAMPLED_CHUNKS))
 
     sweep = sweep_for(source.table.num_rows)
     nested: list[int] = []
 
     def work(numbered: tuple[int, Chunk]) -> tuple[Entry, list[Windows]]:
         number, chunk = numbered
-        sampled = number % every == every // 2 and chunk.start_ns.size and edges_ns
+        sampled = number % every == 0 and chunk.start_ns.size and edges_ns
         seen_here = [windows(chunk, levels, sensor.window_ns, keys) for levels in moved] if sampled else []
         shares = share_compiled(chunk, power, sweep) if sweep and not nested else None
         if shares is None:

@@ -57,16 +57,13 @@ def entry(chunk: Chunk, shares: Shares, keys: int) -> Entry:
 
 
 def _step_lines(chunk: Chunk, shares: Shares, rows: Ints, code: Ints) -> StepLines | None:
-    known = np.flatnonzero(chunk.step >= 0)
-    if not known.size:
+    steps, number = np.unique(chunk.step, return_inverse=True)
+    if steps.size == 0 or steps[-1] < 0:
         return None
-    lowest = int(chunk.step[known].min())
-    line = np.where(chunk.step >= 0, (chunk.step - lowest) * rows.size + code, -1)
-    lines, number = np.unique(line, return_inverse=True)
-    energy_j = sum_by(shares.of_pieces(number), shares.energy_j, lines.size)
-    step, key = np.divmod(lines, rows.size)
-    of_step = lines >= 0
-    return StepLines(step[of_step] + lowest, rows[key[of_step]], energy_j[of_step])
+    lines, line = np.unique(number * rows.size + code, return_inverse=True)
+    energy_j = sum_by(shares.of_pieces(line), shares.energy_j, lines.size)
+    step, key = steps[lines // rows.size], rows[lines % rows.size]
+    return StepLines(step[step >= 0], key[step >= 0], energy_j[step >= 0])
 
 
 class Ledger:

@@ -53,6 +53,8 @@ def from_power_table(
     power: pa.Table, facts: SensorFacts = NOTHING_KNOWN, hold_s: float | None = None
 ) -> Meters:
     """A meter for every device of a power log (schema POWER, by time)."""
+    if hold_s is not None and not 0 < hold_s < 1e9:
+        raise UserError(f"hold_s={hold_s} is not a number of seconds above 0")
     meters: dict[str, Meter] = {}
     remarks: list[str] = []
     column = power["device"].combine_chunks()
@@ -62,9 +64,11 @@ def from_power_table(
         rows = np.flatnonzero(codes == code)
         if not rows.size:
             continue
-        trace = from_log(t_ns[rows], power_w[rows], None if hold_s is None else int(hold_s * 1e9))
+        trace = from_log(t_ns[rows], power_w[rows], None if hold_s is None else round(hold_s * 1e9))
         if not trace.start_ns.size:
-            remarks.append(f"{device}: its {rows.size} readings cover no time; see --hold-s")
+            remarks.append(
+                f"{device}: its power log covers no time: one reading, or gaps beyond --hold-s alone"
+            )
         meters[device] = Meter(trace, _sensor(trace, facts))
     return Meters(meters, tuple(remarks))
 

@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 RESOLUTION, REPETITION, PRIOR = "resolution", "repetition", "prior"
-MOST_WINDOWS = 1500  # more would cost seconds and say little more
+MOST_WINDOWS, MOST_ROWS = 1500, 1000  # more would cost seconds and say little more
 LEAST_NOISE = 0.01  # of the mean power: no operation is that constant
 NOISE_ROUNDS = 4
 # What 95 % lie within, in standard deviations: on both sides, on one side.
@@ -109,11 +109,14 @@ def infer(seen: Windows, sensor: Sensor, rows: int) -> Look:
     most_j = sum_by(seen.row, seen.share_s * _most_off_w(seen, window_w, sensor), rows)
     known = np.flatnonzero(equal_j > 0)
     mean_w, deviation_w, learned = np.zeros(rows), np.zeros(rows), np.zeros(rows)
-    if known.size:
-        prior_var = ((sensor.limit_w - sensor.idle_w) * busy_s[known] / share_s[known]) ** 2 / 12
-        mean_w[known], variance = _posterior(seen, sensor, known, prior_var)
-        deviation_w[known] = np.sqrt(variance)
-        learned[known] = 1 - np.divide(variance, prior_var, out=np.zeros(known.size), where=prior_var > 0)
+    if known.size and sensor.limit_w > sensor.idle_w:
+        prior_w = (sensor.limit_w - sensor.idle_w) * busy_s[known] / share_s[known] / np.sqrt(12)
+        # In parts of the limit: the squares of any watts must fit a float.
+        found = _posterior(seen, sensor, known, share_s[known], prior_w / sensor.limit_w)
+        mean_w[known], deviation_w[known] = found[0] * sensor.limit_w, found[1] * sensor.limit_w
+        learned[known] = 1 - (deviation_w[known] / prior_w) ** 2
+    else:
+        mean_w[known] = equal_j[known] / share_s[known]
     return Look(share_s, equal_j, mean_w, deviation_w, learned, most_j)
 
 
@@ -131,41 +134,62 @@ def _most_off_w(seen: Windows, window_w: Floats, sensor: Sensor) -> Floats:
     return np.maximum(np.maximum(window_w - least_w, most_w - window_w), 0.0)
 
 
-def _posterior(seen: Windows, sensor: Sensor, known: Ints, prior_var: Floats) -> tuple[Floats, Floats]:
-    """Mean and variance of every known row's power per share of time.
+def _posterior(
+    seen: Windows, sensor: Sensor, known: Ints, share_s: Floats, prior: Floats
+) -> tuple[Floats, Floats]:
+    """Mean and deviation of every known row's power per share of time, in parts of the limit.
 
     Of idle time in a window the power is known to be near idle; the noise is what the windows' energies show
-    that no fixed power explains, found by repeating (EM).
+    that no fixed power explains, found by repeating (EM). The least rows of very many are told apart by
+    nothing but the prior, and stand in the equations as one.
+    """
+    time_s, picked, column = _time_matrix(seen, known, share_s)
+    told = np.flatnonzero(column < MOST_ROWS)
+    length_s = seen.length_s[picked]
+    idle_s = np.maximum(length_s - time_s.sum(axis=1), 0.0)
+    busy = (seen.energy_j[picked] - idle_s * sensor.idle_w) / sensor.limit_w
+    # As power: every window counts alike, however long.
+    design = time_s / length_s[:, None]
+    mean = float(max(busy.sum() / max(time_s.sum(), 1e-300), 0.0))
+    target = busy / length_s - design.sum(axis=1) * mean
+    prior_var = np.full(time_s.shape[1], float(np.max(prior)) ** 2)
+    prior_var[column[told]] = prior[told] ** 2
+    least_var = (LEAST_NOISE * mean) ** 2 + (sensor.step_w / sensor.limit_w) ** 2 / 12
+    noise_var = max(least_var, float(np.var(target)) / 4, 1e-12)
+    away, variance = np.zeros(prior_var.size), prior_var
+    for _ in range(NOISE_ROUNDS):
+        away, variance, fitted_var = _solve(design, target, prior_var, noise_var)
+        left = target - design @ away
+        noise_var = max(least_var, float(np.mean(left**2 + fitted_var)), 1e-12)
+    means, deviations = np.full(known.size, mean), prior.copy()
+    means[told] += away[column[told]]
+    deviations[told] = np.sqrt(variance[column[told]])
+    return means, deviations
+
+
+def _time_matrix(seen: Windows, known: Ints, share_s: Floats) -> tuple[Floats, Ints, Ints]:
+    """Time share per window and row; which windows; and the column of every known row.
+
+    Rows beyond the MOST_ROWS of most time share the last column.
     """
     picked = np.arange(seen.energy_j.size)
     if picked.size > MOST_WINDOWS:
-        picked = np.unique(np.linspace(0, picked.size - 1, MOST_WINDOWS).astype(np.int64))
+        picked = np.linspace(0, picked.size - 1, MOST_WINDOWS).astype(np.int64)
     place = np.full(seen.energy_j.size, -1)
     place[picked] = np.arange(picked.size)
-    column = np.full(int(known[-1]) + 1, -1)
-    column[known] = np.arange(known.size)
-    used = (place[seen.window] >= 0) & (np.isin(seen.row, known))
-    time_s = np.zeros((picked.size, known.size))
-    np.add.at(time_s, (place[seen.window[used]], column[seen.row[used]]), seen.share_s[used])
-    length_s = seen.length_s[picked]
-    idle_s = np.maximum(length_s - time_s.sum(axis=1), 0.0)
-    busy_j = seen.energy_j[picked] - idle_s * sensor.idle_w
-    # In watts: every window counts alike, however long.
-    design = time_s / length_s[:, None]
-    mean_w = float(max(busy_j.sum() / max(time_s.sum(), 1e-300), 0.0))
-    target_w = busy_j / length_s - design.sum(axis=1) * mean_w
-    least_var = (LEAST_NOISE * mean_w) ** 2 + sensor.step_w**2 / 12
-    noise_var = max(least_var, float(np.var(target_w)) / 4)
-    deviation_w, variance = np.zeros(known.size), prior_var
-    for _ in range(NOISE_ROUNDS):
-        deviation_w, variance, fitted_var = _solve(design, target_w, prior_var, noise_var)
-        left_w = target_w - design @ deviation_w
-        noise_var = max(least_var, float(np.mean(left_w**2 + fitted_var)))
-    return mean_w + deviation_w, variance
+    column = np.empty(known.size, dtype=np.int64)
+    column[np.argsort(-share_s, kind="stable")] = np.minimum(np.arange(known.size), MOST_ROWS)
+    column_of_row = np.full(int(known[-1]) + 1, -1)
+    column_of_row[known] = column
+    used = (place[seen.window] >= 0) & (seen.row <= known[-1])
+    used[used] = column_of_row[seen.row[used]] >= 0
+    columns = int(column.max()) + 1
+    cell = place[seen.window[used]] * columns + column_of_row[seen.row[used]]
+    return sum_by(cell, seen.share_s[used], picked.size * columns).reshape(-1, columns), picked, column
 
 
 def _solve(
-    design: Floats, target_w: Floats, prior_var: Floats, noise_var: float
+    design: Floats, target: Floats, prior_var: Floats, noise_var: float
 ) -> tuple[Floats, Floats, Floats]:
     """The normal posterior: mean and variance of each power, and the variance of each window's fitted value.
 
@@ -177,24 +201,27 @@ def _solve(
         gain = np.linalg.solve(spread @ design.T + noise_var * np.eye(windows), spread).T
         variance = prior_var - np.einsum("ij,ji->i", gain, spread)
         fitted_var = noise_var * np.einsum("ij,ji->i", design, gain)
-        return gain @ target_w, np.maximum(variance, 0.0), fitted_var
+        return gain @ target, np.maximum(variance, 0.0), fitted_var
     cov = np.linalg.inv(design.T @ design / noise_var + np.diag(1 / prior_var))
     fitted_var = np.einsum("ij,ij->i", design @ cov, design)
-    return cov @ (design.T @ target_w) / noise_var, np.maximum(np.diag(cov), 0.0), fitted_var
+    return cov @ (design.T @ target) / noise_var, np.maximum(np.diag(cov), 0.0), fitted_var
 
 
 def combine(looks: Sequence[Look], ledger: Ledger, sensor: Sensor) -> tuple[Floats, list[str]]:
     """Per row the 95 % half-width, and what it rests on. `looks`: by the clocks, then moved either way."""
-    if not looks:
-        return np.zeros_like(ledger.energy_j), [PRIOR] * ledger.energy_j.size
     energy_j, busy_s = ledger.energy_j, ledger.busy_ns / 1e9
+    # What no window was seen of may be anything between idle and limit.
+    anything_j = np.maximum(energy_j - sensor.idle_w * busy_s, sensor.limit_w * busy_s - energy_j)
+    mean_ns = ledger.busy_ns / np.maximum(ledger.count, 1)
+    if not looks:
+        return np.maximum(anything_j, 0.0), [PRIOR] * energy_j.size
     clocks = looks[0]
     seen = clocks.equal_j > 0
     true_j = [look.mean_w * clocks.share_s for look in looks]
-    bias = _relative(np.max([abs(inferred - clocks.equal_j) for inferred in true_j], axis=0), clocks, seen)
-    doubt = _relative(clocks.deviation_w * clocks.share_s, clocks, seen)
+    bias = _relative(np.max([abs(inferred - clocks.equal_j) for inferred in true_j], axis=0), clocks)
+    doubt = _relative(clocks.deviation_w * clocks.share_s, clocks)
     most = _relative(
-        np.max([abs(look.equal_j - clocks.equal_j) + look.most_j for look in looks], axis=0), clocks, seen
+        np.max([abs(look.equal_j - clocks.equal_j) + look.most_j for look in looks], axis=0), clocks
     )
     bias_j, doubt_j, most_j = bias * energy_j, doubt * energy_j, most * energy_j
     windows = np.maximum(1.0, busy_s * 1e9 / max(sensor.window_ns, 1))
@@ -209,15 +236,14 @@ def combine(looks: Sequence[Look], ledger: Ledger, sensor: Sensor) -> tuple[Floa
     chance_j = np.hypot(spread_j, resolution_j)
     inferred_j = _around_zero(bias_j, np.hypot(doubt_j, chance_j), clocks.learned)
     width_j = np.minimum(inferred_j, most_j + Z_95 * chance_j)
-    mean_ns = ledger.busy_ns / np.maximum(ledger.count, 1)
+    width_j = np.where(seen, width_j, np.maximum(anything_j, 0.0))
     basis = np.where(Z_95 * spread_j > width_j / 2, REPETITION, RESOLUTION)
-    return width_j, np.where(mean_ns < sensor.window_ns, PRIOR, basis).tolist()
+    return width_j, np.where((mean_ns < sensor.window_ns) | ~seen, PRIOR, basis).tolist()
 
 
-def _relative(off_j: Floats, clocks: Look, seen: npt.NDArray[np.bool_]) -> Floats:
-    """Relative to the equal share; a row that is not in the sample is as doubtful as the worst that is."""
-    known = np.divide(off_j, clocks.equal_j, out=np.zeros_like(off_j), where=seen)
-    return np.where(seen, known, known.max(initial=0.0))
+def _relative(off_j: Floats, clocks: Look) -> Floats:
+    """To the equal share; 0 for a row that is not in the sample."""
+    return np.divide(off_j, clocks.equal_j, out=np.zeros_like(off_j), where=clocks.equal_j > 0)
 
 
 def _around_zero(mean: Floats, deviation: Floats, learned: Floats) -> Floats:

@@ -19,6 +19,7 @@ pc: Any = pyarrow.compute  # its functions are made on import, where no type che
 
 TEXT = pa.dictionary(pa.int32(), pa.string())
 MOST_NS = 2**63 - 1
+MOST_T_NS = 2**62  # the year 2116
 _EXACT_FLOAT = 2**53  # above it a float has lost digits that nobody can give back
 
 

@@ -10,8 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.errors import UserError
-from smaragdine.recording.columns import TEXT, as_table, need_columns, number, refuse, text, whole
+from smaragdine.recording.columns import MOST_T_NS, TEXT, as_table, need_columns, number, refuse, text, whole
 from smaragdine.recording.table_files import csv_header, kind_of, read_content, read_table
+
+MOST_W = 1e9
 
 POWER = pa.schema([("device", TEXT), ("t_ns", pa.int64()), ("power_w", pa.float64())])
 
@@ -50,7 +52,10 @@ def _checked(table: pa.Table, where: str) -> pa.Table:
     power_w = number(table, "power_w", where)
     watts = power_w.to_numpy()
     refuse(where, "power_w", watts < 0, "is negative")
+    refuse(where, "power_w", watts > MOST_W, f"is above {MOST_W:.0e} W", "Is it in watts?")
     times = t_ns.to_numpy()
+    # Far from the ends of 64 bits: differences and holds must fit too.
+    refuse(where, "t_ns", (times > MOST_T_NS) | (times < -MOST_T_NS), "is no time in nanoseconds since 1970")
     codes = np.concatenate([chunk.indices.to_numpy() for chunk in device.chunks])
     order = _order(times, codes, watts, device.chunk(0).dictionary.to_pylist(), where)
     checked = pa.table([device, t_ns, power_w], schema=POWER)

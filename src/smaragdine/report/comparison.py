@@ -10,6 +10,7 @@ from rich.text import Text
 
 from smaragdine.accounting.comparison import Change, Comparison
 from smaragdine.accounting.similarity import Correlation, Key
+from smaragdine.report.fitting import FittingTable, Line, visible
 from smaragdine.units import joules, plus_minus, watts
 
 _FEW = 5
@@ -53,34 +54,31 @@ def _table(*headers: str) -> Table:
     return table
 
 
-def _device_table(comparison: Comparison) -> Table:
-    table = _table("device", "A", "B", "B − A", "±", "")
-    table.columns[-1].justify = "left"
+_CHANGE = ("phase", "A", "B", "B − A", "±", "verdict")
+
+
+def _device_table(comparison: Comparison) -> FittingTable:
     shown = [*comparison.devices]
     if len(shown) != 1:
         shown.append(comparison.total)
-    for change in shown:
-        _add_change(table, change, Text(change.name))
-    return table
+    lines = [Line(change.name, _figures(change)) for change in shown]
+    return FittingTable("device", _CHANGE[1:], lines, ("±", "verdict"), left=("verdict",))
 
 
-def _change_table(changes: Sequence[Change]) -> Table:
-    table = _table("changed most", "phase", "A", "B", "B − A", "±", "")
-    table.columns[-1].justify = table.columns[1].justify = "left"
-    for change in changes:
-        _add_change(table, change, Text(change.name), Text(change.phase or "–"))
-    return table
+def _change_table(changes: Sequence[Change]) -> FittingTable:
+    lines = [Line(change.name, _figures(change)) for change in changes]
+    return FittingTable("changed most", _CHANGE, lines, ("±", "phase", "A", "B"), left=("phase", "verdict"))
 
 
-def _add_change(table: Table, change: Change, *first: Text) -> None:
-    table.add_row(
-        *first,
-        _mean_std(change.a_j, change.a_std_j),
-        _mean_std(change.b_j, change.b_std_j),
-        joules(change.difference_j),
-        joules(change.half_width_j),
-        Text(change.verdict, style=_STYLE[change.verdict]),
-    )
+def _figures(change: Change) -> dict[str, str | Text]:
+    return {
+        "phase": visible(change.phase or "–"),
+        "A": _mean_std(change.a_j, change.a_std_j),
+        "B": _mean_std(change.b_j, change.b_std_j),
+        "B − A": joules(change.difference_j),
+        "±": joules(change.half_width_j),
+        "verdict": Text(change.verdict, style=_STYLE[change.verdict]),
+    }
 
 
 def _mean_std(mean_j: float, std_j: float | None) -> str:
@@ -116,12 +114,15 @@ def _figure(score: Correlation) -> str:
 def _alone(side: str, names: Sequence[tuple[Key, float]]) -> list[RenderableType]:
     if not names:
         return []
-    table = _table(f"only in {side}: {len(names)}", "phase", "energy")
-    table.columns[1].justify = "left"
-    for (name, phase), energy_j in names[:_FEW]:
-        table.add_row(Text(name), Text(phase or "–"), joules(energy_j))
+    lines = [
+        Line(name, {"phase": visible(phase or "–"), "energy": joules(energy_j)})
+        for (name, phase), energy_j in names[:_FEW]
+    ]
     if len(names) > _FEW:
-        table.add_row(Text("…"), "", joules(sum(energy_j for _, energy_j in names[_FEW:])))
+        lines.append(Line("…", {"energy": joules(sum(energy_j for _, energy_j in names[_FEW:]))}))
+    table = FittingTable(
+        f"only in {side}: {len(names)}", ("phase", "energy"), lines, ("phase",), left=("phase",)
+    )
     return [Text(""), table]
 
 

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
 from smaragdine.accounting.diagram import Node
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
+from smaragdine.report.fitting import FittingTable, Line, visible
 from smaragdine.units import joules, seconds, watts
 
+_HEADERS = ("phase", "energy", "± 95 %", "share", "power", "busy", "count", "basis")
 # What gives way, first to last, where a terminal is too narrow for names and all figures.
 _GIVES_WAY = ("basis", "busy", "count", "power", "share", "± 95 %", "phase")
-_NAME_WIDTH = 24
-_GAP = 2
 _NONE = "–"
-_LEFT = ("phase", "basis")
-# They would move the cursor, break the table, or turn the text around.
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def footprint_tables(footprint: Footprint, top: int) -> RenderableType:
     """Per device its names by falling energy, idle, other processes, and the sum they make."""
     parts: list[RenderableType] = []
     for device, total in footprint.devices.items():
-        parts += [_DeviceTable(device, total, footprint, top), *_device_remarks(total), Text("")]
+        parts += [_device_table(device, total, footprint, top), *_device_remarks(total), Text("")]
     parts += footprint_remarks(footprint)
     if parts and isinstance(parts[-1], Text) and not parts[-1].plain:
         parts.pop()
@@ -45,56 +39,17 @@ def footprint_remarks(footprint: Footprint) -> list[Text]:
     return [Text.assemble(("! ", "yellow"), visible(line)) for line in (*lines, *footprint.remarks)]
 
 
-def visible(text: str) -> str:
-    """A name as it can be shown: a line break in it as \\n, and so on."""
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-@dataclass(frozen=True)
-class _DeviceTable:
-    """One device: all figures, or as many as leave its names room in a narrow terminal."""
-
-    device: str
-    total: DeviceTotal
-    footprint: Footprint
-    top: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = self._lines()
-        phased = any(cells.get("phase", _NONE) != _NONE for _, cells, _ in lines)
-        headers = [name for name in lines[0][1] if phased or name != "phase"]
-        widths = {name: max(len(name), *(len(c.get(name, "")) for _, c, _ in lines)) for name in headers}
-        name_width = min(_NAME_WIDTH, max(len(name) for name, _, _ in lines))
-        left_out: list[str] = []
-        for name in _GIVES_WAY:
-            if name_width + sum(widths[kept] + _GAP for kept in headers) <= options.max_width:
-                break
-            if name in headers:
-                headers.remove(name)
-                left_out.append(name)
-        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-        table.add_column(Text(visible(self.device)), overflow="fold", ratio=1)
-        for name in headers:
-            table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
-        for name, cells, style in lines:
-            table.add_row(Text(name), *(Text(cells.get(header, "")) for header in headers), style=style)
-        yield table
-        if left_out:
-            yield Text(f"no room for {', '.join(left_out)}", style="dim")
-
-    def _lines(self) -> list[tuple[str, dict[str, str], str]]:
-        """Name, figures by header, and style of every line."""
-        rows = with_power(self.footprint.device_rows(self.device))
-        lines = [
-            (visible(row["name"]), _figures(row, self.total), "")
-            for row in rows.slice(0, self.top).to_pylist()
-        ]
-        if (hidden := rows.slice(self.top)).num_rows:
-            left_j = float(hidden["energy_j"].to_numpy().sum())
-            lines.append((f"… {hidden.num_rows:,} more names", _sum(left_j, self.total), "dim"))
-        lines.append(("(idle)", _sum(self.total.idle_j, self.total), "dim"))
-        lines.append(("total", _sum(self.total.total_j, self.total), "bold"))
-        return lines
+def _device_table(device: str, total: DeviceTotal, footprint: Footprint, top: int) -> FittingTable:
+    rows = with_power(footprint.device_rows(device))
+    lines = [Line(row["name"], _figures(row, total)) for row in rows.slice(0, top).to_pylist()]
+    if (hidden := rows.slice(top)).num_rows:
+        left_j = float(hidden["energy_j"].to_numpy().sum())
+        lines.append(Line(f"… {hidden.num_rows:,} more names", _sum(left_j, total), "dim"))
+    lines.append(Line("(idle)", _sum(total.idle_j, total), "dim"))
+    lines.append(Line("total", _sum(total.total_j, total), "bold"))
+    there = {header for line in lines for header, figure in line.figures.items() if figure != _NONE}
+    headers = [header for header in _HEADERS if header in there]
+    return FittingTable(device, headers, lines, _GIVES_WAY, left=("phase", "basis"))
 
 
 def _figures(row: dict[str, Any], total: DeviceTotal) -> dict[str, str]:

@@ -10,7 +10,17 @@ import pyarrow as pa
 import pyarrow.compute
 
 from smaragdine.errors import UserError
-from smaragdine.recording.columns import MOST_NS, TEXT, as_table, constant, need_columns, refuse, text, whole
+from smaragdine.recording.columns import (
+    MOST_NS,
+    MOST_T_NS,
+    TEXT,
+    as_table,
+    constant,
+    need_columns,
+    refuse,
+    text,
+    whole,
+)
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.table_files import read_table
 
@@ -62,6 +72,9 @@ def check_times(start_ns: pa.ChunkedArray, duration_ns: pa.ChunkedArray, where: 
         refuse(where, "duration_ns", duration < 0, "is negative")
     if int(start.max()) > MOST_NS - int(duration.max()):
         refuse(where, "start_ns + duration_ns", start > MOST_NS - duration, "is beyond 64 bits")
+    # Far from the ends of 64 bits: differences of times must fit too.
+    if max(int(start.max()), -int(start.min())) > MOST_T_NS:
+        refuse(where, "start_ns", np.abs(start) > MOST_T_NS, "is no time in nanoseconds since 1970")
 
 
 def _typed(table: pa.Table) -> pa.Table:

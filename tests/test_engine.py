@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from smaragdine.accounting import account as account_module
 from smaragdine.accounting import columns, engine, nesting
 from smaragdine.accounting.account import account
-from smaragdine.accounting.engine import Chunk, levels, share_compiled
+from smaragdine.accounting.engine import Chunk, levels
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.ledger import entry_compiled
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.sweep import compiled_sweep
 from smaragdine.recording.format import EVENTS
@@ -282,17 +283,19 @@ def test_the_compiled_loop_is_there_and_declines_nested_lanes() -> None:
     apart = Chunk(
         0, 100, 0, 0, *(np.array(v) for v in ([0, 20, 95], [20, 70, 99], [0, 1, 0], [0, 0, -1], [-1] * 3))
     )
-    shares = share_compiled(apart, power_levels, sweep)
-    assert shares is not None
-    assert shares.energy_j * 1e9 == pytest.approx([60, 110, 0])
-    assert shares.idle_j * 1e9 == pytest.approx(40)
-    assert share_compiled(apart._replace(end_ns=np.array([21, 70, 99])), power_levels, sweep) is None
+    found = entry_compiled(apart, power_levels, 2, sweep)
+    assert found is not None
+    assert found.energy_j * 1e9 == pytest.approx([60, 110])
+    assert found.busy_ns.tolist() == [24, 50]
+    assert found.started.tolist() == [2, 1]
+    assert found.idle_j * 1e9 == pytest.approx(40)
+    assert entry_compiled(apart._replace(end_ns=np.array([21, 70, 99])), power_levels, 2, sweep) is None
     turned = apart._replace(
         **{name: getattr(apart, name)[::-1].copy() for name in ("start_ns", "end_ns", "lane")}
     )
-    assert share_compiled(turned, power_levels, sweep) is not None  # what touches does not overlap
+    assert entry_compiled(turned, power_levels, 2, sweep) is not None  # what touches does not overlap
     # A time that does not fit beside its event's number is left to numpy as well.
-    assert share_compiled(apart._replace(until_ns=1 << 62), power_levels, sweep) is None
+    assert entry_compiled(apart._replace(until_ns=1 << 62), power_levels, 2, sweep) is None
 
 
 def test_more_at_a_time_than_the_table_of_shares_holds() -> None:

@@ -16,11 +16,9 @@ from smaragdine.accounting.engine import (
     chunks,
     in_threads,
     levels,
-    share,
-    share_compiled,
 )
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
-from smaragdine.accounting.ledger import Entry, Ledger, entry
+from smaragdine.accounting.ledger import Entry, Ledger, entry, entry_compiled
 from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, SensorFacts, from_recording
 from smaragdine.accounting.mixing import Windows, join, windows
 from smaragdine.accounting.power import PowerTrace, device_traces
@@ -31,7 +29,7 @@ from smaragdine.recording.reader import Recording
 
 CONSERVED_TO = 1e-9
 APART_NS = 60_000_000_000  # farther apart, events and power are not of one run
-SAMPLED_CHUNKS = 4  # enough to see how operations mix; sampling costs several times the accounting
+SAMPLED_CHUNKS = 2  # enough to see how operations mix; sampling costs several times the accounting
 
 
 def account(events: pa.Table, power: Mapping[str, PowerTrace | Meter]) -> Footprint:
@@ -168,11 +166,11 @@ def _integrate(source: Columns, device: str, meter: Meter, events: int) -> tuple
         number, chunk = numbered
         sampled = number % every == 0 and chunk.start_ns.size and edges_ns
         seen_here = [windows(chunk, levels, sensor.window_ns, keys) for levels in moved] if sampled else []
-        shares = share_compiled(chunk, power, sweep) if sweep and not nested else None
-        if shares is None:
-            shares = share(chunk, power)
+        added = entry_compiled(chunk, power, keys, sweep) if sweep and not nested else None
+        if added is None:
+            added = entry(chunk, power, keys)
             nested.append(number)  # one chunk with nested events says that the others have some too
-        return entry(chunk, shares, keys), seen_here
+        return added, seen_here
 
     for added, seen_here in in_threads(work, enumerate(chunks(here, min(spans_ns), max(spans_ns)))):
         ledger.add(added)

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from smaragdine.accounting.nesting import Pieces, leaf_pieces, overlapping_lanes
 from smaragdine.accounting.power import PowerTrace, distinct
-from smaragdine.accounting.sweep import Sweep
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -218,19 +217,6 @@ def share(chunk: Chunk, power: Levels) -> Shares:
     np.cumsum(energy_j, out=until_j[1:])
     starts_j, ends_j = at_pieces(until_j, at, paying)
     return Shares(paying.event, ends_j - starts_j, idle_j)
-
-
-def share_compiled(chunk: Chunk, power: Levels, sweep: Sweep) -> Shares | None:
-    """As `share`; None where events of a lane overlap."""
-    first, last = np.searchsorted(power.edge_ns, [chunk.begin_ns, chunk.until_ns], side="right")
-    bits = (2 * chunk.start_ns.size).bit_length() + (chunk.until_ns - chunk.begin_ns).bit_length()
-    if bits > 62:
-        return None
-    edge_ns, power_w = power.edge_ns[first:last], power.power_w[first : last + 1]
-    energy_j, idle_j, overlap = sweep(
-        chunk.start_ns, chunk.end_ns, chunk.lane, chunk.begin_ns, chunk.until_ns, edge_ns, power_w
-    )
-    return None if overlap else Shares(None, energy_j, idle_j)
 
 
 def at_pieces(

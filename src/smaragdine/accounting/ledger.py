@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from smaragdine.accounting.engine import ALL_LATER, CHUNK, Chunk, Shares, sum_by
+from smaragdine.accounting.engine import ALL_LATER, CHUNK, Chunk, Levels, Shares, share, sum_by
+from smaragdine.accounting.sweep import Sweep
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -31,35 +32,69 @@ class Entry(NamedTuple):
     idle_j: float
     steps: StepLines | None
     done_step: int
-    first_ns: int
-    last_ns: int
+    span_ns: tuple[int, int]  # from its first start to its last end
 
 
-def entry(chunk: Chunk, shares: Shares, keys: int) -> Entry:
-    # A column per possible key is fastest while there are few; many names need their own numbering.
-    rows, code = np.arange(keys), chunk.key
-    if keys > 4 * CHUNK:
-        rows, code = np.unique(chunk.key, return_inverse=True)
+def entry(chunk: Chunk, power: Levels, keys: int) -> Entry:
+    shares = share(chunk, power)
+    rows, code = _numbered(chunk.key, keys)
     started = code[chunk.carried :]
     length_ns = chunk.end_ns[chunk.carried :] - chunk.start_ns[chunk.carried :]
-    paid = shares.of_pieces(code)
     return Entry(
         key=rows,
-        energy_j=sum_by(paid, shares.energy_j, rows.size),
+        energy_j=sum_by(shares.of_pieces(code), shares.energy_j, rows.size),
         busy_ns=sum_by(started, length_ns, rows.size),
         started=np.bincount(started, minlength=rows.size),
         idle_j=shares.idle_j,
         steps=_step_lines(chunk, shares, rows, code),
         done_step=chunk.done_step,
-        first_ns=int(chunk.start_ns.min()) if chunk.start_ns.size else ALL_LATER,
-        last_ns=int(chunk.end_ns.max()) if chunk.end_ns.size else -ALL_LATER,
+        span_ns=_span(chunk),
     )
 
 
-def _step_lines(chunk: Chunk, shares: Shares, rows: Ints, code: Ints) -> StepLines | None:
-    steps, number = np.unique(chunk.step, return_inverse=True)
-    if steps.size == 0 or steps[-1] < 0:
+def entry_compiled(chunk: Chunk, power: Levels, keys: int, sweep: Sweep) -> Entry | None:
+    """As `entry`; None where events of a lane overlap."""
+    first, last = np.searchsorted(power.edge_ns, [chunk.begin_ns, chunk.until_ns], side="right")
+    bits = (2 * chunk.start_ns.size).bit_length() + (chunk.until_ns - chunk.begin_ns).bit_length()
+    if bits > 62:
+        return None  # time and number of an event do not fit one word
+    rows, code = _numbered(chunk.key, keys)
+    energy_j, key_j, busy_ns, started, idle_j, overlap = sweep(
+        chunk.start_ns,
+        chunk.end_ns,
+        chunk.lane,
+        code,
+        chunk.begin_ns,
+        chunk.until_ns,
+        power.edge_ns[first:last],
+        power.power_w[first : last + 1],
+        chunk.carried,
+        rows.size,
+    )
+    if overlap:
         return None
+    steps = _step_lines(chunk, Shares(None, energy_j, idle_j), rows, code)
+    return Entry(rows, key_j, busy_ns, started, idle_j, steps, chunk.done_step, _span(chunk))
+
+
+def _numbered(key: Ints, keys: int) -> tuple[Ints, Ints]:
+    """The rows a chunk may have, and which of them each event is of.
+
+    A place for every possible row is fastest while there are few; many names need their own numbering.
+    """
+    return (np.arange(keys), key) if keys <= 4 * CHUNK else np.unique(key, return_inverse=True)
+
+
+def _span(chunk: Chunk) -> tuple[int, int]:
+    if not chunk.start_ns.size:
+        return ALL_LATER, -ALL_LATER
+    return int(chunk.start_ns.min()), int(chunk.end_ns.max())
+
+
+def _step_lines(chunk: Chunk, shares: Shares, rows: Ints, code: Ints) -> StepLines | None:
+    if not chunk.step.size or int(chunk.step.max()) < 0:
+        return None
+    steps, number = np.unique(chunk.step, return_inverse=True)
     lines, line = np.unique(number * rows.size + code, return_inverse=True)
     energy_j = sum_by(shares.of_pieces(line), shares.energy_j, lines.size)
     step, key = steps[lines // rows.size], rows[lines % rows.size]
@@ -85,7 +120,8 @@ class Ledger:
         self.busy_ns[added.key] += added.busy_ns
         self.count[added.key] += added.started
         self.idle_j += added.idle_j
-        self.first_ns, self.last_ns = min(self.first_ns, added.first_ns), max(self.last_ns, added.last_ns)
+        first_ns, last_ns = added.span_ns
+        self.first_ns, self.last_ns = min(self.first_ns, first_ns), max(self.last_ns, last_ns)
         if added.steps is not None:
             begins = np.flatnonzero(np.diff(added.steps.step, prepend=-1))
             for begin, end in zip(begins, [*begins[1:], added.steps.step.size], strict=True):

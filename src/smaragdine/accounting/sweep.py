@@ -18,8 +18,12 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-# starts, ends, lanes, begin, until, edges, power per level → energies, idle, whether some lane overlaps
-Sweep = Callable[[Ints, Ints, Ints, int, int, Ints, Floats], tuple[Floats, float, bool]]
+# starts, ends, lanes, keys, begin, until, edges, power per level, how many an earlier chunk had, all keys
+# → energies of events; energy, busy time and count of keys; idle energy; whether some lane overlaps
+Sweep = Callable[
+    [Ints, Ints, Ints, Ints, int, int, Ints, Floats, int, int],
+    tuple[Floats, Floats, Floats, Ints, float, bool],
+]
 
 WORTH_LOADING = 15_000_000  # events
 MOST_DIGIT_BITS = 13
@@ -41,16 +45,25 @@ def compiled_sweep() -> Sweep | None:
         numba: Any = importlib.import_module("numba")
         sweep: Sweep = numba.njit(_sweep, nogil=True, cache=True, error_model="numpy")
         none = np.zeros(0, dtype=np.int64)
-        sweep(none, none, none, 0, 0, none, np.zeros(1))
+        sweep(none, none, none, none, 0, 0, none, np.zeros(1), 0, 1)
     except Exception:  # an accelerator that fails must not stop what works without it
         return None
     return sweep
 
 
 def _sweep(
-    start_ns: Ints, end_ns: Ints, lane: Ints, begin_ns: int, until_ns: int, edge_ns: Ints, power_w: Floats
-) -> tuple[Floats, float, bool]:
-    """Energy of every event within [begin, until), idle energy, and whether events of some lane overlap.
+    start_ns: Ints,
+    end_ns: Ints,
+    lane: Ints,
+    key: Ints,
+    begin_ns: int,
+    until_ns: int,
+    edge_ns: Ints,
+    power_w: Floats,
+    carried: int,
+    keys: int,
+) -> tuple[Floats, Floats, Floats, Ints, float, bool]:
+    """Energy of every event within [begin, until), sums per key, idle energy, and whether a lane overlaps.
 
     `edge_ns` are those after begin, and `power_w[i]` holds after `i` of them have passed. Lanes are small
     numbers, below 0 for none. Written for numba: plain loops over arrays.
@@ -144,4 +157,12 @@ def _sweep(
                 open_in_lane[lane[which]] += 1
                 if open_in_lane[lane[which]] > 1:
                     overlap = True
-    return energy_j, idle_j, overlap
+    key_j = np.zeros(keys)
+    key_ns = np.zeros(keys)
+    key_count = np.zeros(keys, dtype=np.int64)
+    for i in range(count):
+        key_j[key[i]] += energy_j[i]
+        if i >= carried:
+            key_ns[key[i]] += end_ns[i] - start_ns[i]
+            key_count[key[i]] += 1
+    return energy_j, key_j, key_ns, key_count, idle_j, overlap

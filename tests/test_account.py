@@ -546,3 +546,27 @@ def test_power_of_any_size_is_accounted_or_refused(power_w: float) -> None:
     except UserError:
         return
     check_contract(to_json(found))
+
+
+def test_thinned_power(here: Path) -> None:
+    events = [Event(name, "gpu:0", i * 40 * MS, 40 * MS) for i, name in enumerate("abcdefgh")]
+    pq.write_table(pa.table(columns(events)), "events.parquet")
+    log = [Reading("gpu:0", t * 10 * MS, 100.0 + (t * 7 % 11) * 20) for t in range(40)]
+    pq.write_table(pa.table(columns(log)), "power.parquet")
+    paths = ("--events", "events.parquet", "--power", "power.parquet")
+    found = account_json(*paths, "--thin", "1,4")["devices"]["gpu:0"]["thinned"]
+    whole = package.account(columns(events), columns(log))
+    # Every fourth value, held four times as long.
+    kept = package.account(columns(events), columns([Reading("gpu:0", r.t_ns, r.power_w) for r in log[::4]]))
+    expected = [np.corrcoef(*(_energies(one) for one in (whole, other)))[0, 1] for other in (whole, kept)]
+    assert [score["k"] for score in found] == [1, 4]
+    assert [score["energy"] for score in found] == pytest.approx(expected)
+    assert expected[1] < 0.999
+    assert "every 4th reading" in smaragdine("account", *paths, "--thin", "4").stdout
+    refused = smaragdine("account", *paths, "--thin", "0")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+def _energies(footprint: Footprint) -> list[float]:
+    rows = {row["name"]: row["energy_j"] for row in footprint.rows.to_pylist()}
+    return [rows[name] for name in sorted(rows)]

@@ -15,6 +15,7 @@ from footprints import footprint, footprints
 from smaragdine.accounting.comparison import Change, compare, to_json
 from smaragdine.accounting.footprint import Footprint, save
 from smaragdine.accounting.noise import Spread, half_width, half_width_runs, of_steps, t_95
+from smaragdine.accounting.precision import assw, stability
 from smaragdine.cli.compare import main
 from smaragdine.errors import UserError
 
@@ -210,3 +211,23 @@ def test_bad_words_are_one_line(files: list[str]) -> None:
     ):
         with pytest.raises(UserError):
             main(words)
+
+
+def test_experiments_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [made(20.0 + i % 3, 10.0 + i % 2, z=5.0 + i) for i in range(6)]
+    paths = [str(tmp_path / f"{i}.parquet") for i in range(6)]
+    for path, run in zip(paths, runs, strict=True):
+        save(run, path)
+    assert main([*paths, "--experiment", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    experiments = [runs[i : i + 2] for i in (0, 2, 4)]
+    widening = assw(experiments)
+    assert [score["experiments"] for score in found["pooled"]] == [2, 3]
+    assert [score["experiments"] for score in found["disjoint"]] == [1, 2]
+    assert found["disjoint"][1]["energy"] == widening.disjoint[1].scores.energy.value
+    assert found["pooled"][0]["time_alone"] == widening.pooled[0].scores.floor.value
+    assert found["stability"]["energy"][0][2] == stability(experiments).energy[0][2].value
+    assert main([*paths, "--experiment", "3"]) == 0
+    assert "experiments pooled" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no experiments of 4"):
+        main([*paths, "--experiment", "4"])

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from smaragdine.accounting.footprint import Footprint
-    from smaragdine.accounting.meters import SensorFacts
+    from smaragdine.accounting.meters import Meters, SensorFacts
 
 
 def _hook(module: str) -> Any:
@@ -70,9 +72,15 @@ def account(
     footprint = smaragdine.account(events, power)
     footprint.rows.to_pandas()
     """
-    import dataclasses
+    from smaragdine.accounting.account import account_meters
 
-    from smaragdine.accounting.account import account as account_events
+    return account_meters(*account_inputs(events, power, hold_s, tz, facts))
+
+
+def account_inputs(
+    events: Any, power: Any, hold_s: float | None, tz: str | None, facts: SensorFacts | None
+) -> tuple[pa.Table, Meters]:
+    """Events and power of `account`, as the accounting takes them."""
     from smaragdine.accounting.meters import NOTHING_KNOWN, from_power_table
     from smaragdine.recording.power_log import power_table, read_power
     from smaragdine.tracing.files.events import read_events
@@ -80,6 +88,4 @@ def account(
 
     event_rows = read_events(events) if isinstance(events, str | os.PathLike) else events_table(events)
     power_rows = read_power(power, tz) if isinstance(power, str | os.PathLike) else power_table(power)
-    meters = from_power_table(power_rows, facts or NOTHING_KNOWN, hold_s)
-    found = account_events(event_rows, meters.of)
-    return dataclasses.replace(found, remarks=(*found.remarks, *meters.remarks))
+    return event_rows, from_power_table(power_rows, facts or NOTHING_KNOWN, hold_s)

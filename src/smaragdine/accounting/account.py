@@ -19,9 +19,10 @@ from smaragdine.accounting.engine import (
 )
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
 from smaragdine.accounting.ledger import Entry, Ledger, entry, entry_compiled
-from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, SensorFacts, from_recording
+from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFacts, from_recording
 from smaragdine.accounting.mixing import Windows, join, windows
 from smaragdine.accounting.power import PowerTrace, device_traces
+from smaragdine.accounting.precision import Score, asss
 from smaragdine.accounting.sweep import sweep_for
 from smaragdine.accounting.uncertainty import Look, combine, infer, sensor_of
 from smaragdine.errors import UserError
@@ -84,11 +85,24 @@ def account_recording(
     baseline: Recording | None = None,
     facts: SensorFacts = NOTHING_KNOWN,
 ) -> Footprint:
-    """The footprint of a recording's traced steps, from the first to the last of its events.
+    """The footprint of a recording's traced steps, from the first to the last of its events."""
+    traced, meters = recording_inputs(recording, events, baseline, facts)
+    return account_meters(traced, meters)
 
-    `events` are another tool's trace of the same run; sockets and memory are accounted with the program's
-    share of their power.
-    """
+
+def account_meters(events: pa.Table, meters: Meters) -> Footprint:
+    found = account(events, meters.of)
+    return dataclasses.replace(found, remarks=(*found.remarks, *meters.remarks))
+
+
+def recording_inputs(
+    recording: Recording,
+    events: pa.Table | None = None,
+    baseline: Recording | None = None,
+    facts: SensorFacts = NOTHING_KNOWN,
+) -> tuple[pa.Table, Meters]:
+    """Events and power of a recording. `events` are another tool's trace of the same run; sockets and memory
+    come with the program's share of their power."""
     traced = recording.events if events is None else events
     if not traced.num_rows:
         raise UserError(
@@ -98,9 +112,20 @@ def account_recording(
         )
     source = columns(traced)
     _check_times(source, list(device_traces(recording).values()))
-    meters = from_recording(recording, source.first_ns, source.last_ns, baseline, facts)
-    found = account(traced, meters.of)
-    return dataclasses.replace(found, remarks=(*found.remarks, *meters.remarks))
+    return traced, from_recording(recording, source.first_ns, source.last_ns, baseline, facts)
+
+
+def thinned(events: pa.Table, meters: Meters, ks: Sequence[int]) -> dict[str, list[Score]]:
+    """Per device with events: how alike its footprint stays with every k-th reading (the paper's ASSS)."""
+    there = [device for device in device_counts(columns(events)) if device in meters.of]
+    return {device: _thinned(events, device, meters.of[device], ks) for device in there}
+
+
+def _thinned(events: pa.Table, device: str, meter: Meter, ks: Sequence[int]) -> list[Score]:
+    def account_one(traces: Mapping[str, PowerTrace]) -> Footprint:
+        return account(events, {device: Meter(traces[device], meter.sensor)})
+
+    return asss(account_one, {device: meter.trace}, ks, meter.readings)
 
 
 def _when(begin_ns: int, end_ns: int) -> str:

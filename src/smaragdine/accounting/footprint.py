@@ -106,9 +106,9 @@ def save(footprint: Footprint, path: str | os.PathLike[str]) -> None:
     _whole(file, lambda part: write(footprint, rows, part))
 
 
-def write_json(footprint: Footprint, file: Path) -> None:
-    """What `to_json` gives, into a file of any name; whole or not at all."""
-    _whole(file, lambda part: _write_json(footprint, footprint.rows, part))
+def write_json(values: dict[str, Any], file: Path) -> None:
+    """Into a file of any name; whole or not at all."""
+    _whole(file, lambda part: _dump(values, part))
 
 
 def _whole(file: Path, write: Callable[[Path], None]) -> None:
@@ -149,7 +149,11 @@ def _write_csv(footprint: Footprint, rows: pa.Table, path: Path) -> None:
 
 
 def _write_json(footprint: Footprint, rows: pa.Table, path: Path) -> None:
-    path.write_text(json.dumps(to_json(footprint), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    _dump(to_json(footprint), path)
+
+
+def _dump(values: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 _WRITERS = {".parquet": _write_parquet, ".arrow": _write_arrow, ".csv": _write_csv, ".json": _write_json}

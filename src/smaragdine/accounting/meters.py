@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.power import PowerTrace, clip, device_traces, from_log
+from smaragdine.accounting.power import PowerTrace, Readings, clip, device_traces, from_log
 from smaragdine.accounting.uncertainty import Sensor, sensor_of
 from smaragdine.accounting.virtual import split
 from smaragdine.errors import UserError
@@ -26,6 +26,7 @@ class Meter:
 
     trace: PowerTrace
     sensor: Sensor
+    readings: Readings = "held"
     provenance: str | None = None  # null: a foreign log does not say
     other_j: float | None = None  # what else the device used: other processes, the monitor
     static_j: float | None = None  # of the trace, the program's part of the idle device's power
@@ -103,9 +104,9 @@ def from_recording(
         if whose is not None:
             other_j = whose.other.energy_j(begin_ns, end_ns) + whose.monitor.energy_j(begin_ns, end_ns)
             static_j = whose.static.energy_j(begin_ns, end_ns)
-        meters[device] = Meter(
-            mine, _sensor(mine, known, TIMING_OF_WINDOW), channel.provenance, other_j, static_j
-        )
+        readings: Readings = "counter" if channel.kind == "counter" else "sample"
+        sensor = _sensor(mine, known, TIMING_OF_WINDOW)
+        meters[device] = Meter(mine, sensor, readings, channel.provenance, other_j, static_j)
     if not meters:
         raise UserError(
             f"{recording.path} has no power of any device",

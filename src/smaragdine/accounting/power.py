@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ from smaragdine.recording.reader import Recording, Series
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+# What a reading is: a mean over the time before it, a value that holds until the next, or a running total.
+Readings = Literal["sample", "held", "counter"]
 
 ANCHOR_EVERY_NS = 2_000_000_000
 IMPLAUSIBLE_W = 10_000.0

@@ -9,19 +9,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.power import Floats, Ints, PowerTrace
+from smaragdine.accounting.power import Floats, Ints, PowerTrace, Readings
 from smaragdine.accounting.similarity import Correlation, Scores, constant_power, matrix, scores
 from smaragdine.errors import UserError
 
 Experiment = Sequence[Footprint]  # runs of one program in one setting; the paper has five
-Readings = Literal["sample", "held", "counter"]
 
 
 @dataclass(frozen=True)
@@ -140,3 +138,15 @@ def _number_readings(trace: PowerTrace) -> tuple[Ints, npt.NDArray[np.bool_]]:
     restarted = np.searchsorted(trace.restarts_ns, end_ns) > np.searchsorted(trace.restarts_ns, begin_ns)
     missing = (end_ns - begin_ns > trace.hold_ns) | restarted
     return np.concatenate([[0], np.cumsum(~cut)]), missing
+
+
+def score_json(of: str, score: Score) -> dict[str, float | int | None]:
+    """A score as JSON; `of` is what `n` counts. A correlation that there is none of is null."""
+    found = score.scores
+    return {
+        of: score.n,
+        "energy": found.energy.value,
+        "power": found.power.value,
+        "time_alone": found.floor.value,
+        "time_alone_power": found.time_alone_power.value,
+    }

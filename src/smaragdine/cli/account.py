@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from smaragdine.accounting.account import account_recording
+from smaragdine.accounting.account import account_meters, recording_inputs, thinned
 from smaragdine.accounting.diagram import diagram, zoom
 from smaragdine.accounting.footprint import Footprint, save, to_json, write_json
-from smaragdine.accounting.meters import SensorFacts
-from smaragdine.cli.parsing import Parser, count, positive_seconds, positive_watts
+from smaragdine.accounting.meters import Meters, SensorFacts
+from smaragdine.accounting.precision import Score, score_json
+from smaragdine.cli.parsing import Parser, count, counts, positive_seconds, positive_watts
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 
@@ -54,6 +56,13 @@ def _parser() -> Parser:
     show.add_argument("--tree", action="store_true", help="as a tree of layers")
     show.add_argument("--zoom", metavar="PATH", help="only what is below this path; implies --tree")
     show.add_argument("--depth", metavar="N", type=count, default=3, help="of the tree (3)")
+    show.add_argument(
+        "--thin",
+        metavar="K,…",
+        type=counts,
+        default=[],
+        help="also: how alike the footprint stays with every k-th power reading (2,4,8)",
+    )
     power = parser.add_argument_group("about the power")
     power.add_argument(
         "--hold-s",
@@ -90,7 +99,9 @@ def _parser() -> Parser:
 
 def main(words: list[str]) -> int:
     options = _parser().parse_args(words)
-    footprint, edges = _account(options)
+    events, meters, edges = _inputs(options)
+    footprint = account_meters(events, meters)
+    precision = thinned(events, meters, options.thin) if options.thin else {}
     if options.summary or options.merge:
         from smaragdine.accounting.merge import merge, parse_rule
 
@@ -102,14 +113,19 @@ def main(words: list[str]) -> int:
     if options.output is not None:
         save(footprint, options.output)
     if options.json is not None:
-        _write_json(footprint, options.json)
+        _write_json(footprint, precision, options.json)
     if options.json != "-":
         _print(footprint, edges, options)
+        if precision:
+            from smaragdine.report.precision import thinned_table
+            from smaragdine.report.terminal import console
+
+            console().print(thinned_table(precision))
     return 0
 
 
-def _account(options: argparse.Namespace) -> tuple[Footprint, pa.Table | None]:
-    from smaragdine.api import account
+def _inputs(options: argparse.Namespace) -> tuple[pa.Table, Meters, pa.Table | None]:
+    from smaragdine.api import account_inputs
     from smaragdine.tracing.files.events import read_events
 
     if options.idle_w and options.limit_w and options.idle_w >= options.limit_w:
@@ -125,7 +141,7 @@ def _account(options: argparse.Namespace) -> tuple[Footprint, pa.Table | None]:
             raise UserError(
                 "--baseline is for recordings", "a bare power log does not say whose the power was"
             )
-        return account(options.events, options.power, hold_s=options.hold_s, tz=options.tz, facts=facts), None
+        return *account_inputs(options.events, options.power, options.hold_s, options.tz, facts), None
     if options.power or options.hold_s or options.tz:
         raise UserError(
             "--power, --hold-s and --tz are for power logs", f"{options.recording} has power of its own"
@@ -134,15 +150,18 @@ def _account(options: argparse.Namespace) -> tuple[Footprint, pa.Table | None]:
     events = read_events(options.events) if options.events else None
     baseline = open_recording(options.baseline) if options.baseline else None
     edges = recording.edges
-    return account_recording(recording, events, baseline, facts), edges if edges.num_rows else None
+    return *recording_inputs(recording, events, baseline, facts), edges if edges.num_rows else None
 
 
-def _write_json(footprint: Footprint, where: str) -> None:
+def _write_json(footprint: Footprint, precision: Mapping[str, Sequence[Score]], where: str) -> None:
+    values = to_json(footprint)
+    for device, scores in precision.items():
+        values["devices"][device]["thinned"] = [score_json("k", score) for score in scores]
     if where == "-":
-        json.dump(to_json(footprint), sys.stdout, indent=1, allow_nan=False)
+        json.dump(values, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
-        write_json(footprint, Path(where))
+        write_json(values, Path(where))
 
 
 def _print(footprint: Footprint, edges: pa.Table | None, options: argparse.Namespace) -> None:

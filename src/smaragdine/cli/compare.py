@@ -12,6 +12,7 @@ from smaragdine.accounting.arithmetic import per_step
 from smaragdine.accounting.comparison import compare, to_json
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.merge import merge, parse_rule
+from smaragdine.accounting.precision import assw, score_json, stability
 from smaragdine.accounting.similarity import Correlation, constant_power, matrix
 from smaragdine.cli.parsing import Parser, count
 from smaragdine.errors import UserError
@@ -26,6 +27,8 @@ def main(words: list[str]) -> int:
     footprints = [_footprint(path) for path in paths]
     if options.summary or rules:
         footprints = [merge(footprint, rules) for footprint in footprints]
+    if options.experiment:
+        return _print_precision(paths, footprints, options)
     if len(paths) > 2 and not options.against:
         return _print_matrix(paths, footprints, options)
     split = len(options.runs) if options.against else 1
@@ -50,7 +53,8 @@ def _parser() -> Parser:
         "than noise. More than two runs without --against: how alike each is to each.",
         "  smaragdine compare runs/before runs/after\n"
         "  smaragdine compare A1 A2 A3 --against B1 B2 B3\n"
-        "  smaragdine compare before.json after.json --summary --device gpu:0",
+        "  smaragdine compare before.json after.json --summary --device gpu:0\n"
+        "  smaragdine compare runs/* --experiment 5",
     )
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", help="a recording with events, or a footprint that account -o wrote"
@@ -71,6 +75,12 @@ def _parser() -> Parser:
         help=r"name layers alike before merging: 'layer_(\d+)=transformer'; may be given again",
     )
     parser.add_argument("--device", metavar="DEVICE", help="only this one (gpu:0); default: the sum over all")
+    parser.add_argument(
+        "--experiment",
+        metavar="N",
+        type=count,
+        help="every N runs are an experiment: how alike they are, and to more of them (the paper's 5)",
+    )
     parser.add_argument("--per-step", action="store_true", help="what one step costs, not the whole run")
     parser.add_argument(
         "--top", metavar="N", type=count, help="how many changed names (10; all of them in JSON)"
@@ -107,6 +117,40 @@ def _print_matrix(paths: list[str], footprints: list[Footprint], options: argpar
     from smaragdine.report.terminal import console
 
     console().print(matrix_tables(paths, list(matrices.items())))
+    return 0
+
+
+def _print_precision(paths: list[str], footprints: list[Footprint], options: argparse.Namespace) -> int:
+    size: int = options.experiment
+    if options.against or len(footprints) % size or len(footprints) < 2 * size:
+        raise UserError(
+            f"{len(footprints)} runs are no experiments of {size} each",
+            remedy=f"Give two or more times {size} runs, and no --against",
+        )
+    if options.per_step:
+        footprints = [per_step(footprint) for footprint in footprints]
+    experiments = [footprints[i : i + size] for i in range(0, len(footprints), size)]
+    widening, stable = assw(experiments, options.device), stability(experiments, options.device)
+    matrices = {"energy": stable.energy, "power": stable.power, "time alone": stable.time_alone}
+    if options.json:
+        return _print_json(
+            {
+                "runs": paths,
+                "experiment": size,
+                "pooled": [score_json("experiments", score) for score in widening.pooled],
+                "disjoint": [score_json("experiments", score) for score in widening.disjoint],
+                "stability": {name.replace(" ", "_"): _values(rows) for name, rows in matrices.items()},
+            }
+        )
+    from smaragdine.report.comparison import matrix_tables
+    from smaragdine.report.precision import widening_table
+    from smaragdine.report.terminal import console
+
+    out = console()
+    out.print(widening_table(widening))
+    out.print()
+    labels = [", ".join(paths[i : i + size]) for i in range(0, len(paths), size)]
+    out.print(matrix_tables(labels, list(matrices.items())))
     return 0
 
 

@@ -57,3 +57,10 @@ def count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
+
+
+def counts(text: str) -> list[int]:
+    numbers = [count(word) for word in text.split(",")]
+    if 0 in numbers:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers from 1")
+    return numbers

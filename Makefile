@@ -48,6 +48,9 @@ bench: $(TEST)/installed
 	$(TEST)/bin/python bench/sampler.py
 	$(TEST)/bin/python bench/overhead.py
 	$(TEST)/bin/python bench/imports.py
+	$(TEST)/bin/python bench/reading.py
+	$(TEST)/bin/python bench/intervals.py
+	$(TEST)/bin/python bench/accounting.py
 
 clean:
 	rm -rf $(TEST) $(DEMO) build dist .pytest_cache .ruff_cache .hypothesis

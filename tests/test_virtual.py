@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli import environment, info, smaragdine, write_script
+from cli import environment, info, show_json, smaragdine, write_script
 from powercap_fake import PowercapTree
 from smaragdine.accounting.power import PowerTrace, device_traces
 from smaragdine.accounting.virtual import Split, split
@@ -601,7 +601,13 @@ def test_with_a_competitor_the_program_pays_about_half(tmp_path: Path):
     # Whatever the load: 80 W by CPU time.
     [busy] = [s for s in recording.series("activity") if s.channel.quantity == "busy"]
     busy_s = np.interp(window[1], busy.t_ns, busy.value) - np.interp(window[0], busy.t_ns, busy.value)
-    assert dynamic_j == pytest.approx(80 * duration_s * facts["program_cpu_s"] / busy_s, rel=0.25)
+    assert dynamic_j == pytest.approx(80 * duration_s * facts["program_cpu_s"] / busy_s, rel=0.4)
     cpus = facts["host"]["sockets"]["cpu:0"]["logical_cpus"]
-    assert spent["static"] == pytest.approx(20 * facts["program_cpu_s"] / cpus, rel=0.15)
+    assert spent["static"] == pytest.approx(20 * facts["program_cpu_s"] / cpus, rel=0.3)
     assert found.unsplit_s < 0.1 * duration_s
+    # What `show` says of it, without a baseline: the parts are the whole.
+    shown = show_json(tmp_path / "run")
+    whose = shown["owners"]["cpu:0"]
+    parts_j = whose["program_j"] + whose["other_j"] + whose["monitor_j"]
+    assert 0 < whose["static_j"] < whose["program_j"]
+    assert parts_j == pytest.approx(shown["devices"]["cpu:0"]["energy_j"], rel=0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from smaragdine.accounting.power import PowerTrace, device_traces
+from smaragdine.accounting.virtual import split
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
 
@@ -48,6 +49,16 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Owners:
+    """Whose the energy of a socket or its memory was. What could not be split is in none of them."""
+
+    program_j: float
+    static_j: float  # of the program's: its part of the power of the idle device
+    other_j: float  # other processes, and what nobody used
+    monitor_j: float
+
+
+@dataclass(frozen=True)
 class Epoch:
     index: int | None
     start_ns: int
@@ -71,6 +82,7 @@ class RunSummary:
     epochs: list[Epoch]
     marks: pa.Table
     problems: list[str]
+    owners: dict[str, Owners] = field(default_factory=dict[str, Owners])
 
     @property
     def duration_s(self) -> float:
@@ -106,7 +118,21 @@ def summarise(recording: Recording) -> RunSummary:
         ],
         marks=marks,
         problems=[*recording.info.get("problems", []), *_problem_marks(marks), *_trace_problems(traces)],
+        owners=owners(recording, traces, begin_ns, end_ns),
     )
+
+
+def owners(
+    recording: Recording, traces: dict[str, PowerTrace], begin_ns: int, end_ns: int
+) -> dict[str, Owners]:
+    """Whose the energy was, for every socket and memory whose users are known."""
+    splits, _ = split(recording, traces)
+    return {
+        device: Owners(
+            *(trace.energy_j(begin_ns, end_ns) for trace in (of.program, of.static, of.other, of.monitor))
+        )
+        for device, of in splits.items()
+    }
 
 
 def summarise_device(
@@ -288,6 +314,7 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
         "total_j": summary.total_j,
         "devices": {name: figures(device) for name, device in summary.devices.items()},
         "shares": {name: vars(share) for name, share in summary.shares.items()},
+        "owners": {name: vars(of) for name, of in summary.owners.items()},
         "epochs": [
             {
                 "index": epoch.index,

@@ -159,6 +159,11 @@ def _remarks(summary: RunSummary) -> list[str]:
             f"[dim]{device} busy time: program {share.program:.1%}, other processes {share.other:.1%}, "
             f"monitor {share.monitor:.1%}[/]"
         )
+    for device, of in summary.owners.items():
+        lines.append(
+            f"[dim]{device} energy: program {joules(of.program_j)}, other processes and idle "
+            f"{joules(of.other_j)}, monitor {joules(of.monitor_j)}[/]"
+        )
     if any(device.provenance == "estimated" for device in summary.devices.values()):
         lines.append(
             "[yellow]estimated[/] figures come from utilisation and rated power: see smaragdine doctor"

@@ -64,7 +64,8 @@ def make_power(until_ns: int) -> Any:
     return PowerTrace(start_ns, start_ns + SAMPLE_NS, power_w)
 
 
-def measure_account(count: int, shuffled: bool) -> dict[str, float]:
+def measure_account(count: int, shuffled: bool, compiled: bool = True) -> dict[str, float]:
+    from smaragdine.accounting import account as module
     from smaragdine.accounting.account import account
     from smaragdine.accounting.sweep import compiled_sweep
 
@@ -72,7 +73,8 @@ def measure_account(count: int, shuffled: bool) -> dict[str, float]:
     last_ns = int(events["start_ns"].to_numpy()[-min(count, 64 * LANES) :].max()) if not shuffled else None
     power = make_power((last_ns or int(events["start_ns"].to_numpy().max())) + 20_000)
     # What is paid once a process is not the engine's: imports, and loading the compiled loop (some 0.4 s).
-    compiled_sweep()
+    module.sweep_for = lambda _: compiled_sweep() if compiled else None
+    module.sweep_for(0)
     account(events.slice(0, 1000), {"gpu:0": power})
     reset_peak()
     held = peak_bytes()
@@ -90,7 +92,11 @@ def measure_account(count: int, shuffled: bool) -> dict[str, float]:
 
 
 def measure_sort(count: int) -> dict[str, float]:
-    boundaries = np.random.default_rng(3).integers(0, 1_000 * count, 2 * count)
+    events = make_events(count, False)
+    start_ns = events["start_ns"].to_numpy()
+    boundaries = np.concatenate([start_ns, start_ns + events["duration_ns"].to_numpy()])
+    del events, start_ns
+    np.random.default_rng(3).shuffle(boundaries)
     begin = time.perf_counter()
     np.sort(boundaries, kind="stable")
     return {"seconds": time.perf_counter() - begin}
@@ -140,6 +146,7 @@ def in_process(what: str, count: int) -> dict[str, float]:
 MEASURES: dict[str, Any] = {
     "near-sorted": lambda count: measure_account(count, False),
     "shuffled": lambda count: measure_account(count, True),
+    "… numpy": lambda count: measure_account(count, False, compiled=False),
     "np.sort": measure_sort,
     "algorithm 2": measure_literal,
 }
@@ -163,7 +170,7 @@ def main() -> None:
     print(f"{'events':>11} {'order':12} {'ns an event':>24} {'events a second':>16} {'÷ np.sort of 2N':>24}"
           f" {'peak':>9} {'input':>9}")  # fmt: skip
     for count in [LITERAL_MOST, *(int(float(size)) for size in options.sizes.split(","))]:
-        orders = ["near-sorted", "shuffled", *(["algorithm 2"] if count <= LITERAL_MOST else [])]
+        orders = ["near-sorted", "… numpy", "shuffled", *(["algorithm 2"] if count <= LITERAL_MOST else [])]
         # In turns, so that the machine's mood meets all of them.
         rounds = [
             {what: in_process(what, count) for what in (*orders, "np.sort")} for _ in range(options.rounds)

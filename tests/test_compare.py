@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from footprints import footprint, footprints
+from smaragdine.accounting.arithmetic import add, per_step
 from smaragdine.accounting.comparison import Change, compare, to_json
 from smaragdine.accounting.footprint import Footprint, save
 from smaragdine.accounting.noise import Spread, half_width, half_width_runs, of_steps, t_95
@@ -142,10 +143,15 @@ _side = st.lists(footprints(most=5), min_size=1, max_size=3)
 @settings(max_examples=40, deadline=None)
 @given(_side, _side)
 def test_any_two_groups_can_be_compared(a: list[Footprint], b: list[Footprint]) -> None:
-    found = compare(a, b)
-    json.dumps(to_json(found), allow_nan=False)
+    everywhere = [set.intersection(*(set(run.devices) for run in side)) for side in ([*a, *b], a)]
+    if not everywhere[1]:
+        with pytest.raises(UserError, match="no device in common"):
+            compare(a, a)
+        return
+    if everywhere[0]:
+        json.dumps(to_json(compare(a, b)), allow_nan=False)
     same = compare(a, a)
-    assert same.total.verdict == "inside the noise"
+    assert same.total.verdict in ("inside the noise", "noise not known")
     assert all(change.verdict == "inside the noise" for change in same.changes)
     assert same.only_a == same.only_b == ()
 
@@ -225,9 +231,52 @@ def test_experiments_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [score["experiments"] for score in found["pooled"]] == [2, 3]
     assert [score["experiments"] for score in found["disjoint"]] == [1, 2]
     assert found["disjoint"][1]["energy"] == widening.disjoint[1].scores.energy.value
-    assert found["pooled"][0]["time_alone"] == widening.pooled[0].scores.floor.value
+    assert found["pooled"][0]["times_against_energy"] == widening.pooled[0].scores.floor.value
     assert found["stability"]["energy"][0][2] == stability(experiments).energy[0][2].value
     assert main([*paths, "--experiment", "3"]) == 0
     assert "experiments pooled" in capsys.readouterr().out
     with pytest.raises(UserError, match="no experiments of 4"):
         main([*paths, "--experiment", "4"])
+
+
+def stepped(energy_j: float, steps: int, device: str = "gpu:0", idle_j: float = 0.0) -> Footprint:
+    each_j = energy_j / steps
+    rows = [{"name": "x", "device": device, "energy_j": energy_j, "busy_s": 1.0, "step_mean_j": each_j,
+             "step_std_j": each_j / 10}]  # fmt: skip
+    return footprint(rows, idle_j=idle_j, steps=steps)
+
+
+def test_what_is_per_step_already_is_not_divided_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, long = per_step(stepped(10.0, 10)), per_step(stepped(20.0, 20))
+    assert per_step(short) is short
+    save(short, tmp_path / "a.json")
+    save(long, tmp_path / "b.json")
+    assert main([str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--per-step", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["total"]["difference_j"] == pytest.approx(0)
+    assert not any("--per-step" in remark for remark in found["remarks"])
+    with pytest.raises(UserError, match="one step and of whole runs"):
+        add([short, stepped(10.0, 10)])
+
+
+def test_only_devices_of_every_run_are_compared() -> None:
+    both = footprint(
+        [
+            {"name": "x", "energy_j": 5.0, "busy_s": 1.0},
+            {"name": "x", "device": "cpu:0", "energy_j": 9.0, "busy_s": 1.0},
+        ]
+    )
+    found = compare([both], [footprint([{"name": "x", "energy_j": 5.0, "busy_s": 1.0}])])
+    assert found.total.difference_j == pytest.approx(0)
+    assert any("cpu:0" in remark for remark in found.remarks)
+    other = footprint([{"name": "x", "device": "gpu:7", "energy_j": 5.0, "busy_s": 1.0}])
+    with pytest.raises(UserError, match="no device in common"):
+        compare([both], [other])
+
+
+def test_idle_time_of_single_runs_is_no_change_of_the_program() -> None:
+    found = compare([stepped(10.0, 10)], [stepped(10.0, 10, idle_j=50.0)])
+    assert found.total.verdict == "noise not known"
+    assert [change.verdict for change in found.changes] == ["inside the noise"]

@@ -15,13 +15,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smaragdine.accounting import account as account_module
-from smaragdine.accounting import columns, engine, nesting
+from smaragdine.accounting import columns, engine, ledger, nesting
 from smaragdine.accounting.account import account
 from smaragdine.accounting.engine import Chunk, levels
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.ledger import entry_compiled
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.sweep import compiled_sweep
+from smaragdine.errors import UserError
 from smaragdine.recording.format import EVENTS
 
 Stretch = tuple[int, int, int]  # begin, end, watts
@@ -268,8 +269,6 @@ def test_missing_power_is_said_and_costs_nothing() -> None:
 def test_many_names_need_no_column_each(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (engine, columns, account_module):
         monkeypatch.setattr(module, "CHUNK", 4)
-    from smaragdine.accounting import ledger
-
     monkeypatch.setattr(ledger, "CHUNK", 4)
     events = [Event(f"op{i}", 3 * i, 5, step=i % 3) for i in range(40)]
     stretches = [(0, 60, 2), (60, 200, 3)]
@@ -303,3 +302,55 @@ def test_more_at_a_time_than_the_table_of_shares_holds() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(account_module, "sweep_for", lambda _: compiled_sweep())
         agrees(account(table(events), {"gpu:0": power([(0, 400, 7)])}), events, [(0, 400, 7)])
+
+
+def test_a_parent_that_pays_between_its_children_only_is_not_measured_in_time() -> None:
+    ms = 1_000_000
+    root = [Event("root", 0, 2_000 * ms, 1)]
+    children = [Event("op", i * 10 * ms, 10 * ms - 10_000, 1) for i in range(200)]
+    trace = power([(b * ms, (b + 5) * ms, 100 + b % 7) for b in range(0, 2_000, 5)])
+    rows = {row["name"]: row for row in account(table([*root, *children]), {"gpu:0": trace}).rows.to_pylist()}
+    assert (rows["root"]["basis"], rows["op"]["basis"]) == ("prior", "resolution")
+
+
+def test_a_long_event_without_a_step_keeps_no_step_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (engine, columns, account_module):
+        monkeypatch.setattr(module, "CHUNK", 8)
+    most = 0
+    add = ledger.Ledger.add
+
+    def watched(self: ledger.Ledger, added: ledger.Entry) -> None:
+        nonlocal most
+        add(self, added)
+        most = max(most, len(self._open))
+
+    monkeypatch.setattr(ledger.Ledger, "add", watched)
+    events = [Event("root", 0, 4000), *(Event("op", 10 * i, 10, step=i) for i in range(400))]
+    found = account(table(events), {"gpu:0": power([(0, 4000, 1)])})
+    assert found.devices["gpu:0"].steps == 400
+    assert most < 20
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("duration_ns", [10, -5], "duration below 0"),
+        ("duration_ns", [10, 2**63 - 1], "centuries"),
+        ("start_ns", [-(2**61) - 5, 10], "centuries"),
+        ("name", ["a", None], "1 events have no name"),
+        ("device", ["gpu:0", None], "no device"),
+        ("start_ns", [0, None], "no start_ns"),
+    ],
+)
+def test_events_nobody_checked(column: str, values: list[object], said: str) -> None:
+    """A recording's events may come from any writer."""
+    events = table([Event("a", 0, 10), Event("b", 20, 10)])
+    field = EVENTS.field(column)
+    broken = (
+        pa.array(values, pa.string()).dictionary_encode()
+        if column in ("name", "device")
+        else pa.array(values)
+    )
+    events = events.set_column(EVENTS.get_field_index(column), field, broken.cast(field.type))
+    with pytest.raises(UserError, match=said):
+        account(events, {"gpu:0": power([(0, 40, 1)])})

@@ -129,7 +129,7 @@ def _thinned(events: pa.Table, device: str, meter: Meter, ks: Sequence[int]) -> 
 
 
 def _when(begin_ns: int, end_ns: int) -> str:
-    return " to ".join(f"{str(np.datetime64(t_ns, 'ns'))[:19]}Z" for t_ns in (begin_ns, end_ns))
+    return " to ".join(f"{str(np.datetime64(t_ns, 'ns'))[:23]}Z" for t_ns in (begin_ns, end_ns))
 
 
 def _account_device(source: Columns, device: str, meter: Meter, events: int) -> tuple[pa.Table, DeviceTotal]:
@@ -185,17 +185,13 @@ def _integrate(source: Columns, device: str, meter: Meter, events: int) -> tuple
     every = max(1, events // (CHUNK * SAMPLED_CHUNKS))
 
     sweep = sweep_for(source.table.num_rows)
-    nested: list[int] = []
 
     def work(numbered: tuple[int, Chunk]) -> tuple[Entry, list[Windows]]:
         number, chunk = numbered
         sampled = number % every == 0 and chunk.start_ns.size and edges_ns
         seen_here = [windows(chunk, levels, sensor.window_ns, keys) for levels in moved] if sampled else []
-        added = entry_compiled(chunk, power, keys, sweep) if sweep and not nested else None
-        if added is None:
-            added = entry(chunk, power, keys)
-            nested.append(number)  # one chunk with nested events says that the others have some too
-        return added, seen_here
+        added = entry_compiled(chunk, power, keys, sweep) if sweep else None
+        return added or entry(chunk, power, keys), seen_here
 
     for added, seen_here in in_threads(work, enumerate(chunks(here, min(spans_ns), max(spans_ns)))):
         ledger.add(added)

@@ -86,7 +86,11 @@ def per_step(footprint: Footprint) -> Footprint:
     steps = max((total.steps for total in footprint.devices.values()), default=0)
     if not steps:
         raise UserError("the footprint has no steps", "its events do not say to which step they belong")
-    return scale(footprint, 1 / steps)
+    if any(total.per_step for total in footprint.devices.values()):
+        return footprint
+    scaled = scale(footprint, 1 / steps)
+    devices = {name: dataclasses.replace(total, per_step=True) for name, total in scaled.devices.items()}
+    return dataclasses.replace(scaled, devices=devices)
 
 
 def over_devices(footprint: Footprint) -> Footprint:
@@ -208,6 +212,8 @@ def _having(footprints: Sequence[Footprint], device: str) -> list[Footprint]:
 
 
 def _sum_totals(totals: Sequence[DeviceTotal]) -> DeviceTotal:
+    if len({total.per_step for total in totals}) > 1:
+        raise UserError("footprints of one step and of whole runs do not add up", remedy="Give one kind only")
     return DeviceTotal(
         total_j=sum(total.total_j for total in totals),
         idle_j=sum(total.idle_j for total in totals),
@@ -216,6 +222,7 @@ def _sum_totals(totals: Sequence[DeviceTotal]) -> DeviceTotal:
         steps=sum(total.steps for total in totals),
         other_j=_sum_known([total.other_j for total in totals]),
         static_j=_sum_known([total.static_j for total in totals]),
+        per_step=all(total.per_step for total in totals),
         provenance=_provenance([total.provenance for total in totals]),
     )
 

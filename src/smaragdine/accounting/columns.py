@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from smaragdine.accounting.engine import ALL_LATER, CHUNK, Block
+from smaragdine.errors import UserError
 
 Ints = npt.NDArray[np.int64]
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
@@ -20,6 +21,7 @@ pc: Any = pyarrow.compute  # its functions are made on import, where no type che
 # With more blocks than this waiting for stragglers, bringing all events in order once is cheaper.
 WAITING_BLOCKS = 3
 MOST_LANES = 1 << 16
+LONGEST_NS = 1 << 61  # 73 years: sums and differences of times must fit 64 bits
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class Columns:
 
 
 def columns(events: pa.Table) -> Columns:
+    """Checks what the engine relies on: a recording's events may have been written by anybody."""
+    for name in ("name", "device", "start_ns", "duration_ns"):
+        if events[name].null_count:
+            raise UserError(f"{events[name].null_count:,} events have no {name}", remedy="Write them anew")
     events = events.unify_dictionaries()
     texts = {name: _dictionary(events[name]) for name in ("name", "phase", "device")}
     for name, most in (("lane", MOST_LANES), ("step", ALL_LATER)):
@@ -126,11 +132,15 @@ def _later(events: pa.Table) -> tuple[Ints | None, Ints, int, int]:
     for rows in _slices(events.num_rows):
         part = events.slice(rows.start, rows.stop - rows.start)
         start_ns, duration_ns = _ints(part["start_ns"]), _ints(part["duration_ns"])
+        if int(duration_ns.min()) < 0 or int(duration_ns.max()) > LONGEST_NS:
+            raise UserError("the events cannot be accounted", "some have a duration below 0 or of centuries")
         lowest.append(int(start_ns.min()))
         highest.append(int(start_ns.max()))
         ends.append(int((start_ns + duration_ns).max()))
     if not lowest:
         return None, np.zeros(0, dtype=np.int64), 0, 0
+    if max(ends) - min(lowest) > LONGEST_NS:
+        raise UserError("the events cannot be accounted", "from first to last they span centuries")
     later_ns = _suffix_min(lowest)
     waits = np.arange(len(lowest)) - np.searchsorted(np.maximum.accumulate(highest), later_ns, side="left")
     order = None

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from smaragdine.accounting.arithmetic import average, over_devices, per_step
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.noise import Spread, deviation, half_width, half_width_runs, of_steps
@@ -81,6 +83,10 @@ def compare(
         raise UserError("nothing to compare with", remedy="Give at least one run on each side")
     if by_step:
         a, b = [per_step(run) for run in a], [per_step(run) for run in b]
+    left_out = _not_everywhere([*a, *b])
+    if device is None:
+        # A sum over other devices would be no change of the program.
+        a, b = ([_without(run, left_out) for run in side] for side in (a, b))
     narrow_a, narrow_b = ([_narrow(run, device) for run in side] for side in (a, b))
     mean_a, mean_b = average(a).mean, average(b).mean
     of_a, of_b = ([values(run, "energy") for run in side] for side in (narrow_a, narrow_b))
@@ -109,7 +115,7 @@ def compare(
         only_a=_alone(keys_a, keys_b, of_a),
         only_b=_alone(keys_b, keys_a, of_b),
         verdict=_say(total, changes),
-        remarks=_remarks(mean_a, mean_b, len(a), len(b), by_step),
+        remarks=_remarks(mean_a, mean_b, len(a), len(b), left_out if device is None else []),
     )
 
 
@@ -149,6 +155,25 @@ def _score(score: Correlation, time: Correlation, difference: float | None, unit
     }
 
 
+def _not_everywhere(runs: Sequence[Footprint]) -> list[str]:
+    every = dict.fromkeys(name for run in runs for name in run.devices)
+    left_out = [name for name in every if not all(name in run.devices for run in runs)]
+    if len(left_out) == len(every):
+        raise UserError(
+            "the runs have no device in common", remedy="Compare runs of the same kind of machine"
+        )
+    return left_out
+
+
+def _without(footprint: Footprint, devices: Sequence[str]) -> Footprint:
+    if not devices:
+        return footprint
+    kept = [name not in devices for name in footprint.rows["device"].to_pylist()]
+    rows = footprint.rows.filter(pa.array(kept, type=pa.bool_()))
+    totals = {name: total for name, total in footprint.devices.items() if name not in devices}
+    return dataclasses.replace(footprint, rows=rows, devices=totals)
+
+
 def _narrow(footprint: Footprint, device: str | None) -> Footprint:
     return over_devices(footprint) if device is None else select(footprint, device)
 
@@ -173,6 +198,10 @@ def _device_change(a: Sequence[Footprint], b: Sequence[Footprint], device: str) 
         # Rows that spread over steps all in the same way spread the most: what a total can do at worst.
         spread_a, spread_b = (_spread_of_rows(run, device) for run in (a[0], b[0]))
         noise_j = half_width(spread_a, spread_b) if spread_a and spread_b else None
+        # Steps say nothing about how long a device idled besides, nor do steps that are all the same.
+        idle_j = [side[0].devices[device].idle_j for side in (a, b) if device in side[0].devices]
+        if not noise_j or (len(idle_j) == 2 and abs(idle_j[0] - idle_j[1]) > noise_j):
+            noise_j = None
     return _change((device, None), a_j or [0.0], b_j or [0.0], noise_j)
 
 
@@ -234,22 +263,23 @@ def _say(total: Change, changes: Sequence[Change]) -> str:
     judged = sum(change.half_width_j is not None for change in changes)
     if judged:
         # One in twenty 95 % intervals misses: a long list has changes by chance alone.
-        said += f"; {beyond} of {judged} names changed beyond it, where chance makes about {judged / 20:.2g}"
+        said += f"; {beyond} of {judged} names changed beyond theirs, where chance makes {judged / 20:.2g}"
     return said
 
 
-def _remarks(a: Footprint, b: Footprint, runs_a: int, runs_b: int, by_step: bool) -> tuple[str, ...]:
+def _remarks(
+    a: Footprint, b: Footprint, runs_a: int, runs_b: int, left_out: Sequence[str]
+) -> tuple[str, ...]:
     said: list[str] = []
     if runs_a == runs_b == 1:
         said.append("one run on each side does not show how runs differ: repeat, A1 A2 … --against B1 B2 …")
     elif min(runs_a, runs_b) == 1:
         said.append("the side of one run is taken to spread as the other does")
-    if set(a.devices) != set(b.devices):
-        said.append(
-            f"A has {', '.join(a.devices) or 'no device'}, B has {', '.join(b.devices) or 'no device'}"
-        )
+    if left_out:
+        said.append(f"left out, because not every run has it: {', '.join(left_out)}")
     steps_a, steps_b = (max((t.steps for t in side.devices.values()), default=0) for side in (a, b))
-    if steps_a != steps_b and not by_step:
+    whole = not any(total.per_step for side in (a, b) for total in side.devices.values())
+    if steps_a != steps_b and whole:
         said.append(f"A has {steps_a} steps, B has {steps_b}: --per-step compares what one costs")
     for side, mean in (("A", a), ("B", b)):
         missing = [name for name, total in mean.devices.items() if total.missing_s > 0.01 * total.covered_s]

@@ -134,7 +134,8 @@ def _joined(parts: list[Block]) -> Block:
 
 
 def _lowest(step: Ints) -> int:
-    return int(step.min()) if step.size else ALL_LATER
+    known = step[step >= 0]
+    return int(known.min()) if known.size else ALL_LATER
 
 
 def _chunk(running: Chunk | None, new: Block, begin_ns: int, until_ns: int) -> Chunk:

@@ -46,6 +46,7 @@ class DeviceTotal:
     steps: int = 0  # distinct steps among its events
     other_j: float | None = None  # of other processes and the monitor; outside total_j
     static_j: float | None = None  # of total_j, the program's part of the power of an idle device
+    per_step: bool = False  # energies are those of one step
     provenance: str | None = None  # measured, estimated, replayed; null: a foreign log does not say
 
 
@@ -120,6 +121,8 @@ def _whole(file: Path, write: Callable[[Path], None]) -> None:
             write(file)  # a pipe or a device is written to, never replaced
             return
         target = Path(os.path.realpath(file))  # a link stays a link
+        if not target.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, f"there is no folder {target.parent}")
         part = target.with_name(f".{target.name}.{os.getpid()}")
         write(part)
         os.replace(part, target)

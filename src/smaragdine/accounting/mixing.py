@@ -36,6 +36,8 @@ class Windows(NamedTuple):
     row: Ints
     share_s: Floats  # ∫ 1/n over the row's events in the window
     busy_s: Floats  # their time
+    pieces: Ints  # per row: how many stretches it paid for, wherever they are
+    paid_s: Floats  # and their time
 
 
 def windows(chunk: Chunk, power: Levels, window_ns: int, rows: int) -> Windows:
@@ -59,6 +61,7 @@ def windows(chunk: Chunk, power: Levels, window_ns: int, rows: int) -> Windows:
     whole = whole & (sum_by(window, length_s, count) > 0)
     new_number = np.cumsum(whole) - 1
     kept = whole[number]
+    own = chunk.key[paying.event]
     return Windows(
         sum_by(window, at.power_w * length_s, count)[whole],
         sum_by(window, length_s, count)[whole],
@@ -66,13 +69,16 @@ def windows(chunk: Chunk, power: Levels, window_ns: int, rows: int) -> Windows:
         row[kept],
         line_share_s[kept],
         line_busy_s[kept],
+        np.bincount(own, minlength=rows),
+        sum_by(own, (paying.end_ns - paying.start_ns) * 1e-9, rows),
     )
 
 
 def join(parts: Sequence[Windows]) -> Windows:
     offsets = np.cumsum([0, *(part.energy_j.size for part in parts)])
     moved = [part._replace(window=part.window + by) for part, by in zip(parts, offsets[:-1], strict=True)]
-    return Windows(*(np.concatenate(column) for column in zip(*moved, strict=True)))
+    *lines, pieces, paid_s = zip(*moved, strict=True)
+    return Windows(*map(np.concatenate, lines), pieces=np.sum(pieces, axis=0), paid_s=np.sum(paid_s, axis=0))
 
 
 def _window_of(chunk: Chunk, t_ns: Ints, power: Levels, window_ns: int) -> tuple[Ints, npt.NDArray[np.bool_]]:

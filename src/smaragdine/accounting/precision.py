@@ -147,6 +147,6 @@ def score_json(of: str, score: Score) -> dict[str, float | int | None]:
         of: score.n,
         "energy": found.energy.value,
         "power": found.power.value,
-        "time_alone": found.floor.value,
-        "time_alone_power": found.time_alone_power.value,
+        "times_against_energy": found.floor.value,
+        "constant_power": found.time_alone_energy.value,
     }

@@ -25,7 +25,7 @@ Sweep = Callable[
     tuple[Floats, Floats, Floats, Ints, float, bool],
 ]
 
-WORTH_LOADING = 15_000_000  # events
+WORTH_LOADING = 10_000_000  # events
 MOST_DIGIT_BITS = 13
 MOST_CONCURRENT = 64  # up to so many at a time, 1/n comes from a table: a division takes longer
 

@@ -8,12 +8,12 @@ whose energies are sums over their company:
 
     p ~ N(mean busy power, (limit − idle)² / 12)        window energy = Σ time share × p + noise
 
-The posterior mean says how far equal sharing is off (bias), its deviation how well that is known (doubt);
-the half-width is that of the interval around the equal share that holds 95 % of the posterior, widened by
-the sensor's resolution and, where only a sample of the steps was looked at, by the spread over steps, but
-never beyond what idle and limit allow. The bias is
-the largest of three: as the clocks say, and with power moved against the events by as much as their clocks
-may disagree. `docs/uncertainty.md` has the derivation, and how often the interval covers the truth.
+The posterior mean says how far equal sharing is off (bias), its deviation how well that is known (doubt). The
+half-width is that of the interval around the equal share that holds 95 % of the posterior, widened by the
+sensor's resolution and, where only a sample of the steps was looked at, by the spread over steps, but never
+beyond what idle and limit allow. The bias is the largest of three: as the clocks say, and with power moved
+against the events by as much as their clocks may disagree. `docs/uncertainty.md` has the derivation, and how
+often the interval covers the truth.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class Look(NamedTuple):
     deviation_w: Floats
     learned: Floats  # how much of the prior's variance the windows took away, 0 to 1
     most_j: Floats  # no true energy is farther from the equal share
+    stretch_s: Floats  # the mean length of what the row pays for: of a parent, the time between its children
 
 
 def infer(seen: Windows, sensor: Sensor, rows: int) -> Look:
@@ -117,7 +118,8 @@ def infer(seen: Windows, sensor: Sensor, rows: int) -> Look:
         learned[known] = 1 - (deviation_w[known] / prior_w) ** 2
     else:
         mean_w[known] = equal_j[known] / share_s[known]
-    return Look(share_s, equal_j, mean_w, deviation_w, learned, most_j)
+    stretch_s = seen.paid_s / np.maximum(seen.pieces, 1)
+    return Look(share_s, equal_j, mean_w, deviation_w, learned, most_j, stretch_s)
 
 
 def _most_off_w(seen: Windows, window_w: Floats, sensor: Sensor) -> Floats:
@@ -212,7 +214,6 @@ def combine(looks: Sequence[Look], ledger: Ledger, sensor: Sensor) -> tuple[Floa
     energy_j, busy_s = ledger.energy_j, ledger.busy_ns / 1e9
     # What no window was seen of may be anything between idle and limit.
     anything_j = np.maximum(energy_j - sensor.idle_w * busy_s, sensor.limit_w * busy_s - energy_j)
-    mean_ns = ledger.busy_ns / np.maximum(ledger.count, 1)
     if not looks:
         return np.maximum(anything_j, 0.0), [PRIOR] * energy_j.size
     clocks = looks[0]
@@ -238,7 +239,8 @@ def combine(looks: Sequence[Look], ledger: Ledger, sensor: Sensor) -> tuple[Floa
     width_j = np.minimum(inferred_j, most_j + Z_95 * chance_j)
     width_j = np.where(seen, width_j, np.maximum(anything_j, 0.0))
     basis = np.where(Z_95 * spread_j > width_j / 2, REPETITION, RESOLUTION)
-    return width_j, np.where((mean_ns < sensor.window_ns) | ~seen, PRIOR, basis).tolist()
+    short = clocks.stretch_s * 1e9 < sensor.window_ns
+    return width_j, np.where(short | ~seen, PRIOR, basis).tolist()
 
 
 def _relative(off_j: Floats, clocks: Look) -> Floats:

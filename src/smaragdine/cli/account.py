@@ -15,7 +15,7 @@ from smaragdine.accounting.diagram import diagram, zoom
 from smaragdine.accounting.footprint import Footprint, save, to_json, write_json
 from smaragdine.accounting.meters import Meters, SensorFacts
 from smaragdine.accounting.precision import Score, score_json
-from smaragdine.cli.parsing import Parser, count, counts, positive_seconds, positive_watts
+from smaragdine.cli.parsing import Parser, add_merge_options, count, counts, positive_seconds, positive_watts
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 
@@ -43,14 +43,8 @@ def _parser() -> Parser:
         "-o", "--output", metavar="FOOTPRINT", help="write it as .parquet, .arrow, .csv or .json"
     )
     show = parser.add_argument_group("what is shown")
-    show.add_argument("--summary", action="store_true", help="merge self-similar layers: layer_*")
-    show.add_argument(
-        "--merge",
-        metavar="RULE",
-        action="append",
-        default=[],
-        help=r"merge layers by a rule of your own: 'layer_(\d+)=transformer'; may be given again",
-    )
+    add_merge_options(show)
+    show.add_argument("--sum", action="store_true", help="over all devices")
     show.add_argument("--per-step", action="store_true", help="what one step costs")
     show.add_argument("--top", metavar="N", type=count, default=20, help="how many names (20)")
     show.add_argument("--tree", action="store_true", help="as a tree of layers")
@@ -101,11 +95,18 @@ def main(words: list[str]) -> int:
     options = _parser().parse_args(words)
     events, meters, edges = _inputs(options)
     footprint = account_meters(events, meters)
-    precision = thinned(events, meters, options.thin) if options.thin else {}
+    precision = thinned(events, meters, options.thin) if options.thin and not options.sum else {}
     if options.summary or options.merge:
-        from smaragdine.accounting.merge import merge, parse_rule
+        from smaragdine.accounting.merge import merge, merge_edges, parse_rule, renaming
 
-        footprint = merge(footprint, [parse_rule(text) for text in options.merge])
+        rules = [parse_rule(text) for text in options.merge]
+        if edges is not None:
+            edges = merge_edges(edges, renaming(footprint, rules))
+        footprint = merge(footprint, rules)
+    if options.sum:
+        from smaragdine.accounting.arithmetic import over_devices
+
+        footprint = over_devices(footprint)
     if options.per_step:
         from smaragdine.accounting.arithmetic import per_step
 
@@ -165,14 +166,19 @@ def _write_json(footprint: Footprint, precision: Mapping[str, Sequence[Score]], 
 
 
 def _print(footprint: Footprint, edges: pa.Table | None, options: argparse.Namespace) -> None:
-    from smaragdine.report.footprint import diagram_tree, footprint_remarks, footprint_tables
+    from smaragdine.report.footprint import (
+        diagram_tree,
+        footprint_remarks,
+        footprint_tables,
+        idle_remarks,
+    )
     from smaragdine.report.terminal import console
 
     out = console()
     if options.tree or options.zoom:
         node = diagram(footprint, edges)
-        out.print(diagram_tree(zoom(node, options.zoom) if options.zoom else node, options.depth))
-        for remark in footprint_remarks(footprint):
+        out.print(diagram_tree(zoom(node, options.zoom) if options.zoom else node, min(options.depth, 100)))
+        for remark in (*idle_remarks(footprint), *footprint_remarks(footprint)):
             out.print(remark)
     else:
         out.print(footprint_tables(footprint, options.top))

@@ -14,7 +14,7 @@ from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.merge import merge, parse_rule
 from smaragdine.accounting.precision import assw, score_json, stability
 from smaragdine.accounting.similarity import Correlation, constant_power, matrix
-from smaragdine.cli.parsing import Parser, count
+from smaragdine.cli.parsing import Parser, add_merge_options, count, positive_count
 from smaragdine.errors import UserError
 
 
@@ -66,19 +66,12 @@ def _parser() -> Parser:
         default=[],
         help="runs of the other side: all before are one side",
     )
-    parser.add_argument("--summary", action="store_true", help="merge self-similar layers first")
-    parser.add_argument(
-        "--merge",
-        metavar="RULE",
-        action="append",
-        default=[],
-        help=r"name layers alike before merging: 'layer_(\d+)=transformer'; may be given again",
-    )
+    add_merge_options(parser)
     parser.add_argument("--device", metavar="DEVICE", help="only this one (gpu:0); default: the sum over all")
     parser.add_argument(
         "--experiment",
         metavar="N",
-        type=count,
+        type=positive_count,
         help="every N runs are an experiment: how alike they are, and to more of them (the paper's 5)",
     )
     parser.add_argument("--per-step", action="store_true", help="what one step costs, not the whole run")

@@ -52,6 +52,10 @@ def main(argv: list[str] | None = None) -> int:
         # `smaragdine show … | head`: not an error, and the interpreter must not complain on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:
+        # A full disk behind the standard output, say.
+        print(f"smaragdine: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

@@ -24,32 +24,27 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive_seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
-
-
-def period_ms(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 1 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a period between 1 and 1000 ms")
-    return value
+    return _number(text, 0 < (value := _float(text)) < 1e7, value, "a number of seconds above 0")
 
 
 def positive_watts(text: str) -> float:
+    return _number(text, 0 < (value := _float(text)) < 1e6, value, "a power above 0 W")
+
+
+def period_ms(text: str) -> float:
+    return _number(text, 1 <= (value := _float(text)) <= 1000, value, "a period between 1 and 1000 ms")
+
+
+def _float(text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        value = -1.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a power above 0 W")
+        return -1.0
+
+
+def _number(text: str, good: bool, value: float, what: str) -> float:
+    if not good:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return value
 
 
@@ -59,8 +54,22 @@ def count(text: str) -> int:
     return int(text)
 
 
+def positive_count(text: str) -> int:
+    if not count(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
 def counts(text: str) -> list[int]:
-    numbers = [count(word) for word in text.split(",")]
-    if 0 in numbers:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers from 1")
-    return numbers
+    return [positive_count(word) for word in text.split(",")]
+
+
+def add_merge_options(parser: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
+    parser.add_argument("--summary", action="store_true", help="merge self-similar layers: layer_*")
+    parser.add_argument(
+        "--merge",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help=r"merge layers by a rule of your own: 'layer_(\d+)=transformer'; may be given again",
+    )

@@ -18,6 +18,7 @@ from smaragdine.errors import UserError
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 TEXT = pa.dictionary(pa.int32(), pa.string())
+_NAMES = b"smaragdine.columns"
 MOST_NS = 2**63 - 1
 MOST_T_NS = 2**62  # the year 2116
 _EXACT_FLOAT = 2**53  # above it a float has lost digits that nobody can give back
@@ -55,7 +56,7 @@ def need_columns(table: pa.Table, required: Sequence[str], optional: Sequence[st
     if missing:
         raise UserError(
             f"{where} has no column {', '.join(missing)}",
-            f"it has {', '.join(table.column_names[:12]) or 'none'}",
+            f"it has {', '.join(_all_names(table)[:12]) or 'none'}",
             f"Needed are {', '.join(required)}" + (f", and {', '.join(optional)} may be" if optional else ""),
         )
     for name in (*required, *optional):
@@ -63,6 +64,16 @@ def need_columns(table: pa.Table, required: Sequence[str], optional: Sequence[st
             raise UserError(f"{where} has two columns named {name}")
     if not table.num_rows:
         raise UserError(f"{where} has no rows")
+
+
+def noting_names(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Of a file of which only some columns were read: what it has, for who misses one."""
+    return table.replace_schema_metadata({_NAMES: "\0".join(names)})
+
+
+def _all_names(table: pa.Table) -> list[str]:
+    noted = (table.schema.metadata or {}).get(_NAMES)
+    return table.column_names if noted is None else noted.decode().split("\0")
 
 
 def refuse(where: str, column: str, bad: npt.NDArray[np.bool_], why: str, remedy: str = "") -> None:

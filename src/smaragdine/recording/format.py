@@ -27,6 +27,7 @@ from smaragdine.sensors.base import Channel
 FORMAT_VERSION = 1
 INFO_FILE = "run.json"
 SPOOL_FOLDER = "spool"
+TRACES_FOLDER = "traces"
 READING_TABLES = ("power", "activity", "telemetry")
 TABLES = (*READING_TABLES, "marks", "events", "edges")
 

@@ -56,6 +56,8 @@ def _checked(table: pa.Table, where: str) -> pa.Table:
     times = t_ns.to_numpy()
     # Far from the ends of 64 bits: differences and holds must fit too.
     refuse(where, "t_ns", (times > MOST_T_NS) | (times < -MOST_T_NS), "is no time in nanoseconds since 1970")
+    if int(times.max()) - int(times.min()) > MOST_T_NS // 2:
+        raise UserError(f"{where} spans centuries", remedy="t_ns is in nanoseconds since 1970")
     codes = np.concatenate([chunk.indices.to_numpy() for chunk in device.chunks])
     order = _order(times, codes, watts, device.chunk(0).dictionary.to_pylist(), where)
     checked = pa.table([device, t_ns, power_w], schema=POWER)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from smaragdine.errors import UserError
-from smaragdine.recording.columns import TEXT
+from smaragdine.recording.columns import TEXT, noting_names
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
@@ -117,7 +117,9 @@ def _read_parquet(content: pa.Buffer, columns: Sequence[str], words: Sequence[st
         pa.BufferReader(content), metadata=metadata, read_dictionary=[name for name in words if name in there]
     )
     # With none of them there the caller wants to know what is there instead.
-    return file.read(there) if there else file.schema_arrow.empty_table()
+    return (
+        noting_names(file.read(there), file.schema_arrow.names) if there else file.schema_arrow.empty_table()
+    )
 
 
 def _read_arrow(content: pa.Buffer, kind: str, where: str) -> pa.Table:
@@ -165,6 +167,7 @@ def read_csv(
             strings_can_be_null=False,
         ),
     )
-    if not spaced:
-        return table
-    return pa.table([pc.utf8_trim_whitespace(column) for column in table.columns], names=table.column_names)
+    if spaced:
+        trimmed = [pc.utf8_trim_whitespace(column) for column in table.columns]
+        table = pa.table(trimmed, names=table.column_names)
+    return noting_names(table, names)

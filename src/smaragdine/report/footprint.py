@@ -30,6 +30,16 @@ def footprint_tables(footprint: Footprint, top: int) -> RenderableType:
     return Group(*parts)
 
 
+def idle_remarks(footprint: Footprint) -> list[Text]:
+    """What a tree of operations leaves out."""
+    return [
+        Text(
+            f"{visible(device)}: {joules(total.idle_j)} of {joules(total.total_j)} idle besides", style="dim"
+        )
+        for device, total in footprint.devices.items()
+    ]
+
+
 def footprint_remarks(footprint: Footprint) -> list[Text]:
     """What one must know besides the figures."""
     lines = [

@@ -11,8 +11,8 @@ from smaragdine.accounting.precision import Score, Widening
 from smaragdine.accounting.similarity import Correlation
 from smaragdine.report.fitting import FittingTable, Line
 
-_HEADERS = ("energy", "by time alone", "power", "names")
-_NOTE = "by time alone: the score of busy times without any power; above it is what the sensor adds"
+_HEADERS = ("energy", "times against energy", "power", "names")
+_NOTE = "times against energy: the score of busy times without any power; above it is what the sensor adds"
 
 
 def thinned_table(scores: Mapping[str, Sequence[Score]]) -> RenderableType:
@@ -41,7 +41,7 @@ def _figures(score: Score) -> dict[str, str]:
     found = score.scores
     return {
         "energy": _figure(found.energy),
-        "by time alone": _figure(found.floor),
+        "times against energy": _figure(found.floor),
         "power": _figure(found.power),
         "names": str(found.energy.common),
     }

@@ -131,7 +131,8 @@ def held(t_ns: np.ndarray, power_w: np.ndarray, start_ns: int, end_ns: int) -> f
 
 
 def analyse(run: Run) -> dict[str, float]:
-    from smaragdine.accounting.power import anchor, from_samples
+    from smaragdine.accounting.power import from_samples
+    from smaragdine.accounting.traces import anchor
     from smaragdine.recording.reader import Series, open_recording
 
     recording = open_recording(run.folder)

@@ -16,7 +16,7 @@ import smaragdine as package
 from cli import info, smaragdine, write_script
 from nvml_fake import GpuSpec, energy_j, nvml_environment
 from powercap_fake import PowercapTree
-from smaragdine.accounting.power import device_traces
+from smaragdine.accounting.traces import device_traces
 from smaragdine.recording.events import write_events
 
 MS = 1_000_000

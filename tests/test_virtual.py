@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from cli import environment, info, show_json, smaragdine, write_script
 from powercap_fake import PowercapTree
-from smaragdine.accounting.power import PowerTrace, device_traces
+from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.virtual import Split, split
 from smaragdine.recording.reader import Recording, Series, open_recording
 from smaragdine.sensors.base import Channel

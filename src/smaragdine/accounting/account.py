@@ -21,9 +21,10 @@ from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
 from smaragdine.accounting.ledger import Entry, Ledger, entry, entry_compiled
 from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFacts, from_recording
 from smaragdine.accounting.mixing import Windows, join, windows
-from smaragdine.accounting.power import PowerTrace, device_traces
+from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
 from smaragdine.accounting.sweep import sweep_for
+from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import Look, combine, infer, sensor_of
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.power import PowerTrace, Readings, clip, device_traces, from_log
+from smaragdine.accounting.power import PowerTrace, Readings, clip, from_log
+from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import Sensor, sensor_of
 from smaragdine.accounting.virtual import split
 from smaragdine.errors import UserError

@@ -2,8 +2,7 @@
 
 A trace is a row of stretches of constant power, ordered and without overlap; between them nothing is
 known. A counter difference covers the time between its two readings, a sample the window it averages over,
-and a bare log of time and power is held forward. Where a GPU has both, samples give the shape and the
-counter gives the level (see `anchor`).
+and a bare log of time and power is held forward.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from smaragdine.recording.reader import Recording, Series
+from smaragdine.recording.reader import Series
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -24,7 +23,6 @@ Floats = npt.NDArray[np.float64]
 # What a reading is: a mean over the time before it, a value that holds until the next, or a running total.
 Readings = Literal["sample", "held", "counter"]
 
-ANCHOR_EVERY_NS = 2_000_000_000
 IMPLAUSIBLE_W = 10_000.0
 # A factor outside says that samples and counter do not speak of the same thing: used, and flagged.
 PLAUSIBLE_FACTOR = (0.8, 1.25)
@@ -113,7 +111,7 @@ def from_counter(series: Series) -> PowerTrace:
     hold = hold_ns(series)
     t_ns, value = series.t_ns, series.value
     length_ns = np.diff(t_ns)
-    used_j = _used(series, value)
+    used_j = used(series, value)
     # Anchoring readings come about once a second, on purpose: what counts as a gap follows the rhythm.
     rhythm_ns = int(np.median(length_ns)) if length_ns.size else 0
     hold = max(hold, 4 * rhythm_ns if rhythm_ns > hold // 10 else 0)
@@ -164,83 +162,17 @@ def _held(t_ns: Ints, power_w: Floats, hold: int) -> PowerTrace:
     return PowerTrace(t_ns[kept], end_ns[kept], power_w[kept], hold)
 
 
-def anchor(shape: PowerTrace, counter: Series, every_ns: int = ANCHOR_EVERY_NS) -> PowerTrace:
-    """Rescale a sampled trace so that between anchors its integral is what the counter says was used.
-
-    Anchors are readings of the counter, each an observed change, at least `every_ns` apart. Time between
-    two anchors that no sample covers gets the interval's mean power, because the counter saw it.
-    """
-    chosen = _choose_anchors(counter, every_ns)
-    if chosen.size < 2:
-        return shape
-    t_ns, total_j = counter.t_ns[chosen], counter.value[chosen]
-    used_j = _used(counter, total_j)
-    filled = _fill(shape, t_ns, used_j)
-    sampled_j = np.diff(filled.energy_until_j(t_ns))
-    # A counter that was set back (a reset GPU) says nothing about that interval: its samples stand.
-    factor = np.divide(used_j, sampled_j, out=np.ones_like(used_j), where=(sampled_j > 0) & (used_j >= 0))
-    interval = np.clip(np.searchsorted(t_ns, filled.start_ns, side="right") - 1, 0, factor.size - 1)
-    return PowerTrace(
-        filled.start_ns,
-        filled.end_ns,
-        filled.power_w * factor[interval],
-        shape.hold_ns,
-        Anchors(t_ns, factor),
-    )
-
-
-def _choose_anchors(counter: Series, every_ns: int) -> Ints:
-    chosen: list[int] = []
-    for i, t in enumerate(counter.t_ns):
-        if not chosen or t - counter.t_ns[chosen[-1]] >= every_ns:
-            chosen.append(i)
-    last = counter.t_ns.size - 1
-    if last >= 0 and chosen[-1] != last:
-        # The last reading bounds the run: better a somewhat longer last interval than an open end.
-        if len(chosen) > 1:
-            chosen[-1] = last
-        else:
-            chosen.append(last)
-    return np.array(chosen, dtype=np.int64)
-
-
 def distinct(t_ns: Ints) -> Ints:
     """Each instant once, in order. `np.unique` hashes: a hundred times slower on nearly sorted times."""
     in_order = np.sort(t_ns, kind="stable")
     return in_order[np.concatenate([[True], in_order[1:] != in_order[:-1]])] if in_order.size else in_order
 
 
-def _used(counter: Series, total_j: Floats) -> Floats:
+def used(counter: Series, total_j: Floats) -> Floats:
     used_j = np.diff(total_j)
     wraps_at = counter.channel.wraps_at
     # Once in a gap can be seen, twice cannot: but then the gap is longer than the hold.
     return np.where(used_j < 0, used_j + wraps_at, used_j) if wraps_at else used_j
-
-
-def _fill(shape: PowerTrace, anchors_ns: Ints, used_j: Floats) -> PowerTrace:
-    """Cut the trace at the anchors, and give time between them that it does not cover their mean power."""
-    cuts = distinct(np.concatenate([shape.start_ns, shape.end_ns, anchors_ns]))
-    start_ns, end_ns = cuts[:-1], cuts[1:]
-    i = np.searchsorted(shape.start_ns, start_ns, side="right") - 1
-    inside = (i >= 0) & (start_ns < shape.end_ns[np.maximum(i, 0)])
-    power_w = np.where(inside, shape.power_w[np.maximum(i, 0)], 0.0)
-    covered_ns = np.diff(shape.covered_until_ns(anchors_ns))
-    mean_w = np.divide(
-        np.diff(shape.energy_until_j(anchors_ns)),
-        covered_ns * 1e-9,
-        out=np.ones(covered_ns.size),  # nothing sampled at all: any shape will do, the counter sets the level
-        where=covered_ns > 0,
-    )
-    between = (start_ns >= anchors_ns[0]) & (start_ns < anchors_ns[-1])
-    interval = np.clip(np.searchsorted(anchors_ns, start_ns, side="right") - 1, 0, mean_w.size - 1)
-    power_w = np.where(~inside & between, mean_w[interval], power_w)
-    # Samples of 0 W have no shape to scale: the counter's mean power stands in.
-    sampled_j = np.diff(shape.energy_until_j(anchors_ns))
-    level_w = used_j / (np.diff(anchors_ns) * 1e-9)
-    dark = between & (sampled_j[interval] <= 0) & (covered_ns[interval] > 0) & (level_w[interval] > 0)
-    power_w = np.where(dark, level_w[interval], power_w)
-    kept = inside | between
-    return PowerTrace(start_ns[kept], end_ns[kept], power_w[kept], shape.hold_ns)
 
 
 def clip(trace: PowerTrace, begin_ns: int, end_ns: int) -> PowerTrace:
@@ -271,58 +203,4 @@ def add(traces: Sequence[PowerTrace]) -> PowerTrace:
         power_w[known],
         max(trace.hold_ns for trace in traces),
         restarts_ns=np.unique(np.concatenate([trace.restarts_ns for trace in traces])),
-    )
-
-
-def device_traces(recording: Recording) -> dict[str, PowerTrace]:
-    """The power trace of every device with a reading, parts of devices (`cpu:0/core`) included."""
-    by_device: dict[str, list[Series]] = {}
-    for series in recording.series("power"):
-        by_device.setdefault(series.channel.device, []).append(series)
-    return {device: _device_trace(members) for device, members in by_device.items()}
-
-
-def _device_trace(members: Sequence[Series]) -> PowerTrace:
-    samples = [series for series in members if series.channel.quantity == "power"]
-    counters = [series for series in members if series.channel.quantity == "energy"]
-    if not samples:
-        return add([from_counter(series) for series in counters])
-    pieces: list[PowerTrace] = []
-    # Between two segments nobody looked: no anchor reaches across.
-    for segment in np.unique(np.concatenate([series.segment for series in (samples[0], *counters[:1])])):
-        sampled = _segment(samples[0], segment)
-        counter = _segment(counters[0], segment) if counters else None
-        if counter is None or not counter.t_ns.size:
-            pieces.append(from_samples(sampled))
-        elif not sampled.t_ns.size:
-            pieces.append(from_counter(counter))
-        else:
-            pieces.append(anchor(from_samples(sampled), counter))
-    return pieces[0] if len(pieces) == 1 else _join(pieces)
-
-
-def _segment(series: Series, segment: int) -> Series:
-    rows = series.segment == segment
-    return Series(series.channel, series.t_ns[rows], series.value[rows], series.segment[rows])
-
-
-def _join(pieces: Sequence[PowerTrace]) -> PowerTrace:
-    anchors = [piece.anchors for piece in pieces if piece.anchors is not None]
-    start_ns = np.concatenate([piece.start_ns for piece in pieces])
-    end_ns = np.concatenate([piece.end_ns for piece in pieces])
-    # A successor's first window may reach back over what its predecessor saw.
-    begun_ns = np.maximum.accumulate(np.concatenate([start_ns[:1], end_ns[:-1]]))
-    start_ns = np.maximum(start_ns, begun_ns)
-    kept = end_ns > start_ns
-    return PowerTrace(
-        start_ns[kept],
-        end_ns[kept],
-        np.concatenate([piece.power_w for piece in pieces])[kept],
-        pieces[0].hold_ns,
-        Anchors(np.concatenate([a.t_ns for a in anchors]), np.concatenate([a.factor for a in anchors]))
-        if anchors
-        else None,
-        restarts_ns=np.array(
-            [int(piece.end_ns[-1]) for piece in pieces[:-1] if piece.end_ns.size], dtype=np.int64
-        ),
     )

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from smaragdine.accounting.power import PowerTrace, device_traces
+from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.virtual import split
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel

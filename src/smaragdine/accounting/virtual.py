@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from smaragdine.accounting.activity import Intervals, activity, run_bounds
-from smaragdine.accounting.power import Floats, Ints, PowerTrace, device_traces
+from smaragdine.accounting.power import Floats, Ints, PowerTrace
+from smaragdine.accounting.traces import device_traces
 from smaragdine.recording.reader import Recording
 
 _SPLIT = re.compile(r"(?:cpu|dram):(\d+)")

@@ -1,0 +1,483 @@
+"""PyTorch traced from inside: names, phases and counts as the model is written; the program unchanged."""
+
+import collections
+import json
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from smaragdine.tracing.assemble.coverage import coverage_of
+from smaragdine.tracing.assemble.kineto import events_of
+from smaragdine.tracing.files.table import events_table
+from smaragdine.tracing.hook import environment as hook_environment
+
+pytest.importorskip("torch")
+
+HOOK = pathlib.Path(hook_environment.__file__).parent
+STEPS = 4
+
+# `traced` names what happens in the window; without a file to write there is no window at all.
+PRELUDE = """
+import hashlib, json, sys, time, warnings
+import torch, torch.nn as nn, torch.nn.functional as F
+torch.set_num_threads(1)
+torch.manual_seed(0)
+RAW = sys.argv[1] if len(sys.argv) > 1 else None
+if RAW:
+    import importlib.util
+    spec = importlib.util.spec_from_file_location(
+        "_smaragdine_hook", HOOK + "/__init__.py", submodule_search_locations=[HOOK])
+    sys.modules["_smaragdine_hook"] = importlib.util.module_from_spec(spec)
+    from _smaragdine_hook import trace_torch
+
+class Attention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+    def forward(self, x):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        return self.out(torch.softmax(q @ k.transpose(1, 2), -1) @ v)
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.attention, self.norm1, self.norm2 = Attention(width), nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+class Model(nn.Module):
+    def __init__(self, width=16, checkpoint=False, fail=()):
+        super().__init__()
+        self.embed = nn.Linear(8, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(2))
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(width, 4)
+        self.checkpoint = checkpoint
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            if self.checkpoint:
+                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=self.checkpoint == "reentrant")
+            else:
+                x = layer(x)
+        return self.head(self.dropout(x).mean(1))
+
+def train(model, steps=4, run=None):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    marks = []
+    for index in range(steps):
+        begin_ns = time.time_ns()
+        x, y = torch.randn(3, 5, 8), torch.randint(4, (3,))
+        loss = F.cross_entropy((run or model)(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        marks.append([index, begin_ns, time.time_ns()])
+    return marks
+
+def start():
+    return trace_torch.start() if RAW else None
+
+def stop(session, marks=()):
+    if not RAW:
+        return
+    trace_torch.stop(session, RAW)
+    with open(RAW + ".meta", "w") as file:
+        json.dump({"steps": list(marks)}, file)
+
+def result(model, **more):
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    noise = torch.rand(1).item()
+    module = nn.modules.module
+    left = [*module._global_forward_hooks, *module._global_forward_pre_hooks]
+    print(json.dumps(dict(more, weights=hashlib.sha256(weights).hexdigest(), noise=noise, left=left,
+                          filters=len(warnings.filters), profiling=torch.autograd._profiler_enabled())))
+"""
+
+PLAIN = """
+model = Model()
+session = start()
+stop(session, train(model))
+result(model)
+"""
+
+
+def program(tmp_path, body, raw=None, options=()):
+    script = tmp_path / "program.py"
+    script.write_text(f"HOOK = {str(HOOK)!r}\n" + PRELUDE + textwrap.dedent(body))
+    command = [sys.executable, *options, str(script), *([str(raw)] if raw else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def traced(tmp_path, body):
+    """The result, which must be the one of the bare program, the events and their coverage."""
+    raw = tmp_path / "torch.json"
+    bare, result = program(tmp_path, body), program(tmp_path, body, raw)
+    assert result == bare
+    assert result["left"] == []
+    assert not result["profiling"]
+    meta = json.loads((tmp_path / "torch.json.meta").read_text())
+    return result, *events_of(raw, meta)
+
+
+def counted(table, operations):
+    rows = table.select(["name", "phase"]).to_pylist()
+    return collections.Counter(
+        (row["name"], row["phase"]) for row in rows if row["name"].rsplit("/", 1)[1] in operations
+    )
+
+
+def linears():
+    layers = [
+        f"Model/layers/{n}/{part}"
+        for n in range(2)
+        for part in (*(f"attention/{name}" for name in ("query", "key", "value", "out")), "mlp/0", "mlp/2")
+    ]
+    return ["Model/embed", *layers, "Model/head"]
+
+
+def products(steps, recomputed=0):
+    """Each Linear once forward and twice backward; of the first, the input needs no gradient."""
+    expected = collections.Counter()
+    for path in linears():
+        expected[f"{path}/addmm", "forward"] = steps
+        expected[f"{path}/mm", "backward"] = steps * (1 if path == "Model/embed" else 2)
+        if "layers" in path:
+            expected[f"{path}/addmm", "backward"] = steps * recomputed
+    for n in range(2):
+        expected[f"Model/layers/{n}/attention/bmm", "forward"] = steps * 2
+        expected[f"Model/layers/{n}/attention/bmm", "backward"] = steps * (4 + 2 * recomputed)
+    return +expected
+
+
+def test_every_product_is_where_it_is_written(tmp_path):
+    _, table, coverage = traced(tmp_path, PLAIN)
+    assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
+    norms = {f"Model/layers/{n}/norm{k}" for n in range(2) for k in (1, 2)}
+    assert counted(table, {"native_layer_norm", "native_layer_norm_backward"}) == {
+        **{(f"{path}/native_layer_norm", "forward"): STEPS for path in norms},
+        **{(f"{path}/native_layer_norm_backward", "backward"): STEPS for path in norms},
+    }
+    assert counted(table, {"gelu", "gelu_backward"}) == {
+        (f"Model/layers/{n}/mlp/1/{name}", phase): STEPS
+        for n in range(2)
+        for name, phase in (("gelu", "forward"), ("gelu_backward", "backward"))
+    }
+    # One gradient per parameter, where the parameter is.
+    accumulated = {(f"{path}/AccumulateGrad", "backward"): 2 * STEPS for path in {*linears(), *norms}}
+    assert counted(table, {"AccumulateGrad"}) == accumulated
+    # The batch is made and the loss computed outside any module.
+    assert counted(table, {"randn", "cross_entropy_loss"}) == {
+        ("framework/randn", "other"): STEPS,
+        ("framework/cross_entropy_loss", "forward"): STEPS,
+    }
+    assert coverage.busy_ns > 0
+    assert coverage.placed_ns >= 0.99 * coverage.busy_ns
+    assert (coverage.steps, coverage.counts_divide) == (STEPS, True)
+
+
+def test_optimizer_is_a_phase_and_wrappers_are_no_events(tmp_path):
+    _, table, _ = traced(tmp_path, PLAIN)
+    rows = table.to_pylist()
+    optimizer = {row["name"] for row in rows if row["phase"] == "optimizer"}
+    assert "optimizer/AdamW/_foreach_addcdiv_" in optimizer
+    assert all(name.startswith("optimizer/AdamW/") for name in optimizer)
+    assert all(row["phase"] == "optimizer" for row in rows if row["name"].startswith("optimizer/"))
+    assert not [row for row in rows if "smaragdine:" in row["name"] or "evaluate_function" in row["name"]]
+    assert {row["device"] for row in rows} == {"cpu:0"}
+    assert {row["step"] for row in rows if row["phase"] != "other"} == set(range(STEPS))
+
+
+@pytest.mark.parametrize("kind", ["reentrant", "saved"])
+def test_what_is_recomputed_is_backward_work_of_its_own_layer(tmp_path, kind):
+    # The reentrant kind asks for an input that needs a gradient: the embedding's output does.
+    body = f"""
+    import torch.utils.checkpoint
+    model = Model(checkpoint={kind!r})
+    session = start()
+    stop(session, train(model))
+    result(model)
+    """
+    _, table, coverage = traced(tmp_path, body)
+    assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS, recomputed=1)
+    assert coverage.placed_ns >= 0.99 * coverage.busy_ns
+    assert coverage.counts_divide
+
+
+def test_a_forward_that_raises_leaves_the_next_paths_right(tmp_path):
+    body = """
+    model = Model()
+    session = start()
+    raised = 0
+    for _ in range(2):
+        try:
+            model(torch.randn(3, 5, 7))  # the embedding takes 8
+        except RuntimeError:
+            raised += 1
+    stop(session, train(model))
+    result(model, raised=raised)
+    """
+    result, table, _ = traced(tmp_path, body)
+    assert result["raised"] == 2
+    inside = table.filter(table["step"].is_valid())
+    assert counted(inside, {"addmm", "mm", "bmm"}) == products(STEPS)
+    assert counted(inside, {"cross_entropy_loss"}) == {("framework/cross_entropy_loss", "forward"): STEPS}
+
+
+def test_roots_wrappers_and_modules_made_on_the_way(tmp_path):
+    body = """
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.known = nn.Linear(4, 4)
+            self.loose = [nn.Linear(4, 4)]
+        def forward(self, x):
+            return nn.ReLU()(self.loose[0](self.known(x)))
+    first, second, wrapped = Odd(), Odd(), nn.DataParallel(nn.Sequential(nn.Linear(4, 4)))
+    session = start()
+    for model in (first, second, wrapped, first):
+        model(torch.ones(1, 4))
+    nn.CrossEntropyLoss()(first(torch.ones(1, 4)), torch.zeros(1, dtype=torch.long))
+    first.grown = nn.Linear(4, 4)
+    first.loose = [first.grown]
+    first(torch.ones(1, 4))
+    stop(session)
+    result(first)
+    """
+    _, table, _ = traced(tmp_path, body)
+    assert counted(table, {"addmm", "relu", "cross_entropy_loss"}) == {
+        ("Odd/known/addmm", "forward"): 4,
+        ("Odd/Linear/addmm", "forward"): 3,
+        ("Odd/grown/addmm", "forward"): 1,
+        ("Odd/ReLU/relu", "forward"): 4,
+        ("Odd_1/known/addmm", "forward"): 1,
+        ("Odd_1/Linear/addmm", "forward"): 1,
+        ("Odd_1/ReLU/relu", "forward"): 1,
+        ("Sequential/0/addmm", "forward"): 1,
+        ("CrossEntropyLoss/cross_entropy_loss", "forward"): 1,
+    }
+
+
+def test_threads_have_stacks_and_sequences_of_their_own(tmp_path):
+    body = """
+    import threading
+    def work(model):
+        model(torch.ones(2, 4)).sum().backward()
+    deep = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    models = [deep, nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 2))]
+    session = start()
+    threads = [threading.Thread(target=work, args=(model,)) for model in models]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    stop(session)
+    result(models[0])
+    """
+    _, table, _ = traced(tmp_path, body)
+    names = {name.rsplit("/", 1)[0]: n for (name, phase), n in counted(table, {"mm"}).items()}
+    singles = sorted(n for path, n in names.items() if path.count("/") == 0)
+    assert singles == [1]
+    # Which of two roots of one class is numbered depends on the threads.
+    assert sorted(names.values()) == [1, 1, 1, 2]
+    assert "unplaced" not in names
+
+
+def test_beside_a_profiler_of_the_program_we_decline(tmp_path):
+    body = """
+    import threading
+    said = []
+    def attempt():
+        if RAW:
+            try:
+                start()
+            except RuntimeError as error:
+                said.append(str(error))
+    model = Model()
+    with torch.profiler.profile() as own:
+        attempt()
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join()
+        train(model)
+    print(said, len(own.events()), file=open("said", "w"))
+    result(model)
+    """
+    raw = tmp_path / "torch.json"
+    bare = quiet(tmp_path, body)
+    _, events = (tmp_path / "said").read_text().rsplit(" ", 1)
+    assert quiet(tmp_path, body, raw) == bare
+    said = (tmp_path / "said").read_text()
+    assert said.count("a PyTorch profiler is already running") == 2
+    assert said.rsplit(" ", 1)[1] == events
+    assert not raw.exists()
+
+
+@pytest.mark.parametrize("where", ["here", "in a thread"])
+def test_a_profiler_the_program_begins_ends_ours(tmp_path, where):
+    body = f"""
+    import threading
+    def own():
+        with torch.profiler.profile() as profile:
+            train(model, 1)
+        counts.append(len(profile.events()))
+    counts, said = [], ""
+    model = Model()
+    session = start()
+    if {where == "here"}:
+        own()
+    else:
+        thread = threading.Thread(target=own)
+        thread.start()
+        thread.join()
+    train(model)
+    if RAW:
+        try:
+            stop(session)
+        except RuntimeError as error:
+            said = str(error)
+        again = start()
+        train(Model(), 1) if False else None
+        again.abandon("enough")
+    print(said, file=open("said", "w"))
+    result(model, counts=counts)
+    """
+    raw = tmp_path / "torch.json"
+    bare = quiet(tmp_path, body)
+    assert quiet(tmp_path, body, raw) == bare
+    assert (tmp_path / "said").read_text() == "the program began a profiler of its own\n"
+    assert not raw.exists()
+
+
+def quiet(tmp_path, body, raw=None):
+    """A program that profiles on its own; Kineto says so on stderr."""
+    return program(
+        tmp_path, "import os; os.environ['KINETO_LOG_LEVEL'] = '99'\n" + textwrap.dedent(body), raw
+    )
+
+
+def test_a_forked_child_records_nothing(tmp_path):
+    body = """
+    import os
+    model = Model()
+    session = start()
+    pid = os.fork()
+    if not pid:
+        model(torch.randn(3, 5, 8)).sum().backward()
+        module = nn.modules.module
+        left = [*module._global_forward_hooks, *module._global_forward_pre_hooks]
+        os._exit(len(left))
+    status = os.waitpid(pid, 0)[1]
+    stop(session, train(model))
+    result(model, status=status)
+    """
+    result, table, _ = traced(tmp_path, body)
+    assert result["status"] == 0
+    assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_compiled_code_is_neither_broken_nor_entered(tmp_path, when):
+    body = f"""
+    from torch._dynamo.utils import counters
+    model = Model()
+    compiled = torch.compile(model, backend="aot_eager")
+    if {when == "before"}:
+        train(model, 1, compiled)
+    session = start()
+    marks = train(model, 4, compiled)
+    stop(session, marks)
+    train(model, 1, compiled)
+    result(model, graphs=counters["stats"]["unique_graphs"], breaks=dict(counters["graph_break"]))
+    """
+    raw = tmp_path / "torch.json"
+    options = ["-W", "error:Using:UserWarning"]
+    bare, result = program(tmp_path, body), program(tmp_path, body, raw, options)
+    result["filters"] = bare["filters"]
+    assert result == bare
+    assert (result["graphs"], result["breaks"]) == (1, {})
+    table, coverage = events_of(raw, json.loads((tmp_path / "torch.json.meta").read_text()))
+    names = {row["name"] for row in table.to_pylist() if row["phase"] == "forward"}
+    assert "Model/addmm" in names  # under the module that was compiled
+    assert not [name for name in names if name.startswith("Model/layers")]
+    assert any("compiled" in remark for remark in coverage.remarks)
+
+
+def test_coverage_counts_what_is_unplaced_and_uneven():
+    table = events_table(
+        {
+            "name": ["m/outer", "m/inner", "unplaced/x", "m/outer", "unplaced/y", "m/late"],
+            "device": ["cpu:0", "cpu:0", "cpu:0", "cpu:0", "gpu:0", "cpu:0"],
+            "start_ns": [0, 10, 200, 300, 0, 900],
+            "duration_ns": [100, 20, 50, 100, 7, 40],
+            "lane": [1, 1, 1, 1, None, 1],
+            "step": [0, 0, 0, 1, 1, None],
+        }
+    )
+    coverage = coverage_of(table, 2, ["said before"])
+    assert (coverage.busy_ns, coverage.placed_ns, coverage.steps) == (257, 200, 2)
+    assert not coverage.counts_divide
+    assert coverage.remarks == (
+        "said before",
+        "3 operations did not run equally often in all 2 steps: m/inner, unplaced/x, unplaced/y",
+    )
+
+
+def test_kernels_go_by_the_operator_that_launched_them(tmp_path):
+    """A GPU's trace, written by hand: its kernels run after the step's end, on a stream."""
+
+    def call(name, ts, dur, ident, tid=7, **args):
+        return {"ph": "X", "cat": "cpu_op", "name": name, "tid": tid, "ts": ts, "dur": dur,
+                "args": {"External id": ident, **args}}  # fmt: skip
+
+    def kernel(name, ts, ident, cat="kernel"):
+        return {"ph": "X", "cat": cat, "name": name, "tid": 20, "ts": ts, "dur": 5,
+                "args": {"External id": ident, "device": 1, "stream": 20}}  # fmt: skip
+
+    node = {"Sequence number": 0, "Fwd thread id": 1}
+    engine = "autograd::engine::evaluate_function: AddmmBackward0"
+    trace = {
+        "schemaVersion": 1,
+        "baseTimeNanoseconds": 1_000_000,
+        "traceEvents": [
+            call("smaragdine:Net", 0, 100, 1),
+            call("smaragdine:Net/up", 10, 50, 2),
+            call("aten::addmm", 20, 20, 3, **{"Sequence number": 0, "Fwd thread id": 0}),
+            call(engine, 110, 30, 4, tid=8, **node),
+            call("AddmmBackward0", 111, 28, 5, tid=8, **node),
+            call("aten::mm", 112, 10, 6, tid=8),
+            {"ph": "s", "id": 1, "cat": "fwdbwd", "name": "fwdbwd", "tid": 7, "ts": 20},
+            {"ph": "f", "id": 1, "cat": "fwdbwd", "name": "fwdbwd", "tid": 8, "ts": 111},
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 7, "ts": 25, "dur": 1},
+            kernel("void cutlass::gemm<float>(Params)", 500, 3),
+            kernel("void at::native::splitKreduce_kernel<32, 16>(Params)", 505, 3),
+            kernel("gemm_bf16_nt", 510, 6),
+            kernel("void mine::written_in_triton<1>(int)", 515, 2),
+            kernel("Memset (Device)", 520, 99, "gpu_memset"),
+        ],
+    }
+    raw = tmp_path / "gpu.json"
+    raw.write_text(json.dumps(trace))
+    table, coverage = events_of(raw, {"steps": [[40, 1_000_000, 1_200_000]]})
+    rows = [row for row in table.to_pylist() if row["device"] == "gpu:1"]
+    assert [(row["name"], row["phase"], row["step"], row["lane"]) for row in rows] == [
+        ("Net/up/addmm", "forward", 40, 20),
+        ("Net/up/addmm", "forward", 40, 20),
+        ("Net/up/mm", "backward", 40, 20),
+        ("Net/up/written_in_triton", "forward", 40, 20),
+        ("unplaced/Memset", "other", None, 20),
+    ]
+    assert rows[0]["start_ns"] == 1_500_000
+    assert rows[0]["duration_ns"] == 5000
+    cpu = [(row["name"], row["phase"]) for row in table.to_pylist() if row["device"] == "cpu:0"]
+    assert cpu == [
+        ("Net/up/addmm", "forward"),
+        ("Net/up/AddmmBackward0", "backward"),
+        ("Net/up/mm", "backward"),
+    ]
+    assert "1 of 5 kernels were launched by nothing the profiler saw" in coverage.remarks

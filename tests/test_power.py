@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smaragdine.accounting import traces
 from smaragdine.accounting.power import PowerTrace, add, from_counter, from_samples
-from smaragdine.accounting.traces import anchor
+from smaragdine.accounting.traces import anchor, device_traces
 from smaragdine.recording.reader import Recording, Series
 from smaragdine.sensors.base import Channel
 
@@ -504,7 +503,7 @@ class Canned:
 def device_traces(*members: Series) -> dict[str, PowerTrace]:
     canned: Any = Canned(members)
     recording: Recording = canned
-    return traces.device_traces(recording)
+    return device_traces(recording)
 
 
 def test_two_dies_of_a_socket_add_up():

@@ -1,0 +1,533 @@
+"""Traces of JAX and TensorFlow: real training programs, each in a process of its own, and what is read from them."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from smaragdine.errors import UserError
+from smaragdine.recording.format import EVENTS
+from smaragdine.tracing.assemble import hlo
+from smaragdine.tracing.assemble.xplane import events_of
+from smaragdine.tracing.assemble.xplane_names import Name, jax_name, keras_scopes, tensorflow_name
+from smaragdine.tracing.files import xplane_message
+
+# Between two steps it asks for a trace, as the hook does. `mode`: plain, traced, late (after 150 untraced steps),
+# busy (the program profiles already) or own (the program starts to profile while we do).
+COMMON = """
+import hashlib, json, sys, time
+import numpy
+from smaragdine.tracing.hook import trace_xplane
+
+mode, folder, framework = sys.argv[1:4]
+first = 150 if mode == "late" else 2
+last = first + 2
+seen = {"steps": [], "said": None}
+random = numpy.random.default_rng(0)
+session = None
+
+
+def between(step):
+    # Called before `step`.
+    global session
+    if mode == "plain":
+        return
+    if step == first - 1 and mode == "busy":
+        own_start(folder + "/own")
+    if step == first + 1 and mode == "own":
+        own_start(folder + "/own")
+    if step == first:
+        try:
+            session = trace_xplane.start(framework, folder)
+        except Exception as error:
+            seen["said"] = str(error)
+    if step == last + 1:
+        if session is not None:
+            try:
+                trace_xplane.stop(session, folder + "/raw.xplane.pb")
+            except Exception as error:
+                seen["said"] = str(error)
+        if mode in ("busy", "own"):
+            own_stop()
+
+
+def during(step, begin_ns):
+    if first <= step <= last:
+        seen["steps"].append([step, begin_ns, time.time_ns()])
+
+
+def finish(arrays):
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(numpy.asarray(array).tobytes())
+    seen["digest"] = digest.hexdigest()
+    print(json.dumps(seen))
+"""
+
+JAX_PROFILER = """
+import jax
+own_start, own_stop = jax.profiler.start_trace, jax.profiler.stop_trace
+"""
+
+TENSORFLOW_PROFILER = """
+import tensorflow
+own_start, own_stop = tensorflow.profiler.experimental.start, tensorflow.profiler.experimental.stop
+"""
+
+JAX = """
+import jax.numpy as jnp
+
+def model(weights, x):
+    with jax.named_scope("Model"):
+        for i, (w, b) in enumerate(weights):
+            with jax.named_scope("layer_%d" % i):
+                x = jnp.tanh(x @ w + b)
+    return x
+
+def loss(weights, x, y):
+    return jnp.mean((model(weights, x) - y) ** 2)
+
+@jax.jit
+def step(weights, x, y):
+    gradients = jax.grad(loss)(weights, x, y)
+    with jax.named_scope("optimizer"):
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+weights = [(jnp.array(random.normal(size=(96, 96)) / 10, "float32"), jnp.zeros(96)) for _ in range(2)]
+x = jnp.array(random.normal(size=(32, 96)), "float32")
+for number in range(last + 3):
+    between(number)
+    begin_ns = time.time_ns()
+    weights = step(weights, x, x)
+    during(number, begin_ns)
+finish(jax.tree.leaves(weights))
+"""
+
+KERAS = """
+import keras
+
+class Steps(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        between(batch)
+        self.begin_ns = time.time_ns()
+
+    def on_train_batch_end(self, batch, logs=None):
+        during(batch, self.begin_ns)
+
+keras.utils.set_random_seed(0)
+inputs = keras.Input((96,))
+hidden = keras.layers.Dense(96, activation="relu", name="first")(inputs)
+model = keras.Model(inputs, keras.layers.Dense(96, name="second")(hidden), name="net")
+model.compile("adam", "mse", jit_compile=JIT)
+x = random.normal(size=((last + 3) * 32, 96)).astype("float32")
+model.fit(x, x, batch_size=32, shuffle=False, verbose=0, callbacks=[Steps()])
+finish(model.get_weights())
+"""
+
+# program → framework, what it needs, its text
+PROGRAMS = {
+    "jax": ("jax", ("jax",), JAX_PROFILER + JAX),
+    "keras-jax": ("jax", ("jax", "keras", "tensorflow"), JAX_PROFILER + KERAS.replace("JIT", '"auto"')),
+    "keras-tf": ("tensorflow", ("keras", "tensorflow"), TENSORFLOW_PROFILER + KERAS.replace("JIT", "False")),
+    "keras-tf-xla": (
+        "tensorflow",
+        ("keras", "tensorflow"),
+        TENSORFLOW_PROFILER + KERAS.replace("JIT", "True"),
+    ),
+}
+STEPS = (2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What a program said, and its folder; each is run once."""
+    done = {}
+
+    def run(program, mode):
+        if (program, mode) not in done:
+            folder = tmp_path_factory.mktemp(f"{program}-{mode}")
+            done[program, mode] = _train(folder, program, mode), folder
+        return done[program, mode]
+
+    return run
+
+
+def _train(folder, program, mode):
+    framework, needed, text = PROGRAMS[program]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    script = folder / "train.py"
+    script.write_text(COMMON + text)
+    environ = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
+        "KERAS_BACKEND": "jax" if program == "keras-jax" else "tensorflow",
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    ended = subprocess.run(
+        [sys.executable, str(script), mode, str(folder), framework],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return {"framework": framework, **json.loads(ended.stdout.splitlines()[-1])}
+
+
+def traced(trained, program, mode="traced"):
+    meta, folder = trained(program, mode)
+    assert meta["said"] is None
+    assert sorted(path.name for path in folder.iterdir()) == ["raw.xplane.pb", "train.py"]
+    return events_of(folder / "raw.xplane.pb", meta)
+
+
+def products(table):
+    """(step, path, phase) → how many matrix products."""
+    return Counter(
+        (row["step"], row["name"], row["phase"])
+        for row in table.to_pylist()
+        if row["name"].rsplit("/", 1)[-1] in ("dot_general", "MatMul", "FusedMatMul", "MatMul_1")
+    )
+
+
+def expected(*products_per_step):
+    return {(step, *product): count for step in STEPS for product, count in products_per_step}
+
+
+# The first layer's input needs no gradient: one product backward there, two in the second.
+@pytest.mark.parametrize(
+    ("program", "per_step"),
+    [
+        (
+            "jax",
+            [
+                (("Model/layer_0/dot_general", "forward"), 1),
+                (("Model/layer_1/dot_general", "forward"), 1),
+                (("Model/layer_0/dot_general", "backward"), 1),
+                (("Model/layer_1/dot_general", "backward"), 2),
+            ],
+        ),
+        (
+            "keras-jax",
+            [
+                (("first/dot_general", "forward"), 1),
+                (("second/dot_general", "forward"), 1),
+                (("first/dot_general", "backward"), 1),
+                (("second/dot_general", "backward"), 2),
+            ],
+        ),
+        (
+            "keras-tf",
+            [
+                (("net/first/FusedMatMul", "forward"), 1),
+                (("net/second/FusedMatMul", "forward"), 1),
+                (("net/first/MatMul/MatMul", "backward"), 1),
+                (("net/second/MatMul/MatMul", "backward"), 1),
+                (("net/second/MatMul/MatMul_1", "backward"), 1),
+            ],
+        ),
+        (
+            "keras-tf-xla",
+            [
+                (("net/first/MatMul", "forward"), 1),
+                (("net/second/MatMul", "forward"), 1),
+                (("net/first/MatMul/MatMul", "backward"), 1),
+                (("net/second/MatMul/MatMul", "backward"), 1),
+                (("net/second/MatMul/MatMul_1", "backward"), 1),
+            ],
+        ),
+    ],
+)
+def test_products_are_where_they_are_written(trained, program, per_step):
+    table, coverage = traced(trained, program)
+    assert table.schema == EVENTS
+    assert products(table) == expected(*per_step)
+    assert coverage.steps == 3
+    assert coverage.counts_divide, coverage.remarks
+    assert 0 < coverage.placed_ns <= coverage.busy_ns
+    # Tiny operations: the share of what XLA adds is large.
+    assert coverage.placed_ns >= 0.95 * coverage.busy_ns
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_phases_and_classes(trained, program):
+    table, _ = traced(trained, program)
+    roots = {
+        phase: {row["name"].split("/")[0] for row in table.to_pylist() if row["phase"] == phase}
+        for phase in ("forward", "backward", "optimizer", "other")
+    }
+    model = {"jax": {"Model", "step"}, "keras-jax": {"first", "second", "compile_loss"}}.get(
+        program, {"net", "compile_loss"}
+    )
+    assert roots["forward"] == model
+    assert roots["backward"] <= model
+    assert roots["optimizer"] == ({"optimizer"} if program == "jax" else {"adam"})
+    assert roots["other"] <= {"framework", "input", "unplaced", "train_step"}
+    assert set(table["device"].to_pylist()) == {"cpu:0"}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_results_are_bit_identical(trained, program):
+    plain, _ = trained(program, "plain")
+    assert trained(program, "traced")[0]["digest"] == plain["digest"]
+
+
+@pytest.mark.parametrize("program", ["jax", "keras-tf"])
+def test_a_profiler_of_the_program_is_left_alone(trained, program):
+    busy, folder = trained(program, "busy")
+    assert "running already" in busy["said"]
+    assert busy["digest"] == trained(program, "plain")[0]["digest"]
+    (own,) = folder.glob("own/**/*.xplane.pb")
+    table, _ = events_of(own, busy)
+    assert set(STEPS) <= set(table["step"].to_pylist())
+    assert not (folder / "raw.xplane.pb").exists()
+
+
+@pytest.mark.parametrize("program", ["jax", "keras-tf"])
+def test_the_program_may_start_its_own(trained, program):
+    own, folder = trained(program, "own")
+    assert "profiler of its own" in own["said"]
+    assert own["digest"] == trained(program, "plain")[0]["digest"]
+    assert sorted(path.name for path in folder.iterdir()) == ["own", "train.py"]
+    (raw,) = folder.glob("own/**/*.xplane.pb")
+    assert any(phase == "backward" for _, _, phase in products(events_of(raw, own)[0]))
+
+
+def test_operations_that_tensorflow_drops_are_said(trained):
+    early, _ = traced(trained, "keras-tf")
+    late, coverage = traced(trained, "keras-tf", "late")
+    lost = late.num_rows < 0.9 * early.num_rows
+    assert any("left cheap operations out" in remark for remark in coverage.remarks) == lost
+    assert not any("left cheap" in remark for remark in traced(trained, "keras-tf")[1].remarks)
+
+
+def test_keras_numbers_are_said(trained):
+    _, coverage = traced(trained, "keras-tf")
+    assert any("net_1" in remark for remark in coverage.remarks)
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        (
+            "jit(step)/jvp(Model)/encoder/layer_0/up/dot_general",
+            ("Model/encoder/layer_0/up/dot_general", "forward"),
+        ),
+        ("jit(step)/transpose(jvp(Model))/up/jit(relu)/mul", ("Model/up/mul", "backward")),
+        ("jit(step)/jvp(vmap(Model))/while/body/closed_call/add", ("Model/while/body/add", "forward")),
+        ("jit(step)/transpose(jvp(Model/up))/mul;jit(step)/jvp(Other)/add", ("Model/up/mul", "backward")),
+        ("jit(step)/optimizer/sub", ("optimizer/sub", "optimizer")),
+        ("jit(train_step)/adam/mul", ("adam/mul", "optimizer")),
+        ("jit(step)/jvp()/reduce_sum", ("step/reduce_sum", "forward")),
+        ("jit(step)/mul", ("step/mul", "other")),
+        ("jit(my(odd)name)/f(x)/mul", ("f(x)/mul", "other")),
+        ("jit(matmul)/matmul", None),
+    ],
+)
+def test_jax_names(raw, name):
+    assert jax_name(raw) == (None if name is None else Name(*name))
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "name"),
+    [
+        ("StatefulPartitionedCall/net/up/MatMul", "MatMul", ("net/up/MatMul", "forward")),
+        ("net/up/Relu", "_MklNativeFusedMatMul", ("net/up/FusedMatMul", "forward")),
+        ("net/up/Conv2D", "_FusedConv2D", ("net/up/FusedConv2D", "forward")),
+        ("gradient_tape/net/up/MatMul/MatMul_1", "MatMul", ("net/up/MatMul/MatMul_1", "backward")),
+        ("StatefulPartitionedCall/adam/Mul_3", "Mul", ("adam/Mul_3", "optimizer")),
+        ("AddN_2", "AddN", ("framework/AddN_2", "backward")),
+        ("Add/ReadVariableOp", "ReadVariableOp", ("framework/Add/ReadVariableOp", "other")),
+        ("IteratorGetNext", "IteratorGetNext", ("input/IteratorGetNext", "other")),
+    ],
+)
+def test_tensorflow_names(raw, kind, name):
+    assert tensorflow_name(raw, kind) == Name(*name)
+
+
+@pytest.mark.parametrize(
+    ("paths", "clean"),
+    [
+        # numbered once each; the operation keeps its own number
+        (["net_1/a_1/MatMul", "net_1/layer_0_1/Cast_1"], ["net/a/MatMul", "net/layer_0/Cast_1"]),
+        # really named so
+        (["net_1/pooler/MatMul", "net_1/layer_0/Cast"], None),
+        # two layers, or one called twice, would become one
+        (["net_1/layer_0/MatMul", "net_1/layer_1/MatMul"], None),
+        (["net/a/MatMul", "net/b_1/MatMul"], None),
+    ],
+)
+def test_keras_scopes(paths, clean):
+    scopes = keras_scopes(paths)
+    assert [scopes.clean(path) for path in paths] == (clean or paths)
+    assert bool(scopes.stripped) == (clean is not None)
+
+
+def test_hlo_descriptors_are_tensorflow_s():
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("needs tensorflow")
+    script = """
+import json
+from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
+real, todo = {}, [HloProto.DESCRIPTOR]
+while todo:
+    message = todo.pop()
+    real[message.name] = {f.name: [f.number, f.type] for f in message.fields}
+    todo += [f.message_type for f in message.fields if f.message_type and f.message_type.name not in real]
+print(json.dumps(real))
+"""
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
+    )
+    real = json.loads(ended.stdout.splitlines()[-1])
+    ours = hlo.message_class().DESCRIPTOR.file.message_types_by_name
+    assert set(ours) == set(hlo.FIELDS)
+    for name, message in ours.items():
+        for field in message.fields:
+            assert real[name][field.name] == [field.number, field.type], (name, field.name)
+
+
+class Space:
+    """An XPlane file by hand: XLA operations of one program on one line, in nanoseconds."""
+
+    def __init__(self):
+        self.message = xplane_message.message_class()()
+        task = self.message.planes.add(name="Task Environment")
+        task.stat_metadata[1].name = "profile_start_time"
+        task.stats.add(metadata_id=1, uint64_value=1_000_000)
+        self.host = self.message.planes.add(name="/host:CPU")
+        for key, name in enumerate(("hlo_op", "program_id", "run_id", "_p", "_c"), start=1):
+            self.host.stat_metadata[key].name = name
+        self.line = self.host.lines.add(name="tf_XLAEigen/1")
+        self.metadata = self.message.planes.add(name="/host:metadata")
+
+    def event(self, text, begin, end, **stats):
+        key = len(self.host.event_metadata) + 1
+        self.host.event_metadata[key].name = text
+        event = self.line.events.add(
+            metadata_id=key, offset_ps=begin * 1000, duration_ps=(end - begin) * 1000
+        )
+        keys = {value.name: key for key, value in self.host.stat_metadata.items()}
+        for name, value in stats.items():
+            which = {"str_value": value} if isinstance(value, str) else {"int64_value": value}
+            event.stats.add(metadata_id=keys[name], **which)
+
+    def program(self, number, module):
+        key = len(self.metadata.event_metadata) + 1
+        self.metadata.event_metadata[key].name = f"jit_step({number})"
+        content = hlo.message_class()(hlo_module=module).SerializeToString()
+        self.metadata.event_metadata[key].stats.add(metadata_id=1, bytes_value=content)
+
+    def write(self, path: Path) -> Path:
+        path.write_bytes(self.message.SerializeToString())
+        return path
+
+
+def instruction(identity, name, opcode, op_name="", calls=()):
+    return {
+        "id": identity,
+        "name": name,
+        "opcode": opcode,
+        "metadata": {"op_name": op_name},
+        "called_computation_ids": list(calls),
+    }
+
+
+MODULE = {
+    "computations": [
+        {
+            "id": 1,
+            "root_id": 10,
+            "instructions": [instruction(10, "sum", "add", "jit(step)/jvp(M)/up/reduce_sum")],
+        },
+        {"id": 2, "root_id": 20, "instructions": [instruction(20, "window", "reduce-window", calls=[1])]},
+        {
+            "id": 3,
+            "root_id": 30,
+            "instructions": [instruction(30, "d", "dot", "jit(step)/transpose(jvp(M))/transpose")],
+        },
+        {
+            "id": 4,
+            "root_id": 40,
+            "instructions": [
+                instruction(40, "fusion.1", "fusion", calls=[2]),
+                instruction(41, "fusion.2", "fusion", "jit(step)/transpose(jvp(M))/transpose", calls=[3]),
+                instruction(42, "copy.7", "copy", "params['w']"),
+                instruction(43, "rng.3", "rng"),
+            ],
+        },
+    ]
+}
+
+
+def test_programs_are_joined_by_number(tmp_path):
+    space = Space()
+    space.program(7, MODULE)
+    space.program(8, {"computations": []})
+    for i, operation in enumerate(("fusion.1", "fusion.2", "copy.7", "rng.3")):
+        space.event(operation, 10 * i, 10 * i + 5, hlo_op=operation, program_id=7, run_id=100)
+    space.event("fusion.1", 50, 55, hlo_op="fusion.1", program_id=8, run_id=101)
+    meta = {"framework": "jax", "steps": [[0, 1_000_000, 1_000_100]]}
+    table, coverage = events_of(space.write(tmp_path / "a.xplane.pb"), meta)
+    assert list(zip(table["name"].to_pylist(), table["phase"].to_pylist(), strict=True)) == [
+        ("M/up/reduce_sum", "forward"),
+        ("M/dot_general", "backward"),
+        ("framework/copy", "other"),
+        ("unplaced/rng", "other"),
+        ("unplaced/fusion", "other"),
+    ]
+    assert (coverage.busy_ns, coverage.placed_ns) == (25, 15)
+
+
+def test_runs_behind_the_marks_belong_to_their_step(tmp_path):
+    # Both steps were handed over in [0, 20); the work came later, and the first product ended on another thread.
+    space = Space()
+    space.program(7, MODULE)
+    for run, begin in ((5, 30), (4, 100)):
+        space.event("fusion.2", begin, begin + 10, hlo_op="fusion.2", program_id=7, run_id=run, _p=run)
+        space.event(
+            "fusion.1", begin + 10, begin + 20, hlo_op="fusion.1", program_id=7, run_id=run, _p=100 + run
+        )
+    space.event("end: fusion.2", 54, 55, _c=5)
+    space.event("end: fusion.2", 108, 109, _c=4)
+    meta = {"framework": "jax", "steps": [[8, 1_000_000, 1_000_010], [9, 1_000_010, 1_000_020]]}
+    table, coverage = events_of(space.write(tmp_path / "a.xplane.pb"), meta)
+    columns = ("step", "start_ns", "duration_ns", "lane")
+    assert [tuple(row[name] for name in columns) for row in table.to_pylist()] == [
+        (8, 1_000_030, 25, None),
+        (8, 1_000_040, 10, 0),
+        (9, 1_000_100, 10, 0),
+        (9, 1_000_110, 10, 0),
+    ]
+    assert coverage.counts_divide
+
+
+def test_operations_in_some_steps_only_are_said(tmp_path):
+    space = Space()
+    space.program(7, MODULE)
+    for i in range(3):
+        space.event("fusion.1", 10 * i, 10 * i + 5, hlo_op="fusion.1", program_id=7)
+    meta = {"framework": "jax", "steps": [[0, 1_000_000, 1_000_010], [1, 1_000_010, 1_000_100]]}
+    _, coverage = events_of(space.write(tmp_path / "a.xplane.pb"), meta)
+    assert not coverage.counts_divide
+    assert any("M/up/reduce_sum" in remark for remark in coverage.remarks)
+
+
+def test_bad_files(tmp_path):
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(b"\x0a\xff")
+    with pytest.raises(UserError, match="no XPlane file"):
+        events_of(path, {"framework": "jax", "steps": []})
+    table, coverage = events_of(Space().write(path), {"framework": "jax", "steps": []})
+    assert (table.num_rows, coverage.busy_ns) == (0, 0)

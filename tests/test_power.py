@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from smaragdine.accounting import traces as device_power
 from smaragdine.accounting.power import PowerTrace, add, from_counter, from_samples
-from smaragdine.accounting.traces import anchor, device_traces
+from smaragdine.accounting.traces import anchor
 from smaragdine.recording.reader import Recording, Series
 from smaragdine.sensors.base import Channel
 
@@ -503,7 +504,7 @@ class Canned:
 def device_traces(*members: Series) -> dict[str, PowerTrace]:
     canned: Any = Canned(members)
     recording: Recording = canned
-    return device_traces(recording)
+    return device_power.device_traces(recording)
 
 
 def test_two_dies_of_a_socket_add_up():

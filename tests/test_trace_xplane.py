@@ -1,4 +1,4 @@
-"""Traces of JAX and TensorFlow: real training programs, each in a process of its own, and what is read from them."""
+"""Traces of JAX and TensorFlow: real training programs, each in a process of its own, and their events."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ from smaragdine.tracing.assemble.xplane import events_of
 from smaragdine.tracing.assemble.xplane_names import Name, jax_name, keras_scopes, tensorflow_name
 from smaragdine.tracing.files import xplane_message
 
-# Between two steps it asks for a trace, as the hook does. `mode`: plain, traced, late (after 150 untraced steps),
+# Between two steps it asks for a trace, as the hook does. `mode`: plain, traced, late (150 untraced steps),
 # busy (the program profiles already) or own (the program starts to profile while we do).
 COMMON = """
 import hashlib, json, sys, time
@@ -33,8 +33,8 @@ session = None
 
 
 def between(step):
-    # Called before `step`.
-    global session
+    # Called before `step`. The profile is a step longer than what is asked for.
+    global session, ended_ns
     if mode == "plain":
         return
     if step == first - 1 and mode == "busy":
@@ -46,7 +46,8 @@ def between(step):
             session = trace_xplane.start(framework, folder)
         except Exception as error:
             seen["said"] = str(error)
-    if step == last + 1:
+        ended_ns = time.time_ns()
+    if step == last + 2:
         if session is not None:
             try:
                 trace_xplane.stop(session, folder + "/raw.xplane.pb")
@@ -56,9 +57,11 @@ def between(step):
             own_stop()
 
 
-def during(step, begin_ns):
-    if first <= step <= last:
-        seen["steps"].append([step, begin_ns, time.time_ns()])
+def after(step):
+    global ended_ns
+    if first <= step <= last and mode != "plain":
+        begin_ns, ended_ns = ended_ns, time.time_ns()
+        seen["steps"].append([step, begin_ns, ended_ns])
 
 
 def finish(arrays):
@@ -71,7 +74,11 @@ def finish(arrays):
 
 JAX_PROFILER = """
 import jax
-own_start, own_stop = jax.profiler.start_trace, jax.profiler.stop_trace
+own_start = jax.profiler.start_trace
+
+def own_stop():
+    jax.block_until_ready(jax.live_arrays())
+    jax.profiler.stop_trace()
 """
 
 TENSORFLOW_PROFILER = """
@@ -100,11 +107,10 @@ def step(weights, x, y):
 
 weights = [(jnp.array(random.normal(size=(96, 96)) / 10, "float32"), jnp.zeros(96)) for _ in range(2)]
 x = jnp.array(random.normal(size=(32, 96)), "float32")
-for number in range(last + 3):
+for number in range(last + 4):
     between(number)
-    begin_ns = time.time_ns()
     weights = step(weights, x, x)
-    during(number, begin_ns)
+    after(number)
 finish(jax.tree.leaves(weights))
 """
 
@@ -114,17 +120,16 @@ import keras
 class Steps(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         between(batch)
-        self.begin_ns = time.time_ns()
 
     def on_train_batch_end(self, batch, logs=None):
-        during(batch, self.begin_ns)
+        after(batch)
 
 keras.utils.set_random_seed(0)
 inputs = keras.Input((96,))
 hidden = keras.layers.Dense(96, activation="relu", name="first")(inputs)
 model = keras.Model(inputs, keras.layers.Dense(96, name="second")(hidden), name="net")
 model.compile("adam", "mse", jit_compile=JIT)
-x = random.normal(size=((last + 3) * 32, 96)).astype("float32")
+x = random.normal(size=((last + 4) * 32, 96)).astype("float32")
 model.fit(x, x, batch_size=32, shuffle=False, verbose=0, callbacks=[Steps()])
 finish(model.get_weights())
 """
@@ -201,7 +206,8 @@ def products(table):
 
 
 def expected(*products_per_step):
-    return {(step, *product): count for step in STEPS for product, count in products_per_step}
+    # The step after those asked for is in the trace too, and is none of them.
+    return {(step, *product): count for step in (*STEPS, None) for product, count in products_per_step}
 
 
 # The first layer's input needs no gradient: one product backward there, two in the second.
@@ -254,9 +260,11 @@ def test_products_are_where_they_are_written(trained, program, per_step):
     assert products(table) == expected(*per_step)
     assert coverage.steps == 3
     assert coverage.counts_divide, coverage.remarks
+    unplaced = {name for name in table["name"].to_pylist() if name.startswith("unplaced/")}
+    # How XLA splits a large sum of TensorFlow's; it tells nobody of what.
+    assert unplaced <= ({"unplaced/wrapped_reduce-window"} if program == "keras-tf-xla" else set())
     assert 0 < coverage.placed_ns <= coverage.busy_ns
-    # Tiny operations: the share of what XLA adds is large.
-    assert coverage.placed_ns >= 0.95 * coverage.busy_ns
+    assert (coverage.placed_ns < coverage.busy_ns) == bool(unplaced)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -266,11 +274,12 @@ def test_phases_and_classes(trained, program):
         phase: {row["name"].split("/")[0] for row in table.to_pylist() if row["phase"] == phase}
         for phase in ("forward", "backward", "optimizer", "other")
     }
-    model = {"jax": {"Model", "step"}, "keras-jax": {"first", "second", "compile_loss"}}.get(
-        program, {"net", "compile_loss"}
-    )
-    assert roots["forward"] == model
-    assert roots["backward"] <= model
+    layers = {"jax": {"Model"}, "keras-jax": {"first", "second"}}.get(program, {"net"})
+    losses = (
+        {"step"} if program == "jax" else {"compile_loss"}
+    )  # JAX never computes a loss that nobody asked for
+    assert layers <= roots["forward"] <= layers | losses
+    assert layers <= roots["backward"] <= layers | losses
     assert roots["optimizer"] == ({"optimizer"} if program == "jax" else {"adam"})
     assert roots["other"] <= {"framework", "input", "unplaced", "train_step"}
     assert set(table["device"].to_pylist()) == {"cpu:0"}
@@ -288,8 +297,7 @@ def test_a_profiler_of_the_program_is_left_alone(trained, program):
     assert "running already" in busy["said"]
     assert busy["digest"] == trained(program, "plain")[0]["digest"]
     (own,) = folder.glob("own/**/*.xplane.pb")
-    table, _ = events_of(own, busy)
-    assert set(STEPS) <= set(table["step"].to_pylist())
+    assert any(phase == "backward" for _, _, phase in products(events_of(own, busy)[0]))
     assert not (folder / "raw.xplane.pb").exists()
 
 
@@ -407,7 +415,7 @@ class Space:
         task.stat_metadata[1].name = "profile_start_time"
         task.stats.add(metadata_id=1, uint64_value=1_000_000)
         self.host = self.message.planes.add(name="/host:CPU")
-        for key, name in enumerate(("hlo_op", "program_id", "run_id", "_p", "_c"), start=1):
+        for key, name in enumerate(("hlo_op", "hlo_module", "program_id", "run_id", "_p", "_c"), start=1):
             self.host.stat_metadata[key].name = name
         self.line = self.host.lines.add(name="tf_XLAEigen/1")
         self.metadata = self.message.planes.add(name="/host:metadata")
@@ -476,8 +484,8 @@ def test_programs_are_joined_by_number(tmp_path):
     space.program(7, MODULE)
     space.program(8, {"computations": []})
     for i, operation in enumerate(("fusion.1", "fusion.2", "copy.7", "rng.3")):
-        space.event(operation, 10 * i, 10 * i + 5, hlo_op=operation, program_id=7, run_id=100)
-    space.event("fusion.1", 50, 55, hlo_op="fusion.1", program_id=8, run_id=101)
+        space.event(operation, 10 * i, 10 * i + 5, hlo_op=operation, program_id=7)
+    space.event("fusion.1", 50, 55, hlo_op="fusion.1", program_id=8)
     meta = {"framework": "jax", "steps": [[0, 1_000_000, 1_000_100]]}
     table, coverage = events_of(space.write(tmp_path / "a.xplane.pb"), meta)
     assert list(zip(table["name"].to_pylist(), table["phase"].to_pylist(), strict=True)) == [
@@ -490,25 +498,30 @@ def test_programs_are_joined_by_number(tmp_path):
     assert (coverage.busy_ns, coverage.placed_ns) == (25, 15)
 
 
-def test_runs_behind_the_marks_belong_to_their_step(tmp_path):
-    # Both steps were handed over in [0, 20); the work came later, and the first product ended on another thread.
+@pytest.mark.parametrize("said", [True, False])
+def test_runs_behind_the_marks_belong_to_their_step(tmp_path, said):
+    # All was handed over in [0, 30), two runs a step; the work came later. The last two are of no step.
     space = Space()
     space.program(7, MODULE)
-    for run, begin in ((5, 30), (4, 100)):
-        space.event("fusion.2", begin, begin + 10, hlo_op="fusion.2", program_id=7, run_id=run, _p=run)
-        space.event(
-            "fusion.1", begin + 10, begin + 20, hlo_op="fusion.1", program_id=7, run_id=run, _p=100 + run
-        )
-    space.event("end: fusion.2", 54, 55, _c=5)
-    space.event("end: fusion.2", 108, 109, _c=4)
+    for run, begin in enumerate(range(40, 100, 10)):
+        stats = {"program_id": 7, "hlo_module": "jit__lambda_", "run_id": 50 - run}
+        space.event("fusion.2", begin, begin + 3, hlo_op="fusion.2", _p=50 - run, **stats)
+        space.event("fusion.1", begin + 3, begin + 5, hlo_op="fusion.1", _p=100 + run, **stats)
+    space.event("end: fusion.2", 42, 43, _c=50)
+    space.event("end: fusion.2", 53, 54, _c=49)  # on another thread, while the next was running
+    if said:
+        for begin in (1, 5, 11, 15, 21, 25):
+            space.event("PjitFunction(<lambda>)", begin, begin + 3)
+            space.event("PjitFunction(<lambda>)", begin + 1, begin + 2)
     meta = {"framework": "jax", "steps": [[8, 1_000_000, 1_000_010], [9, 1_000_010, 1_000_020]]}
     table, coverage = events_of(space.write(tmp_path / "a.xplane.pb"), meta)
-    columns = ("step", "start_ns", "duration_ns", "lane")
-    assert [tuple(row[name] for name in columns) for row in table.to_pylist()] == [
-        (8, 1_000_030, 25, None),
-        (8, 1_000_040, 10, 0),
-        (9, 1_000_100, 10, 0),
-        (9, 1_000_110, 10, 0),
+    assert table["step"].to_pylist() == [8, 8, 8, 8, 9, 9, 9, 9, None, None, None, None]
+    columns = ("start_ns", "duration_ns", "lane")
+    assert [tuple(row[name] for name in columns) for row in table.to_pylist()[:4]] == [
+        (1_000_040, 3, 0),
+        (1_000_043, 2, 0),
+        (1_000_050, 4, None),
+        (1_000_053, 2, 0),
     ]
     assert coverage.counts_divide
 

@@ -91,17 +91,24 @@ def anchor(shape: PowerTrace, counter: Series, every_ns: int = ANCHOR_EVERY_NS) 
     t_ns, total_j = counter.t_ns[chosen], counter.value[chosen]
     used_j = used(counter, total_j)
     filled = _fill(shape, t_ns, used_j)
-    sampled_j = np.diff(filled.energy_until_j(t_ns))
+    interval = np.searchsorted(t_ns, filled.start_ns, side="right") - 1
+    sampled_j = _energy_of_intervals(filled, interval, used_j.size)
     # A counter that was set back (a reset GPU) says nothing about that interval: its samples stand.
     factor = np.divide(used_j, sampled_j, out=np.ones_like(used_j), where=(sampled_j > 0) & (used_j >= 0))
-    interval = np.clip(np.searchsorted(t_ns, filled.start_ns, side="right") - 1, 0, factor.size - 1)
     return PowerTrace(
         filled.start_ns,
         filled.end_ns,
-        filled.power_w * factor[interval],
+        filled.power_w * factor[np.clip(interval, 0, factor.size - 1)],
         shape.hold_ns,
         Anchors(t_ns, factor),
     )
+
+
+def _energy_of_intervals(trace: PowerTrace, interval: Ints, count: int) -> Floats:
+    """Summed stretch by stretch: a difference of running totals has lost the digits of a short interval."""
+    inside = (interval >= 0) & (interval < count)
+    energy_j = trace.power_w * (trace.end_ns - trace.start_ns) * 1e-9
+    return np.bincount(interval[inside], energy_j[inside], minlength=count).astype(np.float64)
 
 
 def _choose_anchors(counter: Series, every_ns: int) -> Ints:
@@ -127,17 +134,19 @@ def _fill(shape: PowerTrace, anchors_ns: Ints, used_j: Floats) -> PowerTrace:
     inside = (i >= 0) & (start_ns < shape.end_ns[np.maximum(i, 0)])
     power_w = np.where(inside, shape.power_w[np.maximum(i, 0)], 0.0)
     covered_ns = np.diff(shape.covered_until_ns(anchors_ns))
+    between = (start_ns >= anchors_ns[0]) & (start_ns < anchors_ns[-1])
+    interval = np.searchsorted(anchors_ns, start_ns, side="right") - 1
+    sampled = PowerTrace(start_ns[inside], end_ns[inside], power_w[inside])
+    sampled_j = _energy_of_intervals(sampled, interval[inside], used_j.size)
     mean_w = np.divide(
-        np.diff(shape.energy_until_j(anchors_ns)),
+        sampled_j,
         covered_ns * 1e-9,
         out=np.ones(covered_ns.size),  # nothing sampled at all: any shape will do, the counter sets the level
         where=covered_ns > 0,
     )
-    between = (start_ns >= anchors_ns[0]) & (start_ns < anchors_ns[-1])
-    interval = np.clip(np.searchsorted(anchors_ns, start_ns, side="right") - 1, 0, mean_w.size - 1)
+    interval = np.clip(interval, 0, mean_w.size - 1)
     power_w = np.where(~inside & between, mean_w[interval], power_w)
     # Samples of 0 W have no shape to scale: the counter's mean power stands in.
-    sampled_j = np.diff(shape.energy_until_j(anchors_ns))
     level_w = used_j / (np.diff(anchors_ns) * 1e-9)
     dark = between & (sampled_j[interval] <= 0) & (covered_ns[interval] > 0) & (level_w[interval] > 0)
     power_w = np.where(dark, level_w[interval], power_w)

@@ -370,15 +370,24 @@ def test_tensorflow_names(raw, kind, name):
         (["net_1/a_1/MatMul", "net_1/layer_0_1/Cast_1"], ["net/a/MatMul", "net/layer_0/Cast_1"]),
         # really named so
         (["net_1/pooler/MatMul", "net_1/layer_0/Cast"], None),
-        # two layers, or one called twice, would become one
+        # layers that would become one
         (["net_1/layer_0/MatMul", "net_1/layer_1/MatMul"], None),
         (["net/a/MatMul", "net/b_1/MatMul"], None),
+        # a layer called twice; operations with a scope of their own
+        (
+            ["net_1/shared_1/MatMul", "net_1/shared_3/MatMul", "net_1/a_1/einsum/E", "net_1/a_1/einsum_1/E"],
+            ["net/shared_1/MatMul", "net/shared_3/MatMul", "net/a/einsum/E", "net/a/einsum_1/E"],
+        ),
+        (["net_1/dense_1/MatMul", "net_1/dense_1_1/MatMul"], ["net/dense/MatMul", "net/dense_1/MatMul"]),
     ],
 )
 def test_keras_scopes(paths, clean):
     scopes = keras_scopes(paths)
     assert [scopes.clean(path) for path in paths] == (clean or paths)
     assert bool(scopes.stripped) == (clean is not None)
+    assert [name for name in scopes.kept if "shared" in name] == [
+        f"net_1/{name}" for name in ("shared_1", "shared_3") if f"net_1/{name}/MatMul" in paths
+    ]
 
 
 def test_hlo_descriptors_are_tensorflow_s():

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from smaragdine.accounting.summary import summarise
-from smaragdine.cli.parsing import Parser, period_ms
+from smaragdine.cli.parsing import Parser, count, period_ms
 from smaragdine.recording.command import build_command
+from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.session import Recorded, RecordOptions, record_program
 from smaragdine.report.terminal import console, run_tables, shortest_path
 from smaragdine.tracing.hook.environment import environment as hook_environment
+from smaragdine.tracing.hook.environment import trace_environment
 
 _EXAMPLE = """\
   smaragdine run train.py --epochs 3
@@ -23,7 +26,7 @@ _EXAMPLE = """\
   smaragdine run torchrun --nproc-per-node 2 train.py
   smaragdine run -- ./any-program its arguments"""
 
-_WITH_VALUE = ("-o", "--output", "--period-ms")
+_WITH_VALUE = ("-o", "--output", "--period-ms", "--trace-steps", "--trace-skip")
 
 
 def _parser() -> Parser:
@@ -42,6 +45,16 @@ def _parser() -> Parser:
     parser.add_argument(
         "--period-ms", type=period_ms, default=4.0, help="how often counters are read (default 4)"
     )
+    parser.add_argument(
+        "--trace-steps",
+        metavar="N",
+        type=count,
+        default=0,
+        help="also trace the operations of N steps, for smaragdine account (default 0; slows these down)",
+    )
+    parser.add_argument(
+        "--trace-skip", metavar="N", type=count, default=10, help="steps before the traced ones (default 10)"
+    )
     parser.add_argument("--pcie", action="store_true", help="also record PCIe traffic (21 ms a reading)")
     return parser
 
@@ -58,29 +71,50 @@ def main(words: list[str]) -> int:
     ours, program = split_words(words)
     options = _parser().parse_args(ours)
     command = build_command(program, os.environ)
+    prepare = functools.partial(_prepare, options.trace_steps, options.trace_skip)
     record_options = RecordOptions(int(options.period_ms * 1e6), options.pcie, options.live)
     folder = Path(options.output) if options.output else None
     if options.live:
         from smaragdine.report.live import live_line
 
         with live_line() as on_feed:
-            recorded = record_program(command, folder, record_options, os.environ, _prepare, on_feed)
+            recorded = record_program(command, folder, record_options, os.environ, prepare, on_feed)
     else:
-        recorded = record_program(command, folder, record_options, os.environ, _prepare)
-    _report(recorded)
+        recorded = record_program(command, folder, record_options, os.environ, prepare)
+    said = _assemble(recorded) if options.trace_steps else []
+    _report(recorded, said)
     return _end_like(recorded.returncode)
 
 
-def _prepare(spool: str, run_id: str, base: Mapping[str, str]) -> Mapping[str, str]:
-    return {**base, **hook_environment(spool, run_id, base)}
+def _prepare(
+    trace_steps: int, trace_skip: int, spool: str, run_id: str, base: Mapping[str, str]
+) -> Mapping[str, str]:
+    variables = hook_environment(spool, run_id, base)
+    if trace_steps:
+        folder = os.path.join(os.path.dirname(spool), TRACES_FOLDER)
+        variables |= trace_environment(folder, trace_steps, trace_skip)
+    return {**base, **variables}
 
 
-def _report(recorded: Recorded) -> None:
+def _assemble(recorded: Recorded) -> list[str]:
+    from smaragdine.tracing.assemble.recording import assemble
+
+    try:
+        said = assemble(recorded.folder)
+    except Exception as error:  # the program's own result stands
+        return [f"the trace cannot be used: {error}"]
+    events = Recording(recorded.folder, recorded.info).events.num_rows
+    if not events and not said:
+        return ["no step was traced: the program announced too few of them, or in a way we do not know"]
+    return said
+
+
+def _report(recorded: Recorded, said: Sequence[str]) -> None:
     """The table, on stderr. Whatever fails here, the program's own result stands."""
     if sys.stderr is None:  # closed by the caller; nothing of ours goes elsewhere
         return
     try:
-        _print_tables(recorded)
+        _print_tables(recorded, said)
         sys.stderr.flush()
     except (OSError, SystemExit):
         # A broken pipe, which rich turns into an exit of its own. The interpreter must not stumble over it
@@ -88,7 +122,7 @@ def _report(recorded: Recorded) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _print_tables(recorded: Recorded) -> None:
+def _print_tables(recorded: Recorded, said: Sequence[str]) -> None:
     out = console(sys.stderr)
     try:
         # What run.json should say, also where it could not be written.
@@ -100,7 +134,12 @@ def _print_tables(recorded: Recorded) -> None:
     else:
         out.print()
         out.print(run_tables(summary))
-    out.print(f"recording: {shortest_path(recorded.folder)}", markup=False, soft_wrap=True)
+    for line in said:
+        out.print(f"trace: {line}", markup=False, soft_wrap=True)
+    where = shortest_path(recorded.folder)
+    out.print(f"recording: {where}", markup=False, soft_wrap=True)
+    if any(recorded.folder.glob("events*.arrows")):
+        out.print(f"operations: smaragdine account {where}", markup=False, soft_wrap=True)
 
 
 def _end_like(returncode: int) -> int:

@@ -22,11 +22,11 @@ from smaragdine.tracing.files.xplane_message import message_class
 
 Ints = npt.NDArray[np.int64]
 
-_TF_OPERATION = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*):([A-Z_][A-Za-z0-9_]*)")
-_GPU = re.compile(r"/device:GPU:(\d+)")
-_HOST = "/host:CPU"
+TF_OPERATION = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*):([A-Z_][A-Za-z0-9_]*)")
+GPU_PLANE = re.compile(r"/device:GPU:(\d+)")
+HOST_PLANE = "/host:CPU"
 # Rows that a viewer derives from the streams' own: the same kernels again.
-_DERIVED = re.compile(r"XLA |TensorFlow |Framework |Steps$|Source code|Launch Stats|Async ")
+DERIVED_LINES = re.compile(r"XLA |TensorFlow |Framework |Steps$|Source code|Launch Stats|Async ")
 # Above it a line's time is a date, not a time since the profile's start: profilers before 2023.
 _ABSOLUTE_NS = 10**17
 _PATHS = ("tf_op", "op_name", "name")
@@ -46,7 +46,7 @@ def read(content: pa.Buffer, where: str) -> pa.Table:
     if not parts:
         why = "; ".join(space.errors) or "no plane has operations (TensorFlow's, or XLA's with hlo_op)"
         raise UserError(f"{where} has no events", why)
-    begin_ns = _profile_start_ns(space)
+    begin_ns = profile_start_ns(space)
     steps = _Steps(space, begin_ns, where)
     names: list[str] = []
     devices: list[str] = []
@@ -54,7 +54,7 @@ def read(content: pa.Buffer, where: str) -> pa.Table:
     times: list[tuple[Ints, Ints]] = []
     number: list[Ints] = []
     for part in parts:
-        start_ns, duration_ns = _times(part.line, part.offset_ps, part.duration_ps, begin_ns, where)
+        start_ns, duration_ns = event_times(part.line, part.offset_ps, part.duration_ps, begin_ns, where)
         times.append((start_ns, duration_ns))
         number.append(steps.at(start_ns) if part.in_step else np.full(start_ns.size, -1, dtype=np.int64))
         names += part.names
@@ -87,11 +87,11 @@ class _Part:
 
 
 def _plane_parts(plane: Any) -> Iterator[_Part]:
-    gpu = _GPU.fullmatch(plane.name)
-    if gpu is None and plane.name != _HOST:
+    gpu = GPU_PLANE.fullmatch(plane.name)
+    if gpu is None and plane.name != HOST_PLANE:
         return
     event_names: dict[int, str] = {key: value.name for key, value in plane.event_metadata.items()}
-    matches = {key: _TF_OPERATION.fullmatch(name) for key, name in event_names.items()}
+    matches = {key: TF_OPERATION.fullmatch(name) for key, name in event_names.items()}
     tf_paths = {key: match[1] for key, match in matches.items() if match}
     # On the host Python frames, and the moments XLA marks as an operation's end, are not worth a look.
     others = [key for key, name in event_names.items() if name.startswith(("$", "end: ")) or "::" in name]
@@ -104,7 +104,7 @@ def _plane_parts(plane: Any) -> Iterator[_Part]:
 
     for position, line in enumerate(plane.lines):
         if gpu is not None:
-            named = () if _DERIVED.match(line.name) else ((False, xla_name),)
+            named = () if DERIVED_LINES.match(line.name) else ((False, xla_name),)
             device, lane = f"gpu:{int(gpu[1])}", int(line.id)
         else:
             # Other lines hold operations too: tf_data_* the input pipeline's, python what a rewriter folded.
@@ -146,7 +146,7 @@ def _xla_namer(
         if only_operations and not operation:
             return None
         for path in (stats[name] for name in _PATHS if stats.get(name)):
-            match = _TF_OPERATION.fullmatch(path)
+            match = TF_OPERATION.fullmatch(path)
             return match[1] if match else path.removesuffix(":")
         # All kernels of a command buffer (a CUDA graph) give its name for theirs.
         if not operation or operation.startswith("command_buffer"):
@@ -156,7 +156,7 @@ def _xla_namer(
     return name_of
 
 
-def _times(
+def event_times(
     line: Any, offsets_ps: Sequence[int], durations_ps: Sequence[int], begin_ns: int | None, where: str
 ) -> tuple[Ints, Ints]:
     """Both ends rounded to the nearest nanosecond: what touched still touches, what nested still nests."""
@@ -179,7 +179,7 @@ def _times(
     return base_ns + start_ns, (offset_ps + duration_ps + 500) // 1000 - start_ns
 
 
-def _profile_start_ns(space: Any) -> int | None:
+def profile_start_ns(space: Any) -> int | None:
     for plane in space.planes:
         if plane.name == "Task Environment":
             for stat in plane.stats:
@@ -196,7 +196,7 @@ class _Steps:
         spans: list[tuple[int, int, int]] = []
         for plane in space.planes:
             keys = {key for key, value in plane.stat_metadata.items() if value.name == "step_num"}
-            if plane.name != _HOST or not keys:
+            if plane.name != HOST_PLANE or not keys:
                 continue
             for line in plane.lines:
                 if line.name.startswith("tf_"):
@@ -209,7 +209,7 @@ class _Steps:
                 ]
                 if marked:
                     offset_ps, duration_ps, numbers = zip(*marked, strict=True)
-                    start_ns, length_ns = _times(line, offset_ps, duration_ps, begin_ns, where)
+                    start_ns, length_ns = event_times(line, offset_ps, duration_ps, begin_ns, where)
                     ends_ns = (start_ns + length_ns).tolist()
                     spans += zip(start_ns.tolist(), ends_ns, numbers, strict=True)
         spans.sort()

@@ -8,6 +8,15 @@ from typing import Mapping
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 
 
+def trace_environment(folder: str, steps: int, skip: int) -> dict[str, str]:
+    """The variables to add so that every process traces `steps` of its steps after `skip` others."""
+    return {
+        "SMARAGDINE_TRACE_FOLDER": os.path.abspath(folder),
+        "SMARAGDINE_TRACE_STEPS": str(steps),
+        "SMARAGDINE_TRACE_SKIP": str(skip),
+    }
+
+
 def environment(spool_dir: str, run_id: str, base: Mapping[str, str]) -> dict[str, str]:
     """The variables to add to `base`, or change in it, so that every Python of the program has the hook."""
     # An empty PYTHONPATH means none, but an empty entry in one means the current folder: append only what is

@@ -35,6 +35,10 @@ _installed = False
 def start():
     """Called in every Python process of a program run by Smaragdine."""
     marks.set_spool(os.environ["SMARAGDINE_SPOOL"])
+    if os.environ.get("SMARAGDINE_TRACE_FOLDER"):
+        from . import trace
+
+        trace.install()
     install_all()
 
 
@@ -62,6 +66,9 @@ def _at_exit():
         torch = sys.modules.get("%s.torch" % __package__)
         if torch is not None:
             torch.finish()
+        trace = sys.modules.get("%s.trace" % __package__)
+        if trace is not None:
+            trace.finish()
         marks.flush()
         versions.mark_libraries()
     except Exception:

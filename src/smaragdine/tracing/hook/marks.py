@@ -17,6 +17,7 @@ _LONGEST_WAIT_NS = 100000000
 _failed = set()
 
 dropped = 0  # marks lost in this process
+on_step_end = None  # called with source, index and time, where somebody follows the steps
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -67,6 +68,8 @@ def soon(t_ns, name, index, source):
             _write(pid, _waiting(pid).encode("ascii"))
     except Exception:
         dropped += 1
+    if on_step_end is not None and name == "step_end":
+        on_step_end(source, index, t_ns)
 
 
 def flush():

@@ -120,3 +120,41 @@ def test_nothing_is_traced_unless_asked_for(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "smaragdine account" not in done.stderr
     assert show_json(tmp_path / "out")["status"] == "complete"
+
+
+KERAS = """
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+inputs = keras.Input((32,))
+hidden = keras.layers.Dense(64, activation="relu", name="first")(inputs)
+model = keras.Model(inputs, keras.layers.Dense(8, name="second")(hidden), name="net")
+model.compile("sgd", "mse")
+x, y = np.random.rand(640, 32).astype("float32"), np.random.rand(640, 8).astype("float32")
+model.fit(x, y, batch_size=32, epochs=1, verbose=0)
+print("%.17g" % sum(float(np.sum(w)) for w in model.get_weights()))
+"""
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
+def test_keras_layers_are_found_on_every_backend(tmp_path: Path, backend: str) -> None:
+    write_script(tmp_path / "train.py", KERAS)
+    env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    bare = smaragdine("run", "-o", "bare", "train.py", env=env, cwd=tmp_path)
+    options = ("-o", "out", "--trace-steps", "3", "--trace-skip", "4")
+    traced = smaragdine("run", *options, "train.py", env=env, cwd=tmp_path)
+    assert (traced.returncode, traced.stdout) == (0, bare.stdout), traced.stderr
+    events = open_recording(tmp_path / "out").events.to_pylist()
+    assert {event["step"] for event in events} >= {4, 5, 6}
+    products = [
+        e
+        for e in events
+        if any(word in e["name"].lower() for word in ("matmul", "addmm", "/mm", "dot_general"))
+    ]
+    for layer in ("first", "second"):
+        for phase in ("forward", "backward"):
+            assert any(layer in e["name"].split("/") and e["phase"] == phase for e in products), (
+                layer,
+                phase,
+            )

@@ -30,8 +30,8 @@ from smaragdine.tracing.files.xplane import (
     GPU_PLANE,
     HOST_PLANE,
     TF_OPERATION,
-    profile_start_ns,
     event_times,
+    profile_start_ns,
 )
 from smaragdine.tracing.files.xplane_message import message_class
 

@@ -192,7 +192,7 @@ class _Session:
         else:
             self._register(stack[0][0], stack[0][1])  # a model may have grown since
             if self._known(module) is None:
-                self._register(module, "%s/%s" % (stack[-1][1], type(module).__name__))
+                self._register(module, "%s/%s" % (stack[-1][1], _own_name(module)))
         return self._known(module)
 
     def _known(self, module):
@@ -206,6 +206,8 @@ class _Session:
             self._register(wrapped, path)
             return
         for name, module in root.named_modules():
+            if name and _is_keras(module):
+                continue  # a Keras layer has a name of its own, the same on all backends
             parts = [part for part in name.split(".") if part not in _WRAPPED]
             self.paths[id(module)] = (weakref.ref(module), "/".join([path, *parts]) if name else path)
 
@@ -213,7 +215,7 @@ class _Session:
         wrapped = module
         while wrapped is not None:
             module, wrapped = wrapped, _wrapped(wrapped)
-        name = base = type(module).__name__
+        name = base = _own_name(module)
         if getattr(module, "_is_replica", False):
             return name  # DataParallel's copies are one model
         number = 0
@@ -222,6 +224,14 @@ class _Session:
             name = "%s_%d" % (base, number)
         self.roots[name] = weakref.ref(module)
         return name
+
+
+def _own_name(module):
+    return str(module.name) if _is_keras(module) else type(module).__name__
+
+
+def _is_keras(module):
+    return any(kind.__module__ == "keras.src.layers.layer" for kind in type(module).__mro__)
 
 
 def _wrapped(module):

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smaragdine.errors import UserError
+from refusal import refused
 from smaragdine.recording.format import EVENTS
 from smaragdine.tracing.files import xplane_message
 from smaragdine.tracing.files.events import read_events
@@ -31,15 +31,6 @@ from smaragdine.tracing.files.table import events_table
 
 NOW_NS = 1_794_740_390_025_259_698
 ONE = {"name": ["a/MatMul"], "device": ["gpu:0"], "start_ns": [NOW_NS], "duration_ns": [17_075]}
-
-
-def refused(call: Any, *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        call()
-    line = str(caught.value)
-    assert "\n" not in line
-    for word in words:
-        assert word in line, line
 
 
 def write_json(path: Path, data: Any) -> Path:

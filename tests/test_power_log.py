@@ -19,20 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smaragdine.errors import UserError
+from refusal import refused
 from smaragdine.recording.power_log import POWER, power_table, read_power
 
 HEADER = "timestamp, index, power.draw [W]\n"
 BERLIN = ZoneInfo("Europe/Berlin")
-
-
-def refused(call: Any, *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        call()
-    line = str(caught.value)
-    assert "\n" not in line
-    for word in words:
-        assert word in line, line
 
 
 def rows(table: pa.Table) -> list[tuple[str, int, float]]:

@@ -112,8 +112,9 @@ def recording_inputs(
             "Name a trace of that run: smaragdine account RUN --events TRACE",
         )
     source = columns(traced)
-    _check_times(source, list(device_traces(recording).values()))
-    return traced, from_recording(recording, source.first_ns, source.last_ns, baseline, facts)
+    traces = device_traces(recording)
+    _check_times(source, list(traces.values()))
+    return traced, from_recording(recording, traces, source.first_ns, source.last_ns, baseline, facts)
 
 
 def thinned(events: pa.Table, meters: Meters, ks: Sequence[int]) -> dict[str, list[Score]]:

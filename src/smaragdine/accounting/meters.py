@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.power import PowerTrace, Readings, clip, from_log
-from smaragdine.accounting.traces import device_traces
+from smaragdine.accounting.traces import main_channels
 from smaragdine.accounting.uncertainty import Sensor, sensor_of
 from smaragdine.accounting.virtual import split
 from smaragdine.errors import UserError
@@ -77,17 +77,17 @@ def from_power_table(
 
 def from_recording(
     recording: Recording,
+    traces: Mapping[str, PowerTrace],
     begin_ns: int,
     end_ns: int,
     baseline: Recording | None = None,
     facts: SensorFacts = NOTHING_KNOWN,
 ) -> Meters:
-    """A meter for every device of a recording, over [begin, end].
+    """A meter for every device of a recording, whose power traces are `traces`, over [begin, end].
 
     Sockets and memory are virtualised: the program's share is accounted, the rest is other processes'.
     """
-    traces = device_traces(recording)
-    channels = _channels(recording)
+    channels = main_channels(recording)
     adding = {device: traces[device] for device in traces if channels[device].scope == "device"}
     splits, remarks = split(recording, adding, baseline)
     meters: dict[str, Meter] = {}
@@ -123,15 +123,6 @@ def _sensor(trace: PowerTrace, facts: SensorFacts, timing_of_window: float | Non
         return found
     timing_ns = int(timing_of_window * found.window_ns)
     return sensor_of(trace, facts.idle_w, facts.limit_w, window_ns, timing_ns)
-
-
-def _channels(recording: Recording) -> dict[str, Channel]:
-    """Per device the channel its shape comes from."""
-    found: dict[str, Channel] = {}
-    for series in recording.series("power"):
-        if series.channel.device not in found or series.channel.quantity == "power":
-            found[series.channel.device] = series.channel
-    return found
 
 
 def _window_s(channel: Channel) -> float | None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.traces import device_traces
+from smaragdine.accounting.traces import device_traces, main_channels
 from smaragdine.accounting.virtual import split
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
@@ -92,7 +92,7 @@ class RunSummary:
 
 def summarise(recording: Recording) -> RunSummary:
     traces = device_traces(recording)
-    channels = _main_channels(recording)
+    channels = main_channels(recording)
     marks = recording.marks
     begin_ns, end_ns = _bounds(recording, traces)
     devices = {
@@ -245,16 +245,6 @@ def _bounds(recording: Recording, traces: dict[str, PowerTrace]) -> tuple[int, i
     if not end_ns:
         end_ns = max((int(t.end_ns[-1]) for t in traces.values() if t.end_ns.size), default=begin_ns)
     return begin_ns, max(begin_ns, end_ns)
-
-
-def _main_channels(recording: Recording) -> dict[str, Channel]:
-    """Per device the channel its figures rest on: the samples where there are some."""
-    main: dict[str, Channel] = {}
-    for series in recording.series("power"):
-        device = series.channel.device
-        if device not in main or series.channel.quantity == "power":
-            main[device] = series.channel
-    return main
 
 
 def _device_order(device: str) -> tuple[int, list[tuple[int, str]]]:

@@ -21,6 +21,7 @@ from smaragdine.accounting.power import (
     used,
 )
 from smaragdine.recording.reader import Recording, Series
+from smaragdine.sensors.base import Channel
 
 ANCHOR_EVERY_NS = 2_000_000_000
 
@@ -31,6 +32,16 @@ def device_traces(recording: Recording) -> dict[str, PowerTrace]:
     for series in recording.series("power"):
         by_device.setdefault(series.channel.device, []).append(series)
     return {device: _device_trace(members) for device, members in by_device.items()}
+
+
+def main_channels(recording: Recording) -> dict[str, Channel]:
+    """Per device the channel its figures rest on: the samples where there are some."""
+    main: dict[str, Channel] = {}
+    for series in recording.series("power"):
+        device = series.channel.device
+        if device not in main or series.channel.quantity == "power":
+            main[device] = series.channel
+    return main
 
 
 def _device_trace(members: Sequence[Series]) -> PowerTrace:

@@ -41,7 +41,7 @@ def matrix_tables(
     for title, rows in matrices:
         table = _table(title, *letters)
         for letter, row in zip(letters, rows, strict=True):
-            table.add_row(letter, *(_figure(score) for score in row))
+            table.add_row(letter, *(correlation_text(score) for score in row))
         reasons = dict.fromkeys(score.reason for row in rows for score in row if score.reason)
         parts += [Text(""), table, *(Text(f"–: {reason}", style="dim") for reason in reasons)]
     return Group(*parts)
@@ -92,7 +92,7 @@ def _score_table(comparison: Comparison) -> Table:
         ("energy", of.energy, of.time_alone_energy, joules(comparison.mean_difference_j)),
         ("power", of.power, of.time_alone_power, watts(comparison.mean_difference_w)),
     ):
-        table.add_row(name, _figure(score), _figure(time), difference, str(score.common))
+        table.add_row(name, correlation_text(score), correlation_text(time), difference, str(score.common))
     return table
 
 
@@ -107,7 +107,7 @@ def _undefined(comparison: Comparison) -> list[str]:
     return [f"{name}: no correlation, {score.reason}" for name, score in named if score.value is None]
 
 
-def _figure(score: Correlation) -> str:
+def correlation_text(score: Correlation) -> str:
     return "–" if score.value is None else f"{score.value:.4f}"
 
 

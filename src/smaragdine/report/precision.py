@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from smaragdine.accounting.precision import Score, Widening
-from smaragdine.accounting.similarity import Correlation
+from smaragdine.report.comparison import correlation_text
 from smaragdine.report.fitting import FittingTable, Line
 
 _HEADERS = ("energy", "times against energy", "power", "names")
@@ -40,15 +40,11 @@ def widening_table(found: Widening) -> RenderableType:
 def _figures(score: Score) -> dict[str, str]:
     found = score.scores
     return {
-        "energy": _figure(found.energy),
-        "times against energy": _figure(found.floor),
-        "power": _figure(found.power),
+        "energy": correlation_text(found.energy),
+        "times against energy": correlation_text(found.floor),
+        "power": correlation_text(found.power),
         "names": str(found.energy.common),
     }
-
-
-def _figure(score: Correlation) -> str:
-    return "–" if score.value is None else f"{score.value:.4f}"
 
 
 def _ordinal(n: int) -> str:

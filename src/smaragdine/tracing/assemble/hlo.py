@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-# message → (number, name, type); a type that is not of protobuf is a message of this table
-FIELDS: dict[str, list[tuple[int, str, str]]] = {
+from smaragdine.tracing.files.xplane_message import Fields, build_class
+
+FIELDS: Fields = {
     "HloProto": [(1, "hlo_module", "HloModuleProto")],
     "HloModuleProto": [(3, "computations", "repeated HloComputationProto")],
     "HloComputationProto": [
@@ -48,24 +49,7 @@ class Origin:
 
 @cache
 def message_class() -> Any:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    package = "smaragdine.hlo"
-    file = descriptor_pb2.FileDescriptorProto(name="smaragdine/hlo.proto", package=package, syntax="proto3")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    for message, fields in FIELDS.items():
-        built = file.message_type.add(name=message)
-        for number, name, words in fields:
-            *before, kind = words.split()
-            label = kinds.LABEL_REPEATED if before else kinds.LABEL_OPTIONAL
-            field = built.field.add(name=name, number=number, label=label)
-            if kind in FIELDS:
-                field.type, field.type_name = kinds.TYPE_MESSAGE, f".{package}.{kind}"
-            else:
-                field.type = kinds.Type.Value(f"TYPE_{kind.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.HloProto"))
+    return build_class("hlo", FIELDS, "HloProto")
 
 
 def programs(space: Any) -> dict[int, dict[str, Origin]]:

@@ -5,11 +5,13 @@ It is small: its descriptors are built at run time, so that neither TensorFlow n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 # message → (number, name, type); a type that is not of protobuf is a message of this table
-FIELDS: dict[str, list[tuple[int, str, str]]] = {
+Fields = Mapping[str, list[tuple[int, str, str]]]
+FIELDS: Fields = {
     "XSpace": [(1, "planes", "repeated XPlane"), (2, "errors", "repeated string")],
     "XPlane": [
         (2, "name", "string"),
@@ -47,15 +49,19 @@ FIELDS: dict[str, list[tuple[int, str, str]]] = {
 
 @cache
 def message_class() -> Any:
-    """The XSpace message, in a descriptor pool of its own: TensorFlow's may be in the same process."""
+    return build_class("xplane", FIELDS, "XSpace")
+
+
+def build_class(file_name: str, table: Fields, root: str) -> Any:
+    """A message of a table, in a descriptor pool of its own: TensorFlow's may be in the same process."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    package = "smaragdine.xplane"
+    package = f"smaragdine.{file_name}"
     file = descriptor_pb2.FileDescriptorProto(
-        name="smaragdine/xplane.proto", package=package, syntax="proto3"
+        name=f"smaragdine/{file_name}.proto", package=package, syntax="proto3"
     )
     kinds = descriptor_pb2.FieldDescriptorProto
-    for message, fields in FIELDS.items():
+    for message, fields in table.items():
         built_message = file.message_type.add(name=message)
         oneofs: list[str] = []
         for number, name, words in fields:
@@ -80,10 +86,10 @@ def message_class() -> Any:
                     type_name=f".{package}.{kind}",
                 )
                 field.type, field.type_name = kinds.TYPE_MESSAGE, f".{package}.{message}.{entry.name}"
-            elif kind in FIELDS:
+            elif kind in table:
                 field.type, field.type_name = kinds.TYPE_MESSAGE, f".{package}.{kind}"
             else:
                 field.type = kinds.Type.Value(f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.XSpace"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{root}"))

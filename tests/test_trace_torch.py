@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from smaragdine.tracing.assemble.coverage import coverage_of
 from smaragdine.tracing.assemble.kineto import events_of
+from smaragdine.tracing.assemble.kineto_compiled import Compiled, Follower
 from smaragdine.tracing.files.table import events_table
 from smaragdine.tracing.hook import environment as hook_environment
 
@@ -87,15 +89,16 @@ def start():
 def stop(session, marks=()):
     if not RAW:
         return
-    trace_torch.stop(session, RAW)
+    facts = trace_torch.stop(session, RAW)
     with open(RAW + ".meta", "w") as file:
-        json.dump({"steps": list(marks)}, file)
+        json.dump(dict({"steps": list(marks)}, **facts), file)
 
 def result(model, **more):
     weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     noise = torch.rand(1).item()
     module = nn.modules.module
-    left = [*module._global_forward_hooks, *module._global_forward_pre_hooks]
+    left = [*module._global_forward_hooks, *module._global_forward_pre_hooks,
+            *module._global_forward_hooks_with_kwargs, *module._global_forward_hooks_always_called]
     print(json.dumps(dict(more, weights=hashlib.sha256(weights).hexdigest(), noise=noise, left=left,
                           filters=len(warnings.filters), profiling=torch.autograd._profiler_enabled())))
 """
@@ -182,8 +185,8 @@ def test_every_product_is_where_it_is_written(plain):
     assert counted(table, {"AccumulateGrad"}) == accumulated
     # The batch is made and the loss computed outside any module.
     assert counted(table, {"randn", "cross_entropy_loss"}) == {
-        ("framework/randn", "other"): STEPS,
-        ("framework/cross_entropy_loss", "forward"): STEPS,
+        ("program/randn", "other"): STEPS,
+        ("program/cross_entropy_loss", "forward"): STEPS,
     }
     assert coverage.busy_ns > 0
     assert coverage.placed_ns >= 0.99 * coverage.busy_ns
@@ -234,7 +237,7 @@ def test_a_forward_that_raises_leaves_the_next_paths_right(tmp_path):
     assert result["raised"] == 2
     inside = table.filter(table["step"].is_valid())
     assert counted(inside, {"addmm", "mm", "bmm"}) == products(STEPS)
-    assert counted(inside, {"cross_entropy_loss"}) == {("framework/cross_entropy_loss", "forward"): STEPS}
+    assert counted(inside, {"cross_entropy_loss"}) == {("program/cross_entropy_loss", "forward"): STEPS}
 
 
 def test_roots_wrappers_and_modules_made_on_the_way(tmp_path):
@@ -388,6 +391,268 @@ def test_a_forked_child_records_nothing(tmp_path):
     assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
 
 
+def test_the_fork_of_a_loaders_workers_does_not_disturb(tmp_path):
+    body = """
+    from torch.utils.data import DataLoader, TensorDataset
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    loader = DataLoader(TensorDataset(torch.randn(12, 5, 8), torch.randint(4, (12,))), 3, num_workers=2)
+    session = start()
+    marks = []
+    for index, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        marks.append([index, None, time.time_ns()])
+    stop(session, marks)
+    result(model)
+    """
+    _, table, _ = traced(tmp_path, body)
+    assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
+
+
+def test_a_model_changed_and_a_step_that_fails_between_others(tmp_path):
+    body = """
+    model = Model()
+    def fails(gradient):
+        raise ValueError("in backward")
+    session = start()
+    marks = train(model, 1)
+    model.layers[0], model.layers[1] = model.layers[1], model.layers[0]
+    model.head = nn.Linear(16, 4)
+    marks += train(model, 1)
+    raised = 0
+    out = model.layers[0](torch.randn(3, 5, 16))
+    out.register_hook(fails)
+    try:
+        model.layers[1](out).sum().backward()
+    except ValueError:
+        raised += 1
+    marks += train(model, 2)
+    stop(session, [[n, *mark[1:]] for n, mark in enumerate(marks)])
+    result(model, raised=raised)
+    """
+    result, table, coverage = traced(tmp_path, body)
+    assert result["raised"] == 1
+    inside = table.filter(table["step"].is_valid())
+    assert counted(inside, {"addmm", "mm", "bmm"}) == products(STEPS)
+    assert coverage.counts_divide
+
+
+def test_casts_of_autocast_belong_to_the_module_that_needs_them(tmp_path):
+    body = """
+    model = Model()
+    session = start()
+    marks = train(model, run=torch.autocast("cpu", torch.bfloat16)(model))
+    stop(session, marks)
+    result(model)
+    """
+    _, table, coverage = traced(tmp_path, body)
+    assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
+    casts = counted(table, {"_to_copy"})
+    # Weights, bias and input of the first; of the others the input is bfloat16 already, or cast for several.
+    assert casts["Model/embed/_to_copy", "forward"] == 3 * STEPS
+    for path in linears():
+        assert casts[f"{path}/_to_copy", "forward"] >= 2 * STEPS
+        assert casts[f"{path}/_to_copy", "backward"] >= 2 * STEPS
+    assert not [name for name, _ in casts if name.startswith(("unplaced", "framework"))]
+    assert coverage.placed_ns >= 0.99 * coverage.busy_ns
+
+
+def test_a_slice_begun_and_ended_by_another_thread_in_the_middle_of_a_call(tmp_path):
+    body = """
+    import threading
+    arrived, go = threading.Semaphore(0), threading.Semaphore(0)
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))
+        def forward(self, x):
+            x = self.first(x) * 2
+            arrived.release()
+            go.acquire()
+            return self.second(x)
+    model = Gated()
+    def work():
+        for _ in range(6):
+            model(torch.ones(2, 4)).sum().backward()
+    thread = threading.Thread(target=work)
+    thread.start()
+    for window in range(2):
+        arrived.acquire()
+        session = start()
+        for _ in range(2):
+            go.release()
+            arrived.acquire()
+        stop(session)  # in the third call; the second window is the one that is kept
+        go.release()
+    thread.join()
+    result(model)
+    """
+    _, table, coverage = traced(tmp_path, body)
+    assert counted(table, {"addmm", "mm", "mul"}) == {
+        ("Gated/first/addmm", "forward"): 2,
+        ("Gated/mul", "forward"): 2,  # in a call that the end of the slice cut off
+        ("Gated/second/0/addmm", "forward"): 1,
+        ("Gated/first/mm", "backward"): 1,
+        ("Gated/second/0/mm", "backward"): 2,
+        ("Gated/mul", "backward"): 1,
+    }
+    assert coverage.placed_ns == coverage.busy_ns
+
+
+def test_a_profiler_that_cannot_begin_leaves_nothing(tmp_path):
+    body = """
+    said = []
+    model = Model()
+    if RAW:
+        from torch.autograd import profiler
+        original = profiler._prepare_profiler
+        def taken(*args, **kwargs):
+            raise RuntimeError("CUPTI is taken")
+        profiler._prepare_profiler = taken
+        try:
+            start()
+        except RuntimeError as error:
+            said.append(str(error))
+        assert profiler._prepare_profiler is taken
+        profiler._prepare_profiler = original
+    print(said, file=open("said", "w"))
+    train(model, 1)
+    session = start()
+    stop(session, train(model))
+    result(model)
+    """
+    _, table, _ = traced(tmp_path, body)
+    assert (tmp_path / "said").read_text() == "['CUPTI is taken']\n"
+    assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
+
+
+def test_ranks_of_a_distributed_model_have_its_paths(tmp_path):
+    body = """
+    import os, torch.distributed as dist
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=rank, world_size=2)
+    model = nn.parallel.DistributedDataParallel(Model())
+    session = start() if rank == 0 else None
+    marks = train(model)
+    if rank == 0:
+        stop(session, marks)
+    result(model)
+    dist.destroy_process_group()
+    """
+    script = tmp_path / "program.py"
+    script.write_text(f"HOOK = {str(HOOK)!r}\n" + PRELUDE + textwrap.dedent(body))
+    raw = tmp_path / "torch.json"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(raw)],
+            env={**os.environ, "RANK": str(rank)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    results = [process.communicate(timeout=120) for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], results
+    table, coverage = events_of(raw, json.loads((tmp_path / "torch.json.meta").read_text()))
+    assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
+    exchanged = {row["name"] for row in table.to_pylist() if "allreduce" in row["name"]}
+    assert exchanged
+    assert all(name.startswith("framework/") for name in exchanged)
+    assert coverage.placed_ns >= 0.99 * coverage.busy_ns
+
+
+def test_calls_of_generated_code_go_by_the_modules_they_come_from(tmp_path):
+    # Products only, which inductor leaves to libraries: nothing has to be compiled by a C++ compiler.
+    body = """
+    import os
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath("cache")
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False)
+        def forward(self, x):
+            return self.down(self.up(x))
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([Part(), Part()])
+            self.head = nn.Linear(8, 4, bias=False)
+        def forward(self, x):
+            for part in self.parts:
+                x = part(x)
+            return self.head(x)
+    def step():
+        begin_ns = time.time_ns()
+        x = torch.ones(2, 8, requires_grad=True)
+        (compiled if module else function)(x).square().mean().backward()
+        return [0, begin_ns, time.time_ns()]
+    model = Net()
+    module = WHOLE
+    compiled = torch.compile(model)
+    function = torch.compile(lambda x: model(x))
+    step()
+    session = start()
+    stop(session, [step()])
+    result(model)
+    """
+    expected = {}
+    for path in (*(f"parts/{n}/{name}" for n in range(2) for name in ("up", "down")), "head"):
+        expected[f"Net/{path}/mm", "forward"] = 1
+        expected[f"Net/{path}/mm", "backward"] = 2
+    for whole in ("True", "False"):
+        folder = tmp_path / whole
+        folder.mkdir()
+        _, table, coverage = traced(folder, body.replace("WHOLE", whole))
+        assert counted(table, {"mm"}) == expected
+        assert any("compiled" in remark for remark in coverage.remarks)
+
+
+def test_fused_kernels_go_by_what_their_nodes_share():
+    nodes = {"linear": "a/up", "gelu": "a", "linear_1": "a/down", "norm": "b/norm", "mul": "b"}
+    forward = [
+        "# Topologically Sorted Source Nodes: [linear], Original ATen: [aten.addmm]",
+        "extern_kernels.addmm(primals_2, x, reinterpret_tensor(primals_1, (4, 8), (1, 4), 0), out=buf0)",
+        "# Topologically Sorted Source Nodes: [linear, gelu], Original ATen: [aten.gelu]",
+        "triton_poi_fused_gelu_0.run(buf0, buf1, 480, stream=stream0)",
+        "# Topologically Sorted Source Nodes: [gelu, linear_1], Original ATen: [aten.mm]",
+        "extern_kernels.mm(buf1, reinterpret_tensor(primals_3, (8, 4), (1, 8), 0), out=buf2)",
+        "# Topologically Sorted Source Nodes: [linear_1, norm], Original ATen: [aten.native_layer_norm]",
+        "triton_per_fused_norm_1.run(buf2, buf3, 480, stream=stream0)",
+        "buf4 = torch.ops.aten.topk.default(buf3, 2)",
+    ]
+    backward = [
+        "# Topologically Sorted Source Nodes: [mul, norm], Original ATen: [aten.mul]",
+        "triton_poi_fused_mul_0.run(tangents_1, buf0, 480, stream=stream0)",
+        "extern_kernels.mm(buf0, primals_3, out=buf1)",
+        "extern_kernels.mm(reinterpret_tensor(buf0, (4, 8), (1, 4), 0), saved, out=buf2)",
+        "extern_kernels.bmm(buf8, buf9, out=buf10)",
+    ]
+    compiled = Compiled({"f": forward, "b": backward}, {"0/0": nodes})
+    assert compiled.calls("f", "0/0", backward=False) == [
+        ("aten::addmm", "a/up"),
+        ("triton_poi_fused_gelu_0", "a"),
+        ("aten::mm", "a/down"),
+        ("triton_per_fused_norm_1", ""),
+        ("aten::topk", None),
+    ]
+    assert compiled.calls("b", "0/0", backward=True) == [
+        ("triton_poi_fused_mul_0", "b/norm"),
+        ("aten::mm", "a/down"),
+        ("aten::mm", "a/down"),
+        ("aten::bmm", None),
+    ]
+    follower = Follower(compiled.calls("f", "0/0", backward=False))
+    assert [follower.path_of(name) for name in ("aten::mm", "aten::addmm", "aten::topk")] == [
+        "a/down",
+        None,
+        None,
+    ]
+
+
 @pytest.mark.parametrize("when", ["before", "inside"])
 def test_compiled_code_is_neither_broken_nor_entered(tmp_path, when):
     body = f"""
@@ -444,9 +709,13 @@ def test_kernels_go_by_the_operator_that_launched_them(tmp_path):
         return {"ph": "X", "cat": "cpu_op", "name": name, "tid": tid, "ts": ts, "dur": dur,
                 "args": {"External id": ident, **args}}  # fmt: skip
 
-    def kernel(name, ts, ident, cat="kernel"):
+    def kernel(name, ts, ident, cat="kernel", **args):
         return {"ph": "X", "cat": cat, "name": name, "tid": 20, "ts": ts, "dur": 5,
-                "args": {"External id": ident, "device": 1, "stream": 20}}  # fmt: skip
+                "args": {"External id": ident, "device": 1, "stream": 20, **args}}  # fmt: skip
+
+    def launch(name, ts, correlation):
+        return {"ph": "X", "cat": "cuda_runtime", "name": name, "tid": 7, "ts": ts, "dur": 1,
+                "args": {"correlation": correlation}}  # fmt: skip
 
     node = {"Sequence number": 0, "Fwd thread id": 1}
     engine = "autograd::engine::evaluate_function: AddmmBackward0"
@@ -468,6 +737,10 @@ def test_kernels_go_by_the_operator_that_launched_them(tmp_path):
             kernel("gemm_bf16_nt", 510, 6),
             kernel("void mine::written_in_triton<1>(int)", 515, 2),
             kernel("Memset (Device)", 520, 99, "gpu_memset"),
+            launch("cudaGraphLaunch", 70, 41),
+            kernel("void in_a_graph(int)", 525, None, correlation=41),
+            launch("cudaLaunchKernel", 105, 42),
+            kernel("void of_the_program(int)", 530, None, correlation=42),
         ],
     }
     raw = tmp_path / "gpu.json"
@@ -480,6 +753,8 @@ def test_kernels_go_by_the_operator_that_launched_them(tmp_path):
         ("Net/up/mm", "backward", 40, 20),
         ("Net/up/written_in_triton", "forward", 40, 20),
         ("unplaced/Memset", "other", None, 20),
+        ("Net/in_a_graph", "forward", 40, 20),
+        ("program/of_the_program", "other", 40, 20),
     ]
     assert rows[0]["start_ns"] == 1_500_000
     assert rows[0]["duration_ns"] == 5000
@@ -489,4 +764,5 @@ def test_kernels_go_by_the_operator_that_launched_them(tmp_path):
         ("Net/up/AddmmBackward0", "backward"),
         ("Net/up/mm", "backward"),
     ]
-    assert "1 of 5 kernels were launched by nothing the profiler saw" in coverage.remarks
+    assert "1 of 7 kernels were launched by nothing the profiler saw" in coverage.remarks
+    assert any("1 of 7 kernels ran from CUDA graphs" in remark for remark in coverage.remarks)

@@ -11,16 +11,39 @@ if TYPE_CHECKING:
     from smaragdine.api import account as account
     from smaragdine.api import mark as mark
     from smaragdine.api import record as record
+    from smaragdine.callbacks.keras import KerasCallback as KerasCallback
+    from smaragdine.callbacks.lightning import LightningCallback as LightningCallback
+    from smaragdine.callbacks.tensorflow import SessionRunHook as SessionRunHook
+    from smaragdine.callbacks.transformers import TrainerCallback as TrainerCallback
     from smaragdine.recording.reader import Recording as Recording
     from smaragdine.recording.reader import open_recording as open
+    from smaragdine.traced import Trace as trace
 
-__all__ = ["Footprint", "Recording", "__version__", "account", "mark", "open", "record"]
+__all__ = [
+    "Footprint",
+    "KerasCallback",
+    "LightningCallback",
+    "Recording",
+    "SessionRunHook",
+    "TrainerCallback",
+    "__version__",
+    "account",
+    "mark",
+    "open",
+    "record",
+    "trace",
+]
 
 # Imported when first used: a training script that only places marks must not pay for pyarrow.
 _WHERE = {
     "account": ("smaragdine.api", "account"),
     "mark": ("smaragdine.api", "mark"),
     "record": ("smaragdine.api", "record"),
+    "trace": ("smaragdine.traced", "Trace"),
+    "KerasCallback": ("smaragdine.callbacks.keras", "KerasCallback"),
+    "LightningCallback": ("smaragdine.callbacks.lightning", "LightningCallback"),
+    "SessionRunHook": ("smaragdine.callbacks.tensorflow", "SessionRunHook"),
+    "TrainerCallback": ("smaragdine.callbacks.transformers", "TrainerCallback"),
     "open": ("smaragdine.recording.reader", "open_recording"),
     "Footprint": ("smaragdine.accounting.footprint", "Footprint"),
     "Recording": ("smaragdine.recording.reader", "Recording"),

@@ -1,4 +1,4 @@
-"""The Python API: `mark`, `record` and `account`; `open` is `recording.reader.open_recording`."""
+"""The Python API: `mark`, `record` and `account`; `trace` is in `traced`, the callbacks in `callbacks`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from smaragdine.accounting.meters import Meters, SensorFacts
 
 
-def _hook(module: str) -> Any:
+def hook_module(module: str) -> Any:
     """A module of this process's hook: the one `smaragdine run` loaded, else our own copy of it."""
     package = "_smaragdine_hook" if "_smaragdine_hook" in sys.modules else "smaragdine.tracing.hook"
     return importlib.import_module(f"{package}.{module}")
@@ -28,12 +28,12 @@ def mark(name: str, index: int | None = None) -> None:
 
     Epochs of a loop no framework knows: `mark("epoch_begin", 3)` … `mark("epoch_end", 3)`.
     """
-    _hook("marks").mark(name, index, source="user")
+    hook_module("marks").mark(name, index, source="user")
 
 
 @contextlib.contextmanager
-def record(folder: str | os.PathLike[str], *, period_ms: float = 4.0) -> Iterator[Path]:
-    """Record this process and its children while the block runs, into a new folder.
+def record(folder: str | os.PathLike[str] | None = None, *, period_ms: float = 4.0) -> Iterator[Path]:
+    """Record this process and its children while the block runs, into a new folder (runs/<date>-<script>).
 
     with smaragdine.record("runs/first"):
         train()
@@ -44,14 +44,16 @@ def record(folder: str | os.PathLike[str], *, period_ms: float = 4.0) -> Iterato
 
     if not 1 <= period_ms <= 1000:
         raise UserError(f"period_ms={period_ms} is not between 1 and 1000")
-    marks = _hook("marks")
-    with record_here(Path(folder), RecordOptions(int(period_ms * 1e6)), label="block") as path:
+    marks = hook_module("marks")
+    where = None if folder is None else Path(folder)
+    label = "block" if where is not None else Path(sys.argv[0]).stem or "block"
+    with record_here(where, RecordOptions(int(period_ms * 1e6)), label) as path:
         marks.set_spool(str(path / SPOOL_FOLDER))
         marks.install_all()
         try:
             yield path
         finally:
-            _hook("versions").mark_libraries()
+            hook_module("versions").mark_libraries()
             # Back to the surrounding `smaragdine run`, if there is one.
             marks.set_spool(os.environ.get("SMARAGDINE_SPOOL"))
 

@@ -19,10 +19,11 @@ from smaragdine.accounting.engine import (
 )
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
 from smaragdine.accounting.ledger import Entry, Ledger, entry, entry_compiled
-from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFacts, from_recording
+from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFacts, Spans, from_recording
 from smaragdine.accounting.mixing import Windows, join, windows
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
+from smaragdine.accounting.steps import traced_spans
 from smaragdine.accounting.sweep import sweep_for
 from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import Look, combine, infer, sensor_of
@@ -86,7 +87,7 @@ def account_recording(
     baseline: Recording | None = None,
     facts: SensorFacts = NOTHING_KNOWN,
 ) -> Footprint:
-    """The footprint of a recording's traced steps, from the first to the last of its events."""
+    """The footprint of a recording's traced steps."""
     traced, meters = recording_inputs(recording, events, baseline, facts)
     return account_meters(traced, meters)
 
@@ -114,7 +115,13 @@ def recording_inputs(
     source = columns(traced)
     traces = device_traces(recording)
     _check_times(source, list(traces.values()))
-    return traced, from_recording(recording, traces, source.first_ns, source.last_ns, baseline, facts)
+    if events is None and recording.windows.num_rows:
+        spans = traced_spans(recording, traced)
+    else:
+        spans = {"": [(source.first_ns, source.last_ns)]}
+    return traced, from_recording(
+        recording, traces, lambda device: spans.get(device, spans[""]), baseline, facts
+    )
 
 
 def thinned(events: pa.Table, meters: Meters, ks: Sequence[int]) -> dict[str, list[Score]]:
@@ -161,7 +168,7 @@ def _account_device(source: Columns, device: str, meter: Meter, events: int) -> 
         },
         schema=ROWS,
     )
-    covered_s, missing_s = _coverage(trace, ledger.first_ns, ledger.last_ns)
+    covered_s, missing_s = _coverage(trace, meter.spans, ledger.first_ns, ledger.last_ns)
     return table, DeviceTotal(
         total_j=total_j,
         idle_j=ledger.idle_j,
@@ -203,10 +210,13 @@ def _integrate(source: Columns, device: str, meter: Meter, events: int) -> tuple
     return ledger, [infer(join(parts), sensor, keys) for parts in seen if parts]
 
 
-def _coverage(trace: PowerTrace, first_ns: int, last_ns: int) -> tuple[float, float]:
-    """Seconds whose power is known; and what else lies between the first and the last of power and events."""
+def _coverage(trace: PowerTrace, spans: Spans | None, first_ns: int, last_ns: int) -> tuple[float, float]:
+    """Seconds whose power is known, and those whose power is not but should be: in the spans or, without
+    them, between the first and the last of power and events."""
     covered_ns = int((trace.end_ns - trace.start_ns).sum())
-    edges = [*trace.start_ns[:1].tolist(), *trace.end_ns[-1:].tolist()]
-    edges += [first_ns, last_ns] if first_ns <= last_ns else []
-    span_ns = max(edges) - min(edges) if edges else 0
-    return covered_ns / 1e9, (span_ns - covered_ns) / 1e9
+    if spans is None:
+        edges = [*trace.start_ns[:1].tolist(), *trace.end_ns[-1:].tolist()]
+        edges += [first_ns, last_ns] if first_ns <= last_ns else []
+        spans = [(min(edges), max(edges))] if edges else []
+    asked_ns = sum(end_ns - begin_ns for begin_ns, end_ns in spans)
+    return covered_ns / 1e9, (asked_ns - covered_ns) / 1e9

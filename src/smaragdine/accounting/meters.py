@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.power import PowerTrace, Readings, clip, from_log
+from smaragdine.accounting.power import PowerTrace, Readings, from_log, within
 from smaragdine.accounting.traces import main_channels
 from smaragdine.accounting.uncertainty import Sensor, sensor_of
 from smaragdine.accounting.virtual import split
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
+
+Spans = Sequence[tuple[int, int]]  # begin and end, ns; in order and disjoint
 
 # The stamps of samples and counters are exact to a fraction of the time they cover.
 TIMING_OF_WINDOW = 0.1
@@ -31,6 +33,7 @@ class Meter:
     provenance: str | None = None  # null: a foreign log does not say
     other_j: float | None = None  # what else the device used: other processes, the monitor
     static_j: float | None = None  # of the trace, the program's part of the idle device's power
+    spans: Spans | None = None  # what the trace should cover; null: whatever it does
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,11 @@ def from_power_table(
 def from_recording(
     recording: Recording,
     traces: Mapping[str, PowerTrace],
-    begin_ns: int,
-    end_ns: int,
+    spans_of: Callable[[str], Spans],
     baseline: Recording | None = None,
     facts: SensorFacts = NOTHING_KNOWN,
 ) -> Meters:
-    """A meter for every device of a recording, whose power traces are `traces`, over [begin, end].
+    """A meter for every device of a recording, whose power traces are `traces`, over its spans.
 
     Sockets and memory are virtualised: the program's share is accounted, the rest is other processes'.
     """
@@ -94,7 +96,8 @@ def from_recording(
     for device, trace in adding.items():
         channel = channels[device]
         whose = splits.get(device)
-        mine = clip(whose.program if whose else trace, begin_ns, end_ns)
+        spans = spans_of(device)
+        mine = within(whose.program if whose else trace, spans)
         known = SensorFacts(
             # A share of a socket goes down to nothing.
             0.0 if whose and facts.idle_w is None else facts.idle_w,
@@ -103,17 +106,21 @@ def from_recording(
         )
         other_j = static_j = None
         if whose is not None:
-            other_j = whose.other.energy_j(begin_ns, end_ns) + whose.monitor.energy_j(begin_ns, end_ns)
-            static_j = whose.static.energy_j(begin_ns, end_ns)
+            other_j = _energy_j(whose.other, spans) + _energy_j(whose.monitor, spans)
+            static_j = _energy_j(whose.static, spans)
         readings: Readings = "counter" if channel.kind == "counter" else "sample"
         sensor = _sensor(mine, known, TIMING_OF_WINDOW)
-        meters[device] = Meter(mine, sensor, readings, channel.provenance, other_j, static_j)
+        meters[device] = Meter(mine, sensor, readings, channel.provenance, other_j, static_j, spans)
     if not meters:
         raise UserError(
             f"{recording.path} has no power of any device",
             remedy="smaragdine doctor says what can be measured",
         )
     return Meters(meters, remarks)
+
+
+def _energy_j(trace: PowerTrace, spans: Spans) -> float:
+    return sum(trace.energy_j(begin_ns, end_ns) for begin_ns, end_ns in spans)
 
 
 def _sensor(trace: PowerTrace, facts: SensorFacts, timing_of_window: float | None = None) -> Sensor:

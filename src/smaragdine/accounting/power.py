@@ -175,13 +175,17 @@ def used(counter: Series, total_j: Floats) -> Floats:
     return np.where(used_j < 0, used_j + wraps_at, used_j) if wraps_at else used_j
 
 
-def clip(trace: PowerTrace, begin_ns: int, end_ns: int) -> PowerTrace:
-    """What of a trace lies within [begin, end]."""
-    start_ns, until_ns = np.maximum(trace.start_ns, begin_ns), np.minimum(trace.end_ns, end_ns)
-    kept = until_ns > start_ns
-    return dataclasses.replace(
-        trace, start_ns=start_ns[kept], end_ns=until_ns[kept], power_w=trace.power_w[kept]
-    )
+def within(trace: PowerTrace, spans: Sequence[tuple[int, int]]) -> PowerTrace:
+    """What of a trace lies within these spans, which are in order and disjoint."""
+    parts = [
+        (np.maximum(trace.start_ns[i:j], begin_ns), np.minimum(trace.end_ns[i:j], end_ns), trace.power_w[i:j])
+        for begin_ns, end_ns in spans
+        if (i := int(np.searchsorted(trace.end_ns, begin_ns, side="right")))
+        < (j := int(np.searchsorted(trace.start_ns, end_ns, side="left")))
+    ]
+    none = (trace.start_ns[:0], trace.end_ns[:0], trace.power_w[:0])
+    start_ns, until_ns, power_w = (np.concatenate(column) for column in zip(none, *parts, strict=True))
+    return dataclasses.replace(trace, start_ns=start_ns, end_ns=until_ns, power_w=power_w)
 
 
 def add(traces: Sequence[PowerTrace]) -> PowerTrace:

@@ -14,6 +14,7 @@ from smaragdine.version import __version__
 VERBS = {
     "run": "record a training script: energy per device and per epoch",
     "show": "a recording at a glance",
+    "report": "where the joules went: what was traced, and what one step costs",
     "account": "which operation used how much energy: a footprint",
     "compare": "what changed between runs, and what of it is noise",
     "doctor": "what can be measured on this machine, what not, and how to fix it",

@@ -35,6 +35,13 @@ def period_ms(text: str) -> float:
     return _number(text, 1 <= (value := _float(text)) <= 1000, value, "a period between 1 and 1000 ms")
 
 
+def percentage(text: str) -> float:
+    """A part of one."""
+    value = _float(text.removesuffix("%"))
+    good = text.endswith("%") and 0 < value <= 1000
+    return _number(text, good, value / 100, "a percentage above 0, such as 1%")
+
+
 def _float(text: str) -> float:
     try:
         return float(text)

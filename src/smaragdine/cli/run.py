@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import resource
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from smaragdine.accounting.summary import summarise
-from smaragdine.cli.parsing import Parser, count, period_ms
+from smaragdine.cli.parsing import Parser, count, percentage, period_ms
 from smaragdine.recording.command import build_command
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording
@@ -24,9 +25,10 @@ _EXAMPLE = """\
   smaragdine run train.py --epochs 3
   smaragdine run -o runs/first -m package.train
   smaragdine run torchrun --nproc-per-node 2 train.py
+  smaragdine run --trace-steps 50 --trace-budget 1% train.py
   smaragdine run -- ./any-program its arguments"""
 
-_WITH_VALUE = ("-o", "--output", "--period-ms", "--trace-steps", "--trace-skip")
+_WITH_VALUE = ("-o", "--output", "--period-ms", "--trace", "--trace-steps", "--trace-skip", "--trace-budget")
 
 
 def _parser() -> Parser:
@@ -45,16 +47,25 @@ def _parser() -> Parser:
     parser.add_argument(
         "--period-ms", type=period_ms, default=4.0, help="how often counters are read (default 4)"
     )
-    parser.add_argument(
-        "--trace-steps",
-        metavar="N",
-        type=count,
-        default=0,
-        help="also trace the operations of N steps, for smaragdine account (default 0; slows these down)",
+    trace = parser.add_argument_group(
+        "tracing: which operation used what, from a few steps of a deep-learning framework"
     )
-    parser.add_argument(
-        "--trace-skip", metavar="N", type=count, default=10, help="steps before the traced ones (default 10)"
+    trace.add_argument(
+        "--trace", choices=("auto", "off"), default="auto", help="auto traces where a framework is used"
     )
+    trace.add_argument(
+        "--trace-steps", metavar="N", type=count, default=20, help="how many steps (20); they take longer"
+    )
+    trace.add_argument(
+        "--trace-skip", metavar="N", type=count, default=10, help="steps before the first traced one (10)"
+    )
+    trace.add_argument(
+        "--trace-budget",
+        metavar="P%",
+        type=percentage,
+        help="trace only as much as slows the training down by no more than this, all in all: 1%%",
+    )
+    trace.add_argument("--trace-keep", action="store_true", help="keep the profiler's files in RUN/traces")
     parser.add_argument("--pcie", action="store_true", help="also record PCIe traffic (21 ms a reading)")
     return parser
 
@@ -71,7 +82,7 @@ def main(words: list[str]) -> int:
     ours, program = split_words(words)
     options = _parser().parse_args(ours)
     command = build_command(program, os.environ)
-    prepare = functools.partial(_prepare, options.trace_steps, options.trace_skip)
+    prepare = functools.partial(_prepare, options)
     record_options = RecordOptions(int(options.period_ms * 1e6), options.pcie, options.live)
     folder = Path(options.output) if options.output else None
     if options.live:
@@ -81,32 +92,35 @@ def main(words: list[str]) -> int:
             recorded = record_program(command, folder, record_options, os.environ, prepare, on_feed)
     else:
         recorded = record_program(command, folder, record_options, os.environ, prepare)
-    said = _assemble(recorded) if options.trace_steps else []
+    asked = any(word.startswith("--trace-") for word in ours)
+    said = _assemble(recorded, asked, options.trace_keep)
     _report(recorded, said)
     return _end_like(recorded.returncode)
 
 
 def _prepare(
-    trace_steps: int, trace_skip: int, spool: str, run_id: str, base: Mapping[str, str]
+    options: argparse.Namespace, spool: str, run_id: str, base: Mapping[str, str]
 ) -> Mapping[str, str]:
     variables = hook_environment(spool, run_id, base)
-    if trace_steps:
+    if options.trace == "auto" and options.trace_steps:
         folder = os.path.join(os.path.dirname(spool), TRACES_FOLDER)
-        variables |= trace_environment(folder, trace_steps, trace_skip)
+        variables |= trace_environment(folder, options.trace_steps, options.trace_skip, options.trace_budget)
     return {**base, **variables}
 
 
-def _assemble(recorded: Recorded) -> list[str]:
+def _assemble(recorded: Recorded, asked: bool, keep: bool) -> list[str]:
     from smaragdine.tracing.assemble.recording import assemble
 
+    if not (recorded.folder / TRACES_FOLDER).is_dir():
+        # Whoever asked for steps wants to know; a program without a framework need not hear of them.
+        return [_NO_STEP] if asked else []
     try:
-        said = assemble(recorded.folder)
+        return assemble(recorded.folder, keep)
     except Exception as error:  # the program's own result stands
         return [f"the trace cannot be used: {error}"]
-    events = Recording(recorded.folder, recorded.info).events.num_rows
-    if not events and not said:
-        return ["no step was traced: the program announced too few of them, or in a way we do not know"]
-    return said
+
+
+_NO_STEP = "no step was traced: the program announced too few of them, or in a way we do not know"
 
 
 def _report(recorded: Recorded, said: Sequence[str]) -> None:
@@ -139,7 +153,7 @@ def _print_tables(recorded: Recorded, said: Sequence[str]) -> None:
     where = shortest_path(recorded.folder)
     out.print(f"recording: {where}", markup=False, soft_wrap=True)
     if any(recorded.folder.glob("events*.arrows")):
-        out.print(f"operations: smaragdine account {where}", markup=False, soft_wrap=True)
+        out.print(f"operations: smaragdine report {where}", markup=False, soft_wrap=True)
 
 
 def _end_like(returncode: int) -> int:

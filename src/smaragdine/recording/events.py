@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from smaragdine.errors import UserError
-from smaragdine.recording.format import EDGES, EVENTS, REQUIRED
+from smaragdine.recording.format import EDGES, EVENTS, REQUIRED, WINDOWS
 from smaragdine.recording.writer import TableWriter
 
 # What a crash can cost, and what a reader has in memory at a time.
@@ -47,6 +47,10 @@ def write_events(folder: Path, table: pa.Table, number: int = 0) -> OSError | No
 
 def write_edges(folder: Path, table: pa.Table) -> OSError | None:
     return _write_whole(folder / "edges.arrows", table, EDGES)
+
+
+def write_windows(folder: Path, table: pa.Table) -> OSError | None:
+    return _write_whole(folder / "windows.arrows", table, WINDOWS)
 
 
 def fit(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:

@@ -7,6 +7,7 @@
     RUN/marks.arrows        named instants
     RUN/events.arrows       executions of tensor operations, of traced steps
     RUN/edges.arrows        dataflow between the operations
+    RUN/windows.arrows      when the profiler ran, over which steps, and how much of them it explains
     RUN/spool/              marks on their way into marks.arrows
 
 A table is an Arrow IPC stream, written in batches of about a second, so that what is on disk is readable
@@ -29,7 +30,7 @@ INFO_FILE = "run.json"
 SPOOL_FOLDER = "spool"
 TRACES_FOLDER = "traces"
 READING_TABLES = ("power", "activity", "telemetry")
-TABLES = (*READING_TABLES, "marks", "events", "edges")
+TABLES = (*READING_TABLES, "marks", "events", "edges", "windows")
 
 READINGS = pa.schema([("t_ns", pa.int64()), ("channel", pa.uint16()), ("value", pa.float64())])
 MARKS = pa.schema(
@@ -57,8 +58,30 @@ EVENTS = pa.schema(
     ]
 )
 EDGES = pa.schema([("source", pa.string()), ("target", pa.string())])  # qualified names
+# A window: the profiler was asked for, began, ended, had stopped. Steps are none in a slice of time.
+WINDOWS = pa.schema(
+    [
+        ("framework", pa.string()),
+        ("source", pa.string()),  # who announced the steps
+        ("rank", pa.int32()),
+        ("pid", pa.int32()),
+        ("asked_ns", pa.int64()),
+        ("begin_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+        ("stopped_ns", pa.int64()),
+        (
+            "steps",
+            pa.list_(pa.struct([("index", pa.int64()), ("begin_ns", pa.int64()), ("end_ns", pa.int64())])),
+        ),
+        ("events", pa.int64()),
+        ("busy_ns", pa.int64()),
+        ("placed_ns", pa.int64()),
+        ("counts_divide", pa.bool_()),
+        ("remarks", pa.list_(pa.string())),
+    ]
+)
 # What an events or edges file must have; its other columns may be missing and are null then.
-REQUIRED = frozenset({"name", "device", "start_ns", "duration_ns", *EDGES.names})
+REQUIRED = frozenset({"name", "device", "start_ns", "duration_ns", *EDGES.names, *WINDOWS.names})
 
 _TABLE_OF_QUANTITY = {
     "energy": "power",

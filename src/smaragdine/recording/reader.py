@@ -31,6 +31,7 @@ from smaragdine.recording.format import (
     MARKS,
     READING_TABLES,
     TABLES,
+    WINDOWS,
     channel_from_dict,
     channels_of,
 )
@@ -94,6 +95,11 @@ class Recording:
     def edges(self) -> pa.Table:
         return self.table("edges")
 
+    @property
+    def windows(self) -> pa.Table:
+        """When the profiler ran, over which steps, and how much of them it explains."""
+        return self.table("windows")
+
     def table(self, name: str, form: Literal["arrow", "pandas", "numpy"] = "arrow") -> Any:
         """One table as an Arrow table, a pandas frame, or a dict of numpy arrays."""
         if name not in TABLES:
@@ -128,6 +134,10 @@ class Recording:
     @cached_property
     def _edges(self) -> pa.Table:
         return _read_whole(self.path, "edges", EDGES)
+
+    @cached_property
+    def _windows(self) -> pa.Table:
+        return _read_whole(self.path, "windows", WINDOWS)
 
     def _readings(self, name: str) -> pa.Table:
         columns: dict[str, list[Any]] = {column: [] for column in ("t_ns", "device", "quantity", "value")}

@@ -23,7 +23,7 @@ def footprint_tables(footprint: Footprint, top: int) -> RenderableType:
     """Per device its names by falling energy, idle, other processes, and the sum they make."""
     parts: list[RenderableType] = []
     for device, total in footprint.devices.items():
-        parts += [_device_table(device, total, footprint, top), *_device_remarks(total), Text("")]
+        parts += [device_table(device, total, footprint, top), *_device_remarks(total), Text("")]
     parts += footprint_remarks(footprint)
     if parts and isinstance(parts[-1], Text) and not parts[-1].plain:
         parts.pop()
@@ -49,7 +49,7 @@ def footprint_remarks(footprint: Footprint) -> list[Text]:
     return [Text.assemble(("! ", "yellow"), visible(line)) for line in (*lines, *footprint.remarks)]
 
 
-def _device_table(device: str, total: DeviceTotal, footprint: Footprint, top: int) -> FittingTable:
+def device_table(device: str, total: DeviceTotal, footprint: Footprint, top: int) -> FittingTable:
     rows = with_power(footprint.device_rows(device))
     lines = [Line(row["name"], _figures(row, total)) for row in rows.slice(0, top).to_pylist()]
     if (hidden := rows.slice(top)).num_rows:

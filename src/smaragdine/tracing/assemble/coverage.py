@@ -14,7 +14,9 @@ Ints = npt.NDArray[np.int64]
 
 # The first part of a name that is not a path of the model: what it is instead. `unplaced` is what we could
 # not find out, and the only one that counts against coverage.
-FRAMEWORK, INPUT, OPTIMIZER, UNPLACED = "framework", "input", "optimizer", "unplaced"
+# `program` is the program's own code outside any module: its loss, for one.
+PROGRAM, FRAMEWORK, INPUT = "program", "framework", "input"
+OPTIMIZER, UNPLACED = "optimizer", "unplaced"
 
 NO_STEP = -(2**63)
 _NAMED_IN_A_REMARK = 3
@@ -27,6 +29,9 @@ class Coverage:
     steps: int
     counts_divide: bool  # every operation ran equally often per step, as far as counts can tell
     remarks: tuple[str, ...] = ()
+    edges: tuple[tuple[str, str], ...] = ()  # dataflow between siblings, where the raw file tells it
+    # [index, begin_ns, end_ns] of steps that nobody announced: executions of one compiled program
+    found_steps: tuple[tuple[int, int, int], ...] = ()
 
 
 def coverage_of(table: pa.Table, steps: int, remarks: Sequence[str] = ()) -> Coverage:

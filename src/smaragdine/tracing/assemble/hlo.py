@@ -1,39 +1,27 @@
-"""The programs that XLA compiled, as an XPlane file holds them: which instruction came from where.
-
-The fields we read of xla/service/hlo.proto; descriptors are built at run time, as in files/xplane_message.py.
-"""
+"""The programs that XLA compiled, as an XPlane file holds them: which instruction came from where."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
-from smaragdine.tracing.files.xplane_message import Fields, build_class
-
-FIELDS: Fields = {
-    "HloProto": [(1, "hlo_module", "HloModuleProto")],
-    "HloModuleProto": [(3, "computations", "repeated HloComputationProto")],
-    "HloComputationProto": [
-        (2, "instructions", "repeated HloInstructionProto"),
-        (5, "id", "int64"),
-        (6, "root_id", "int64"),
-    ],
-    "HloInstructionProto": [
-        (1, "name", "string"),
-        (2, "opcode", "string"),
-        (7, "metadata", "OpMetadata"),
-        (35, "id", "int64"),
-        (38, "called_computation_ids", "repeated int64"),
-    ],
-    "OpMetadata": [(1, "op_type", "string"), (2, "op_name", "string")],
-}
+from smaragdine.tracing.assemble.hlo_message import message_class
+from smaragdine.tracing.assemble.jax_names import is_backward, is_differentiated, is_scoped, name_between
 
 # What XLA adds by itself, to move data where it needs it.
 _MOVES = re.compile(r"copy|bitcast|tuple|get-tuple-element|parameter|constant|transpose")
+_NO_WORK = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"})
 _PROGRAM = re.compile(r"\((\d+)\)$")
+_LETTERS = re.compile(r"[^A-Za-z0-9_]")
 _PLANE = "/host:metadata"
+_PRODUCTS = re.compile(r"dot|convolution|ragged-dot")
+_PRODUCT_CALLS = re.compile(r"gemm|matmul|conv|__onednn|ynn", re.IGNORECASE)
+_PRODUCT = "dot_general"
+_HEAVY = re.compile(r"reduce|reduce-window|scatter|sort")
+_SHAPES = re.compile(r"convert|copy|bitcast|transpose|reshape|broadcast|slice|pad|concatenate")
+_FURTHEST = 8
 
 
 @dataclass(frozen=True)
@@ -41,22 +29,38 @@ class Origin:
     op_name: str  # "" where XLA kept none
     opcode: str
     is_tensorflow: bool
+    in_update: bool = False  # outside any scope, with the gradients in hand
+    in_training: bool = True  # of a program that differentiates
 
     @property
     def is_move(self) -> bool:
         return _MOVES.match(self.opcode) is not None
 
 
-@cache
-def message_class() -> Any:
-    return build_class("hlo", FIELDS, "HloProto")
+@dataclass(frozen=True)
+class Scheduled:
+    """An instruction that does work, where it stands in the order of a program."""
+
+    name: str
+    is_library: bool  # its kernels are called what the library calls them
 
 
-def programs(space: Any) -> dict[int, dict[str, Origin]]:
-    """program_id → HLO operation → where it came from. Module names repeat, identities do not."""
+@dataclass(frozen=True)
+class Program:
+    origins: Mapping[str, Origin]  # by the instruction's name
+    kernels: Mapping[str, str]  # the same in letters that C allows, as kernels on a GPU are called → name
+    order: tuple[Scheduled, ...]
+    module: Any  # HloModuleProto
+
+
+NO_PROGRAM = Program({}, {}, (), None)
+
+
+def programs(space: Any) -> dict[int, Program]:
+    """By program_id. Module names repeat, identities do not."""
     from google.protobuf.message import DecodeError
 
-    found: dict[int, dict[str, Origin]] = {}
+    found: dict[int, Program] = {}
     for plane in space.planes:
         if plane.name != _PLANE:
             continue
@@ -70,57 +74,213 @@ def programs(space: Any) -> dict[int, dict[str, Origin]]:
                     proto.ParseFromString(stat.bytes_value)
                 except DecodeError:
                     continue  # its operations stay without a path, and that is counted
-                found[int(number[1])] = _origins(proto.hlo_module)
+                found[int(number[1])] = _program(proto.hlo_module)
     return found
 
 
-def _origins(module: Any) -> dict[str, Origin]:
+def _program(module: Any) -> Program:
     computations = {computation.id: computation for computation in module.computations}
+    in_training = any(
+        is_differentiated(instruction.metadata.op_name)
+        for computation in module.computations
+        for instruction in computation.instructions
+    )
     origins: dict[str, Origin] = {}
     for computation in module.computations:
-        for instruction in computation.instructions:
-            origin = _product(instruction, _origin(instruction, computations), computations)
-            origins[instruction.name] = origin
-            # Kernels on a GPU are called after the instruction, in letters that C allows.
-            origins.setdefault(re.sub(r"[.-]", "_", instruction.name), origin)
-    return origins
+        own = {each.id: _own(each, computations) for each in computation.instructions}
+        placed = _with_neighbours(computation, own, computations)
+        update = _update(computation, placed, computations) if in_training else frozenset[int]()
+        for each in computation.instructions:
+            origin = placed[each.id]
+            origins[each.name] = replace(origin, in_update=each.id in update, in_training=in_training)
+    kernels: dict[str, str] = {}
+    for name in origins:
+        kernels.setdefault(_LETTERS.sub("_", name), name)
+    return Program(origins, kernels, tuple(_order(module, computations)), module)
 
 
-def _product(instruction: Any, origin: Origin, computations: dict[int, Any]) -> Origin:
-    """The gradient of a weight is a product, transposed: XLA makes one of both, called after the latter."""
-    root = _root(instruction, computations) if instruction.opcode == "fusion" else instruction
+def _own(instruction: Any, computations: Mapping[int, Any], depth: int = 0) -> Origin:
+    """What an instruction says of itself. A fusion is where the product in it is written, for that is its
+    work, or else where its root is or the heaviest of its results, or else the last of it that is known."""
+    metadata = instruction.metadata
+    origin = Origin(metadata.op_name, instruction.opcode, bool(metadata.op_type))
+    if depth > _FURTHEST:
+        return origin
+    if instruction.opcode == "fusion":
+        inside = _called(instruction, computations)
+        work = [each for each in inside if each.opcode not in _NO_WORK]
+        product = next((each for each in work if _PRODUCTS.fullmatch(each.opcode)), None)
+        if product is not None:
+            return _own(product, computations, depth + 1)
+        opcode = work[-1].opcode if work else origin.opcode
+        results = _results(inside)
+        if not results and _is_path(origin):
+            return _beside_product(replace(origin, opcode=opcode))
+        for each in [*results, *reversed(work)]:
+            inner = _own(each, computations, depth + 1)
+            if inner.op_name:
+                return _beside_product(replace(inner, opcode=opcode))
+        return Origin("", opcode, origin.is_tensorflow)
+    if not _is_path(origin):
+        # A reduction that was rewritten may have forgotten where it comes from, but not the sum it calls.
+        for each in reversed(_called(instruction, computations) if _HEAVY.fullmatch(origin.opcode) else []):
+            inner = _own(each, computations, depth + 1)
+            if inner.op_name:
+                return replace(inner, opcode=origin.opcode)
+        return Origin("", origin.opcode, origin.is_tensorflow)
     stem, _, operation = origin.op_name.rpartition("/")
-    if root is not None and root.opcode == "dot" and operation == "transpose":
-        return replace(origin, op_name=f"{stem}/dot_general")
+    if _is_library(instruction) or (origin.opcode == "dot" and operation == "transpose"):
+        # The gradient of a weight is a product, transposed; a library adds to its product while it is at it:
+        # XLA calls the whole after the latter.
+        return replace(origin, op_name=f"{stem}/{_PRODUCT}")
+    return _beside_product(origin)
+
+
+def _results(inside: list[Any]) -> list[Any]:
+    """Of a fusion that has several: those that are most work first. XLA calls it after any of them."""
+    several = next((each for each in inside if each.opcode == "tuple"), None)
+    of_tuple = set(several.operand_ids) if several is not None else set[int]()
+    results = [each for each in inside if each.id in of_tuple and each.opcode not in _NO_WORK]
+    return sorted(results, key=lambda each: _HEAVY.fullmatch(each.opcode) is None)
+
+
+def _is_library(instruction: Any) -> bool:
+    return instruction.opcode == "custom-call" and bool(_PRODUCT_CALLS.search(instruction.custom_call_target))
+
+
+def _beside_product(origin: Origin) -> Origin:
+    """What XLA does to bring a product's arguments or result into shape has the product's name."""
+    stem, _, operation = origin.op_name.rpartition("/")
+    if operation == _PRODUCT and _SHAPES.fullmatch(origin.opcode):
+        return replace(origin, op_name=f"{stem}/{origin.opcode}")
     return origin
 
 
-def _root(instruction: Any, computations: dict[int, Any]) -> Any:
-    for called in instruction.called_computation_ids[:1]:
-        computation = computations.get(called)
-        if computation is None:
+def _is_path(origin: Origin) -> bool:
+    """A bare word is, in JAX, the name of an argument that is copied (`params['w']`). What a reduction calls
+    has a path within that call alone."""
+    if origin.is_tensorflow:
+        return bool(origin.op_name)
+    return "(" in origin.op_name and "/" in origin.op_name
+
+
+def _with_neighbours(
+    computation: Any, own: dict[int, Origin], computations: Mapping[int, Any]
+) -> dict[int, Origin]:
+    """What XLA put in between and says nothing of is part of what it was put in for: the pieces of a large
+    sum of the sum that they end in; other work of the innermost scope that all it works on comes from."""
+    by_id = {each.id: each for each in computation.instructions}
+    operands: dict[int, list[int]] = {each.id: list(each.operand_ids) for each in computation.instructions}
+    users: dict[int, list[int]] = {}
+    for each in computation.instructions:
+        for operand in each.operand_ids:
+            users.setdefault(operand, []).append(each.id)
+
+    def nearest(start: int, ways: Mapping[int, list[int]]) -> Origin | None:
+        seen, front = {start}, [start]
+        for _ in range(_FURTHEST):
+            for one in front:
+                if one in by_id and own[one].op_name:
+                    return own[one]
+            front = [one for at in front for one in ways.get(at, ()) if one not in seen]
+            seen.update(front)
+        return None
+
+    def around(each: Any, ways: Mapping[int, list[int]]) -> Origin | None:
+        near = [origin for one in ways.get(each.id, ()) if (origin := nearest(one, ways)) is not None]
+        if not near:
             return None
-        for each in computation.instructions:
-            if each.id == computation.root_id:
-                return each
+        operation = _PRODUCT if _PRODUCTS.fullmatch(own[each.id].opcode) else own[each.id].opcode
+        if near[0].is_tensorflow:
+            stem = near[0].op_name.rpartition("/")[0]
+            return replace(near[0], op_name=f"{stem}/{operation}") if stem else near[0]
+        name = name_between([origin.op_name for origin in near], operation)
+        return replace(near[0], op_name=name or near[0].op_name)
+
+    placed = dict(own)
+    for each in computation.instructions:
+        origin = own[each.id]
+        if origin.op_name or origin.is_move or each.opcode in _NO_WORK:
+            continue
+        product = _converted(each, origin, users, by_id, computations)
+        forwards = origin.opcode in ("reduce-window", "reduce")
+        first, second = (users, operands) if forwards else (operands, users)
+        near = product or around(each, first) or around(each, second)
+        if near is not None:
+            placed[each.id] = replace(origin, op_name=near.op_name, is_tensorflow=near.is_tensorflow)
+    return placed
+
+
+def _converted(
+    each: Any,
+    origin: Origin,
+    users: Mapping[int, list[int]],
+    by_id: Mapping[int, Any],
+    computations: Mapping[int, Any],
+) -> Origin | None:
+    """A product in another precision than was asked for has lost its name to the conversion behind it."""
+    if not _PRODUCTS.fullmatch(origin.opcode):
+        return None
+    for user in users.get(each.id, ()):
+        for one in (by_id[user], *_called(by_id[user], computations)):
+            if one.opcode != "dot" and one.metadata.op_name.endswith(f"/{_PRODUCT}"):
+                return Origin(one.metadata.op_name, origin.opcode, False)
     return None
 
 
-def _origin(instruction: Any, computations: dict[int, Any], depth: int = 0) -> Origin:
-    """A fusion is where its root is. The compiler rewrites some roots and forgets where they came from, but
-    not what they call: a reduction's sum."""
-    metadata = instruction.metadata
-    origin = Origin(metadata.op_name, instruction.opcode, bool(metadata.op_type))
-    if _is_path(origin) or depth > 8:
-        return origin
-    root = _root(instruction, computations)
-    if root is not None:
-        inner = _origin(root, computations, depth + 1)
-        if inner.op_name or instruction.opcode == "fusion":
-            return inner
-    return Origin("", origin.opcode, origin.is_tensorflow)
+def _update(
+    computation: Any, placed: Mapping[int, Origin], computations: Mapping[int, Any]
+) -> frozenset[int]:
+    """What is done with the gradients in hand, outside any scope: the optimizer of a program that does not
+    name it, and what only serves it."""
+    after: set[int] = set()
+    update: set[int] = set()
+    users: dict[int, list[int]] = {}
+    for each in computation.instructions:  # operands come before their users
+        origin = placed[each.id]
+        inside = _called(each, computations) if each.opcode == "fusion" else ()
+        is_gradient = is_backward(origin.op_name) or any(is_backward(one.metadata.op_name) for one in inside)
+        if is_gradient or any(operand in after for operand in each.operand_ids):
+            after.add(each.id)
+            if origin.op_name and not is_scoped(origin.op_name):
+                update.add(each.id)
+        for operand in each.operand_ids:
+            users.setdefault(operand, []).append(each.id)
+    for each in reversed(computation.instructions):
+        served = [user for user in users.get(each.id, ()) if user != computation.root_id]
+        name = placed[each.id].op_name
+        if served and all(user in update for user in served) and not (name and is_scoped(name)):
+            update.add(each.id)
+    return frozenset(update)
 
 
-def _is_path(origin: Origin) -> bool:
-    """A bare word is, in JAX, the name of an argument that is copied (`params['w']`)."""
-    return bool(origin.op_name) and (origin.is_tensorflow or "/" in origin.op_name)
+def _order(module: Any, computations: Mapping[int, Any]) -> Iterable[Scheduled]:
+    """As they are launched: by the schedule where there is one, calls opened."""
+
+    def run(identity: int, depth: int) -> Iterable[Scheduled]:
+        computation = computations.get(identity)
+        if computation is None or depth > _FURTHEST:
+            return
+        by_id = {each.id: each for each in computation.instructions}
+        scheduled = (
+            module.schedule.sequences[identity].instruction_ids
+            if identity in module.schedule.sequences
+            else by_id
+        )
+        for each in (by_id[one] for one in scheduled if one in by_id):
+            if each.opcode == "call":  # a command buffer, in older versions
+                for called in each.called_computation_ids:
+                    yield from run(called, depth + 1)
+            elif each.opcode not in _NO_WORK:
+                yield Scheduled(each.name, _is_library(each))
+
+    return run(module.entry_computation_id, 0)
+
+
+def _called(instruction: Any, computations: Mapping[int, Any]) -> list[Any]:
+    return [
+        each
+        for called in instruction.called_computation_ids[:1]
+        if called in computations
+        for each in computations[called].instructions
+    ]

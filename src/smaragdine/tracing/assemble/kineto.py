@@ -9,6 +9,7 @@ beside the operators they call, and hold the kernels of functions written by han
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,38 +21,40 @@ import pyarrow as pa
 from smaragdine.errors import UserError
 from smaragdine.recording.columns import MOST_NS, encode, words_column
 from smaragdine.tracing.assemble.coverage import (
-    FRAMEWORK,
-    INPUT,
     NO_STEP,
-    OPTIMIZER,
+    PROGRAM,
     UNPLACED,
     Coverage,
     coverage_of,
     steps_at,
 )
+from smaragdine.tracing.assemble.kineto_compiled import compiled_of
+from smaragdine.tracing.assemble.kineto_places import (
+    ENGINE,
+    OTHER,
+    PREFIX,
+    REGION,
+    UNDECIDED,
+    Place,
+    is_generated,
+    operation,
+    places_of,
+)
 from smaragdine.tracing.files import chrome
 from smaragdine.tracing.files.table import built
 
-PREFIX = "smaragdine:"  # of the annotations the hook makes
-
-_PHASES = ("forward", "backward", "optimizer", "other")
-_FORWARD, _BACKWARD, _OPTIMIZER, _OTHER = range(4)
-_UNDECIDED = -1
-
-_ENGINE = "autograd::engine::evaluate_function: "
-_ACCUMULATE = _ENGINE + "torch::autograd::AccumulateGrad"
-_REGION = "Torch-Compiled Region"
-_OPTIMIZER_STEP = re.compile(r"Optimizer\.(?:step|zero_grad)#(.+)\.(?:step|zero_grad)$")
-_LOADER = re.compile(r"enumerate\(DataLoader\)#([^.]+)\.")
-_GRAPH = re.compile(r"## Call (\w+) \w+ ##")
+_PHASES = ("forward", "backward", "optimizer", "other")  # by the codes of kineto_places
 _CALLS = ("cpu_op", "user_annotation")
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_LONG_AGO_NS = -(2**62)
 
 
 class _Args(msgspec.Struct, frozen=True, gc=False):
     external_id: Any = msgspec.field(default=None, name="External id")
     sequence: Any = msgspec.field(default=None, name="Sequence number")
     forward_thread: Any = msgspec.field(default=None, name="Fwd thread id")
+    correlation: Any = None
     device: Any = None
     stream: Any = None
 
@@ -77,12 +80,10 @@ class _Trace(msgspec.Struct, gc=False):
     base_ns: int = msgspec.field(default=0, name="baseTimeNanoseconds")
 
 
-class _Place(NamedTuple):
-    path: str
-    phase: int
-
-
-_OUTSIDE = _Place(FRAMEWORK, _UNDECIDED)
+class _Launch(NamedTuple):
+    call: int | None  # that launched the kernel
+    asked_ns: int
+    graph: bool  # a CUDA graph was launched, with this kernel in it
 
 
 def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
@@ -92,31 +93,22 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     calls = [event for event in spans if event.cat in _CALLS]
     kernels = [event for event in spans if event.cat in _KERNELS]
     start_ns, duration_ns = _times_ns([*calls, *kernels], trace.base_ns, str(raw))
-    end_ns = start_ns + duration_ns
-    ends = end_ns.tolist()
-    order = np.lexsort((-end_ns[: len(calls)], start_ns[: len(calls)])).tolist()
-    places = _places(calls, order, start_ns.tolist(), ends, _forward_threads(trace.events))
+    begins, ends = start_ns.tolist(), (start_ns + duration_ns).tolist()
+    order = np.lexsort((-(start_ns + duration_ns)[: len(calls)], start_ns[: len(calls)])).tolist()
+    places, parents = places_of(calls, order, begins, ends, _forward_threads(trace.events), compiled_of(meta))
+    launches = _launches(spans, calls, kernels, order, begins, ends, parents, trace.base_ns)
 
     operators = [at for at, call in enumerate(calls) if _is_operator(call)]
     rows = np.array([*operators, *range(len(calls), len(calls) + len(kernels))], dtype=np.int64)
-    launchers = _launchers(calls, kernels)
-    asked_ns = start_ns[rows].copy()
-    names = [f"{places[at].path}/{_operation(calls[at].name)}" for at in operators]
-    phases = [places[at].phase for at in operators]
-    for row, (kernel, launcher) in enumerate(zip(kernels, launchers, strict=True), len(operators)):
-        if launcher is None:
-            names.append(f"{UNPLACED}/{_kernel_name(kernel.name)}")
-            phases.append(_OTHER)
-            continue
-        call, place = calls[launcher], places[launcher]
-        asked_ns[row] = start_ns[launcher]
-        named = _operation(call.name) if _is_operator(call) else _kernel_name(kernel.name)
-        names.append(f"{place.path}/{named}")
-        phases.append(place.phase)
-    codes = np.array([_OTHER if phase == _UNDECIDED else phase for phase in phases], dtype=np.int32)
+    named = [(f"{places[at].path}/{operation(calls[at].name)}", places[at].phase) for at in operators]
+    named += [_kernel(*both, calls, places) for both in zip(kernels, launches, strict=True)]
+    codes = np.array([OTHER if phase == UNDECIDED else phase for _, phase in named], dtype=np.int32)
+    asked_ns = np.concatenate(
+        [start_ns[operators], np.array([launch.asked_ns for launch in launches], dtype=np.int64)]
+    ).astype(np.int64)
     steps = steps_at(asked_ns, meta)
     table = built(
-        encode(names),
+        encode([name for name, _ in named]),
         encode(["cpu:0"] * len(operators) + [f"gpu:{kernel.args.device or 0}" for kernel in kernels]),
         start_ns[rows],
         duration_ns[rows],
@@ -127,7 +119,10 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
         ),
         pa.array(steps, mask=steps == NO_STEP),
     )
-    return table, coverage_of(table, len(meta.get("steps", ())), _remarks(calls, launchers))
+    if not meta.get("steps"):
+        # A slice of time; it may count only from its first whole step on.
+        table = table.filter(pa.array(asked_ns >= int(meta.get("begin_ns") or _LONG_AGO_NS)))
+    return table, coverage_of(table, len(meta.get("steps", ())), _remarks(calls, launches, meta))
 
 
 def _read(raw: Path) -> _Trace:
@@ -146,21 +141,13 @@ def _whole(value: object) -> int | None:
 
 
 def _is_operator(call: _Event) -> bool:
-    return call.cat == "cpu_op" and not call.name.startswith((PREFIX, _ENGINE))
-
-
-def _operation(name: str) -> str:
-    """What a person calls it. A slash would read as a path."""
-    graph = _GRAPH.match(name)
-    if graph is not None:
-        return graph[1]
-    return name.removeprefix("aten::").removeprefix("torch::autograd::").replace("/", ".") or "unnamed"
+    return call.cat == "cpu_op" and not call.name.startswith((PREFIX, ENGINE))
 
 
 def _kernel_name(name: str) -> str:
     """The function of `void at::native::reduce_kernel<512, 1, …>(…)`, less what tells its copies apart."""
     short = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0]
-    return _operation(short.rsplit("::", 1)[-1].strip() or name)
+    return operation(short.rsplit("::", 1)[-1].strip() or name)
 
 
 def _forward_threads(events: Sequence[_Event]) -> dict[int, Any]:
@@ -181,76 +168,85 @@ def _forward_threads(events: Sequence[_Event]) -> dict[int, Any]:
     return found
 
 
-def _places(
+def _kernel(
+    kernel: _Event, launch: _Launch, calls: Sequence[_Event], places: Sequence[Place]
+) -> tuple[str, int]:
+    """Its name and phase."""
+    own = _kernel_name(kernel.name)
+    if launch.call is None:
+        return f"{UNPLACED if launch.asked_ns == _LONG_AGO_NS else PROGRAM}/{own}", OTHER
+    call, place = calls[launch.call], places[launch.call]
+    by_call = _is_operator(call) and not launch.graph and not is_generated(call.name)
+    return f"{place.path}/{operation(call.name) if by_call else own}", place.phase
+
+
+def _launches(
+    spans: Sequence[_Event],
     calls: Sequence[_Event],
+    kernels: Sequence[_Event],
     order: Sequence[int],
     start_ns: Sequence[int],
     end_ns: Sequence[int],
-    forward_threads: dict[int, Any],
-) -> list[_Place]:
-    """Where each call belongs: by what it runs in, and for backward nodes by the forward call they undo."""
-    places = [_OUTSIDE] * len(calls)
-    open_by_thread: dict[Any, list[int]] = {}
-    # A number is taken by the call that makes the node; those before it with the same number made none.
-    by_sequence: dict[tuple[Any, int], _Place] = {}
-    last_node: dict[Any, _Place] = {}
-    for at in order:
-        call = calls[at]
-        stack = open_by_thread.setdefault(call.tid, [])
-        while stack and end_ns[stack[-1]] <= start_ns[at]:
-            stack.pop()
-        place = places[stack[-1]] if stack else _OUTSIDE
-        stack.append(at)
-        sequence, thread = call.args.sequence, call.args.forward_thread
-        if call.name.startswith(_ENGINE):
-            if call.name == _ACCUMULATE:
-                # The engine runs it right after the node that made the gradient.
-                place = last_node.get(call.tid, _Place(UNPLACED, _BACKWARD))
-            else:
-                origin = by_sequence.get((forward_threads.get(thread), sequence))
-                place = _Place(UNPLACED if origin is None else origin.path, _BACKWARD)
-                last_node[call.tid] = place
-        elif call.cat == "user_annotation" or call.name.startswith(PREFIX):
-            place = _annotated(call.name, place)
-        elif not thread and type(sequence) is int:
-            if place.phase == _UNDECIDED:
-                place = _Place(place.path, _FORWARD)
-            by_sequence[call.tid, sequence] = place
-        elif call.name.startswith(_REGION) and place is _OUTSIDE:
-            place = _Place(f"{FRAMEWORK}/compiled", _FORWARD)
-        places[at] = place
-    return places
-
-
-def _annotated(name: str, place: _Place) -> _Place:
-    if name.startswith(PREFIX):
-        # A module called in backward is recomputed there: the backward pass pays for it.
-        phase = _FORWARD if place.phase in (_UNDECIDED, _OTHER) else place.phase
-        return _Place(name.removeprefix(PREFIX), phase)
-    optimizer = _OPTIMIZER_STEP.match(name)
-    if optimizer is not None:
-        return _Place(f"{OPTIMIZER}/{_operation(optimizer[1])}", _OPTIMIZER)
-    loader = _LOADER.match(name)
-    if loader is not None:
-        return _Place(f"{INPUT}/{_operation(loader[1])}", _OTHER)
-    return place
-
-
-def _launchers(calls: Sequence[_Event], kernels: Sequence[_Event]) -> list[int | None]:
-    """The call that launched each kernel. Other records reuse small ids: only calls are asked."""
+    parents: Sequence[int | None],
+    base_ns: int,
+) -> list[_Launch]:
+    """What launched each kernel. Other records reuse small ids: only calls are asked."""
     if not kernels:
         return []
     by_id = {call.args.external_id: at for at, call in enumerate(calls) if call.args.external_id}
-    return [by_id.get(kernel.args.external_id) for kernel in kernels]
+    records = {
+        span.args.correlation: span for span in spans if span.cat in _LAUNCHES and span.args.correlation
+    }
+    by_thread: dict[Any, list[int]] = {}
+    for at in order:
+        by_thread.setdefault(calls[at].tid, []).append(at)
+
+    def around(tid: Any, t_ns: int) -> int | None:
+        in_thread = by_thread.get(tid, [])
+        index = bisect_right(in_thread, t_ns, key=start_ns.__getitem__) - 1
+        at = in_thread[index] if index >= 0 else None
+        while at is not None and end_ns[at] <= t_ns:
+            at = parents[at]
+        return at
+
+    found: list[_Launch] = []
+    for kernel in kernels:
+        record = records.get(kernel.args.correlation)
+        call = by_id.get(kernel.args.external_id)
+        asked_ns = _LONG_AGO_NS if call is None else start_ns[call]
+        if record is not None:
+            asked_ns = base_ns + int(record.ts * 1000)
+            if call is None:
+                call = by_id.get(record.args.external_id)
+            if call is None:
+                call = around(record.tid, asked_ns)
+        found.append(_Launch(call, asked_ns, record is not None and "GraphLaunch" in record.name))
+    return found
 
 
-def _remarks(calls: Sequence[_Event], launchers: Sequence[int | None]) -> list[str]:
+def _remarks(calls: Sequence[_Event], launches: Sequence[_Launch], meta: dict[str, Any]) -> list[str]:
     remarks: list[str] = []
-    if not any(call.name.startswith(PREFIX) for call in calls):
+    if not meta.get("marked", True):
+        remarks.append(
+            "the program uses torch.compile and would compile anew if its modules were marked: those outside "
+            "compiled code have no path"
+        )
+    elif not any(call.name.startswith(PREFIX) for call in calls):
         remarks.append("no module was called, so operations have no path")
-    if any(call.name.startswith(_REGION) for call in calls):
-        remarks.append("compiled code is reported under the module that was compiled, not the modules inside")
-    lost = sum(launcher is None for launcher in launchers)
+    if any(call.name.startswith(REGION) for call in calls):
+        remarks.append(
+            "of compiled code, calls of libraries and fused kernels on a GPU go by the modules they come "
+            "from, the rest by the module that was compiled"
+            if (meta.get("compiled") or {}).get("graphs")
+            else "compiled code is reported under the module that was compiled, not the modules inside"
+        )
+    graph = sum(launch.graph for launch in launches)
+    if graph:
+        remarks.append(
+            f"{graph} of {len(launches)} kernels ran from CUDA graphs: they carry the path of the code "
+            "around the launch, not of the modules captured"
+        )
+    lost = sum(launch.asked_ns == _LONG_AGO_NS for launch in launches)
     if lost:
-        remarks.append(f"{lost} of {len(launchers)} kernels were launched by nothing the profiler saw")
+        remarks.append(f"{lost} of {len(launches)} kernels were launched by nothing the profiler saw")
     return remarks

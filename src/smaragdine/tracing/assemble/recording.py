@@ -1,9 +1,10 @@
-"""Raw traces that a run left beside its recording → the recording's events."""
+"""Raw traces that a run left beside its recording → events, edges and windows of the recording."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +12,86 @@ import pyarrow as pa
 import pyarrow.compute
 
 from smaragdine.errors import UserError
-from smaragdine.recording.events import write_events
-from smaragdine.recording.format import TRACES_FOLDER
+from smaragdine.recording.events import EventsWriter, write_edges, write_windows
+from smaragdine.recording.format import EDGES, TRACES_FOLDER, WINDOWS
 from smaragdine.tracing.assemble.coverage import Coverage
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
+_WELL_PLACED = 0.99
 
-def assemble(folder: Path) -> list[str]:
+
+def assemble(
+    folder: Path, keep: bool = False, on_window: Callable[[int, int], None] | None = None
+) -> list[str]:
     """Turn every raw trace of a run into events of its recording; what is to be said about them.
 
-    A raw file that was read is removed; one that could not be stays, and is named.
+    One window after the other, so that a long trace is never in memory as a whole. A raw file that was read
+    is removed, unless it is to be kept; one that could not be stays, and is named. `on_window` is told how
+    many of how many are done.
     """
     said: list[str] = []
-    for number, meta_path in enumerate(sorted((folder / TRACES_FOLDER).glob("*.meta.json"))):
+    found = _needed(_metas(folder / TRACES_FOLDER, said), keep)
+    windows: list[dict[str, Any]] = []
+    edges: dict[tuple[str, str], None] = {}
+    writer: EventsWriter | None = None
+    for number, (meta_path, meta) in enumerate(found):
         try:
-            meta: dict[str, Any] = json.loads(meta_path.read_text(encoding="utf-8"))
-            raw = meta_path.with_name(meta_path.name.removesuffix(".meta.json") + _SUFFIX[meta["format"]])
+            raw = _raw(meta_path, meta)
             table, coverage = _events_of(raw, meta)
-            error = write_events(folder, _within(table), number)
+            table = _within(table, meta)
+            window = _window(meta, table, coverage)
+            writer = writer or EventsWriter(folder)
+            writer.write(table)
+            edges |= dict.fromkeys((str(source), str(target)) for source, target in _edges(meta, coverage))
         except (UserError, OSError, ValueError, KeyError, TypeError) as failure:
             said.append(f"the trace {meta_path.name} cannot be used: {failure}")
             continue
-        if error is not None:
-            said.append(f"the events of {raw.name} could not be written: {error}")
-            continue
-        said += _remarks(meta, table, coverage)
-        raw.unlink(missing_ok=True)
-        meta_path.unlink(missing_ok=True)
+        windows.append(window)
+        if writer.error is None and not keep:
+            raw.unlink(missing_ok=True)
+            meta_path.unlink(missing_ok=True)
+        if on_window is not None:
+            on_window(number + 1, len(found))
+    if writer is not None:
+        writer.close()
+        said += _written(folder, writer, windows, edges)
     with contextlib.suppress(OSError):
         (folder / TRACES_FOLDER).rmdir()
-    return said
+    return said + _remarks(windows)
 
 
-_SUFFIX = {"kineto": ".json", "xplane": ".xplane.pb"}
+def _metas(folder: Path, said: list[str]) -> list[tuple[Path, dict[str, Any]]]:
+    found: list[tuple[Path, dict[str, Any]]] = []
+    for path in sorted(folder.glob("*.meta.json"), key=_order):
+        try:
+            found.append((path, json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError) as failure:
+            said.append(f"the trace {path.name} cannot be used: {failure}")
+    return found
+
+
+def _order(path: Path) -> tuple[str, int]:
+    """torch-4711-2.meta.json comes before torch-4711-10.meta.json."""
+    stem, _, number = path.name.removesuffix(".meta.json").rpartition("-")
+    return stem, int(number) if number.isdigit() else 0
+
+
+def _needed(found: list[tuple[Path, dict[str, Any]]], keep: bool) -> list[tuple[Path, dict[str, Any]]]:
+    """Without the slices of time of a process that announced steps later: it was still being prepared."""
+    stepping = {meta.get("pid") for _, meta in found if meta.get("steps")}
+    needed: list[tuple[Path, dict[str, Any]]] = []
+    for path, meta in found:
+        if meta.get("steps") or meta.get("pid") not in stepping:
+            needed.append((path, meta))
+        elif not keep:
+            _raw(path, meta).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+    return needed
+
+
+def _raw(meta_path: Path, meta: dict[str, Any]) -> Path:
+    return meta_path.with_name(meta_path.name.removesuffix(".meta.json") + str(meta["suffix"]))
 
 
 def _events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
@@ -52,20 +99,57 @@ def _events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
         from smaragdine.tracing.assemble import kineto
 
         return kineto.events_of(raw, meta)
+    if meta["format"] == "step_stats":
+        from smaragdine.tracing.assemble import step_stats
+
+        return step_stats.events_of(raw, meta)
     from smaragdine.tracing.assemble import xplane
 
     return xplane.events_of(raw, meta)
 
 
-def _within(table: pa.Table) -> pa.Table:
-    """The profiler ran a little longer than the steps asked for."""
-    return table.filter(pc.is_valid(table["step"]))
+def _within(table: pa.Table, meta: dict[str, Any]) -> pa.Table:
+    """The profiler ran a little longer than the steps asked for, and a slice begins and ends anywhere."""
+    return table.filter(pc.is_valid(table["step"])) if meta["steps"] else table
 
 
-def _remarks(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> list[str]:
-    who = f"{meta['framework']} (rank {meta['rank']})"
-    if not table.num_rows:
-        return [f"{who}: nothing was traced"]
-    placed = coverage.placed_ns / coverage.busy_ns if coverage.busy_ns else 0.0
-    lines = [f"{who}: {coverage.placed_ns * 1e-9:.3g} s of operations placed"] if placed < 0.99 else []
-    return lines + [f"{who}: {remark}" for remark in coverage.remarks]
+def _edges(meta: dict[str, Any], coverage: Coverage) -> Iterable[tuple[str, str]]:
+    yield from (meta.get("edges") or ())
+    yield from getattr(coverage, "edges", ())
+
+
+def _window(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> dict[str, Any]:
+    return {
+        **{name: meta.get(name) for name in WINDOWS.names},
+        "steps": [dict(zip(("index", "begin_ns", "end_ns"), step, strict=True)) for step in meta["steps"]],
+        "events": table.num_rows,
+        "busy_ns": coverage.busy_ns,
+        "placed_ns": coverage.placed_ns,
+        "counts_divide": coverage.counts_divide,
+        "remarks": list(coverage.remarks),
+    }
+
+
+def _written(
+    folder: Path, writer: EventsWriter, windows: list[dict[str, Any]], edges: Iterable[tuple[str, str]]
+) -> list[str]:
+    errors = [writer.error, write_windows(folder, pa.Table.from_pylist(windows, schema=WINDOWS))]
+    rows = [{"source": source, "target": target} for source, target in edges]
+    if rows:
+        errors.append(write_edges(folder, pa.Table.from_pylist(rows, schema=EDGES)))
+    return [f"what was traced could not be written: {error}" for error in errors if error is not None][:1]
+
+
+def _remarks(windows: list[dict[str, Any]]) -> list[str]:
+    """Each once, whoever made it and however often; of several ranks only the first that did."""
+    said: dict[str, str] = {}
+    for window in windows:
+        remarks: list[str] = list(window["remarks"])
+        if not window["events"]:
+            remarks.append("nothing was traced")
+        elif window["placed_ns"] < _WELL_PLACED * window["busy_ns"]:
+            share = window["placed_ns"] / window["busy_ns"]
+            remarks.append(f"{share:.1%} of the traced time has a place in the model or a class")
+        for remark in remarks:
+            said.setdefault(remark, f"{window['framework']} (rank {window['rank']}): {remark}")
+    return list(said.values())

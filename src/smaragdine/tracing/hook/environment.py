@@ -8,12 +8,14 @@ from typing import Mapping
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 
 
-def trace_environment(folder: str, steps: int, skip: int) -> dict[str, str]:
-    """The variables to add so that every process traces `steps` of its steps after `skip` others."""
+def trace_environment(folder: str, steps: int, skip: int, budget: float | None = None) -> dict[str, str]:
+    """The variables to add so that every process traces `steps` of its steps after `skip` others; tracing
+    takes no more than the part `budget` of the time."""
     return {
         "SMARAGDINE_TRACE_FOLDER": os.path.abspath(folder),
         "SMARAGDINE_TRACE_STEPS": str(steps),
         "SMARAGDINE_TRACE_SKIP": str(skip),
+        "SMARAGDINE_TRACE_BUDGET": "" if budget is None else repr(budget),
     }
 
 

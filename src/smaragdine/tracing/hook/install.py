@@ -9,6 +9,7 @@ from . import imports, marks, versions
 # Keras 3, Keras 2 (its files moved twice) and tf_keras; torch; and the two names Lightning goes by.
 PATCHES = {
     "keras.src.callbacks.callback_list": "keras.patch_callbacks",
+    "keras.src.backend.tensorflow.core": "keras_scopes.patch_scopes",
     "keras.src.backend.tensorflow.trainer": "keras.patch_trainer",
     "keras.src.backend.jax.trainer": "keras.patch_trainer",
     "keras.src.backend.torch.trainer": "keras.patch_trainer",
@@ -29,6 +30,9 @@ PATCHES = {
     "tensorflow.python.training.monitored_session": "tensorflow.patch_monitored_session",
 }
 
+# Whatever the program does with these, it may be worth a trace.
+FRAMEWORKS = ("torch", "jax", "tensorflow")
+
 _installed = False
 
 
@@ -47,7 +51,9 @@ def install_all():
     if not _installed:
         _installed = True
         atexit.register(_at_exit)
-        imports.install({name: _patch(target) for name, target in PATCHES.items()})
+        patches = {name: _patch(target) for name, target in PATCHES.items()}
+        patches.update({name: _patch("trace.framework_loaded") for name in FRAMEWORKS})
+        imports.install(patches)
 
 
 def _patch(target):

@@ -11,6 +11,8 @@ Where a backend only enqueues work (JAX, GPUs), a step's marks say when it was h
 """
 
 import functools
+import os
+import sys
 import time
 import weakref
 
@@ -58,6 +60,31 @@ def patch_trainer(module):
         if trainer is not None and trainer.__module__ == module.__name__:
             for method in ("fit", "evaluate", "predict"):
                 wrapping.replace(trainer, method, functools.partial(_closing, source))
+
+
+def trained_model():
+    """The model that is being trained, or None."""
+    callbacks = _open["train"]() if "train" in _open else None
+    return getattr(callbacks, "model", None)
+
+
+def patch_optimizer(module):
+    """On PyTorch a step of Keras' optimizers would be operations like others; the profiler is told of it as
+    it is of PyTorch's own. Compiled code is left as it is."""
+    if os.environ.get("SMARAGDINE_TRACE_FOLDER") and module.backend.backend() == "torch":
+        wrapping.replace(module.BaseOptimizer, "apply", _named_step)
+
+
+def _named_step(original):
+    @functools.wraps(original)
+    def wrapper(self, *args, **kwargs):
+        torch = sys.modules["torch"]
+        if torch.compiler.is_compiling():
+            return original(self, *args, **kwargs)
+        with torch.profiler.record_function("Optimizer.step#%s.step" % type(self).__name__):
+            return original(self, *args, **kwargs)
+
+    return wrapper
 
 
 def _source(module):

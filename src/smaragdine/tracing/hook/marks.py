@@ -17,7 +17,7 @@ _LONGEST_WAIT_NS = 100000000
 _failed = set()
 
 dropped = 0  # marks lost in this process
-on_step_end = None  # called with source, index and time, where somebody follows the steps
+follower = None  # told of every mark but the beginnings of steps, where somebody wants to know
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -43,9 +43,11 @@ def mark(name, index=None, *, source, total=None, t_ns=None, detail=None):
     global dropped
     if _spool is None:
         return
+    if t_ns is None:
+        t_ns = time.time_ns()
     try:
         pid = os.getpid()
-        line = _line(pid, time.time_ns() if t_ns is None else t_ns, name, index, source)
+        line = _line(pid, t_ns, name, index, source)
         if total is not None:
             line += ',"total":%d' % total
         if detail is not None:
@@ -53,6 +55,8 @@ def mark(name, index=None, *, source, total=None, t_ns=None, detail=None):
         _write(pid, (_waiting(pid) + line + "}\n").encode("ascii"))
     except Exception:
         dropped += 1
+    if follower is not None:
+        follower.marked(name, index, source, t_ns)
 
 
 def soon(t_ns, name, index, source):
@@ -68,8 +72,8 @@ def soon(t_ns, name, index, source):
             _write(pid, _waiting(pid).encode("ascii"))
     except Exception:
         dropped += 1
-    if on_step_end is not None and name == "step_end":
-        on_step_end(source, index, t_ns)
+    if follower is not None and name == "step_end":
+        follower.marked(name, index, source, t_ns)
 
 
 def flush():

@@ -5,7 +5,7 @@ import re
 import threading
 import time
 
-from . import marks, training, wrapping
+from . import marks, trace_session, training, wrapping
 
 SOURCE = "tensorflow"
 
@@ -14,12 +14,14 @@ _HOUSEKEEPING = re.compile(
     r"(init(_all_(tables|vars))?|save|report_uninitialized\w*|VarIsInitializedOp)(_\d+)?([/:]|$)"
 )
 
-_thread = threading.local()
+_RUN_ARGUMENTS = {"fetches", "feed_dict", "options", "run_metadata"}
+
+_thread = threading.local()  # depth: runs inside runs; step: the outermost is one
 _steps = 0
 
 
 def patch_session(module):
-    wrapping.replace(module.BaseSession, "run", functools.partial(_run, _is_step))
+    wrapping.replace(module.BaseSession, "run", lambda original: _run(_is_step, _traced(original)))
 
 
 def patch_monitored_session(module):
@@ -36,6 +38,8 @@ def _run(is_step, original):
     def run(self, *args, **kwargs):
         depth = getattr(_thread, "depth", 0)
         step = depth == 0 and _counts(is_step, args, kwargs)
+        if depth == 0:
+            _thread.step = step
         _thread.depth = depth + 1
         begin_ns = time.time_ns()
         try:
@@ -45,6 +49,38 @@ def _run(is_step, original):
         # Marked when done: the run that finds the input exhausted, and raises, was no step.
         if step:
             _mark(begin_ns, time.time_ns())
+        return result
+
+    return run
+
+
+def _traced(original):
+    """Every run inside a step: a monitored session hands the step down, and its hooks may run more."""
+
+    @functools.wraps(original)
+    def run(self, *args, **kwargs):
+        window = trace_session.current()
+        if window is None or not getattr(_thread, "step", False):
+            return original(self, *args, **kwargs)
+        theirs = wrapping.argument(args, kwargs, 3, "run_metadata")
+        ours = None
+        try:
+            options = wrapping.argument(args, kwargs, 2, "options")
+            if len(args) <= 4 and not set(kwargs) - _RUN_ARGUMENTS:
+                ours = trace_session.options_for(window, self, options)
+        except Exception as exception:
+            window.error = exception
+        if ours is None:
+            return original(self, *args, **kwargs)
+        fetches = {"fetches": kwargs["fetches"]} if "fetches" in kwargs else {}
+        feed_dict = wrapping.argument(args, kwargs, 1, "feed_dict")
+        result = original(
+            self, *args[:1], feed_dict=feed_dict, options=ours[0], run_metadata=ours[1], **fetches
+        )
+        try:
+            trace_session.keep(window, ours[1], theirs)
+        except Exception as exception:
+            window.error = exception
         return result
 
     return run

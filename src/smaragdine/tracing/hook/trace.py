@@ -1,132 +1,203 @@
-"""When a process traces itself: some steps, once, and then never again.
+"""When a process traces itself: a few steps, or a few slices of time where it announces none.
 
-The framework's own profiler runs over the steps asked for and writes its raw file beside the recording; names
-and phases are found from it after the program has ended, in another process.
+The framework's own profiler runs for a window and writes its raw file beside the recording; names and phases
+are found from it after the program has ended, in another process. A process follows its steps by the marks it
+makes anyway; a thread watches for programs that make none, and for windows that no step ends.
 """
 
-import json
+import _thread
 import os
 import sys
 import time
 
-from . import marks
+from . import install as installed
+from . import marks, tracers, training, windows
 
-FOLDER = "SMARAGDINE_TRACE_FOLDER"
-STEPS = "SMARAGDINE_TRACE_STEPS"
-SKIP = "SMARAGDINE_TRACE_SKIP"
+_settings = None
+_plan = None  # the windows.Plan of this process
+_lock = _thread.allocate_lock()
+_watching = None  # the process whose watch runs
 
-_plan = None  # the _Plan of this process
+_SLICE_S = 1.0
+_SLICES = 5
+_LONGEST_WAIT_S = 30.0  # for the program to call a module
+_TICK_S = 0.25
+# The end of a step, or that what lies before it is of no step.
+_TELLING = frozenset({"step_end", "train_end", "train_begin", "epoch_begin", "evaluate_end", "predict_end"})
+_LEAST_LOAD = 0.1  # cores; a launcher that waits for others has nothing to trace
 
 
 def install():
-    """Follow the steps of this process."""
-    if _number(STEPS) > 0:
-        marks.on_step_end = step_ended
+    """Follow the steps of this process, as its environment says."""
+    settings = windows.settings_of(os.environ)
+    if settings is not None:
+        begin(settings)
 
 
-def step_ended(source, index, t_ns):
+def begin(settings):
+    """Trace from now on; what was traced before is finished."""
+    global _settings, _plan
+    finish()
+    _settings, _plan = settings, None
+    marks.follower = sys.modules[__name__]
+    if any(name in sys.modules for name in installed.FRAMEWORKS):
+        framework_loaded()
+
+
+def end():
+    """Finish what is open, and follow no longer."""
+    global _settings
+    finish()
+    _settings = None
+    marks.follower = None
+
+
+def framework_loaded(module=None):
+    """A framework was imported: from now on somebody may have work to trace."""
+    global _watching
+    if _settings is not None and _watching != os.getpid():
+        _watching = os.getpid()
+        # Not by threading: a program may join every thread it finds there.
+        _thread.start_new_thread(_watch, (_settings,))
+
+
+def marked(name, index, source, t_ns):
+    """What the process says of its training."""
     global _plan
+    if _settings is None or name not in _TELLING:
+        return
     plan = _plan
     if plan is None or plan.pid != os.getpid():
-        # A forked child traces nothing: its parent's profiler is not its own.
-        plan = _plan = _Plan(source, inherited=plan is not None)
-    if not plan.done and source == plan.source:
-        try:
-            plan.step_ended(index, t_ns)
-        except Exception as exception:
-            plan.give_up(exception)
+        plan = _replace_plan(plan)
+    with _held():
+        if name == "step_end":
+            _try(plan, lambda: plan.step_ended(source, index, t_ns))
+        elif name == "train_end":
+            _try(plan, plan.close)  # evaluation and saving are none of the steps' business
+        else:
+            plan.step_begins(t_ns)
 
 
 def finish():
-    """The program ends: what has been traced is kept."""
+    """What has been traced is kept: the program ends, or the training."""
     plan = _plan
-    if plan is not None and plan.session is not None and plan.pid == os.getpid():
-        try:
-            plan.stop()
-        except Exception as exception:
-            plan.give_up(exception)
+    if plan is not None and plan.pid == os.getpid():
+        with _held():
+            _try(plan, plan.close)
 
 
-def _number(name):
-    value = os.environ.get(name, "")
-    return int(value) if value.isdigit() else 0
+def _replace_plan(old):
+    global _plan, _lock
+    if old is None:
+        _plan = windows.Plan(_settings)
+    else:
+        # A forked child traces nothing: its parent's profiler is not its own. Nor is a lock it may find held.
+        _lock = _thread.allocate_lock()
+        _plan = windows.Plan(_settings)
+        _plan.done = True
+    return _plan
 
 
-class _Plan:
-    def __init__(self, source, inherited):
-        self.pid = os.getpid()
-        self.source = source  # the first to announce a step; a second optimizer's steps are inside its own
-        self.done = inherited
-        self.seen = 0
-        self.session = None
-        self.tracer = None
-        self.steps = []  # (index, begin, end)
-        self.begin_ns = None
+class _held:
+    def __enter__(self):
+        self.lock = _lock
+        self.lock.acquire()
 
-    def step_ended(self, index, t_ns):
-        self.seen += 1
-        if self.session is not None:
-            if len(self.steps) < _number(STEPS):
-                self.steps.append((index, self.steps[-1][2] if self.steps else self.begin_ns, t_ns))
-            else:
-                # One step more than asked for: the mark comes inside the optimizer's step, whose own
-                # record would be lost if the profiler stopped there.
-                self.stop()
-        elif self.seen >= max(1, _number(SKIP)):
-            self.tracer = _tracer(self.source)
-            self.session = self.tracer.start()
-            self.begin_ns = time.time_ns()
+    def __exit__(self, *exception):
+        self.lock.release()
 
-    def stop(self):
-        session, self.session, self.done = self.session, None, True
-        end_ns = time.time_ns()
-        base = os.path.join(os.environ[FOLDER], "%s-%d" % (self.tracer.framework, self.pid))
-        try:
-            os.makedirs(os.environ[FOLDER], exist_ok=True)
-        finally:
-            # Also where nothing can be written: the profiler must not go on.
-            self.tracer.stop(session, base + self.tracer.suffix)
-        facts = {
-            "framework": self.tracer.framework,
-            "format": self.tracer.format,
-            "rank": marks.rank_of(os.environ),
-            "pid": self.pid,
-            "begin_ns": self.begin_ns,
-            "end_ns": end_ns,
-            "steps": self.steps,
-        }
-        with open(base + ".meta.json", "w") as file:
-            json.dump(facts, file)
 
-    def give_up(self, exception):
-        self.session, self.done = None, True
+def _try(plan, work):
+    try:
+        work()
+    except Exception as exception:
+        plan.give_up(exception)
         marks.error("trace", exception)
 
 
-class _Tracer:
-    def __init__(self, framework, format, suffix, start, stop):
-        self.framework, self.format, self.suffix = framework, format, suffix
-        self.start, self.stop = start, stop
+def _watch(settings):
+    """Until the process ends."""
+    try:
+        pid, load = os.getpid(), _Load()
+        next_s = time.monotonic() + settings.quiet_s
+        taken = 0
+        while _settings is settings and os.getpid() == pid:
+            time.sleep(_TICK_S)
+            plan = _plan if _plan is not None else _replace_plan(None)
+            busy = load.cores() >= _LEAST_LOAD
+            if plan.done:
+                return
+            with _held():
+                if plan.overdue():
+                    _try(plan, plan.close)
+            if plan.source is not None or taken == _SLICES or _is_worker():
+                continue
+            if time.monotonic() >= next_s and not training.active():
+                framework = tracers.in_use()
+                if framework is None or not (busy or framework == "jax"):
+                    continue
+                _take_slice(plan, framework)
+                taken += 1
+                # Closer at first, for short programs; a long one should not pay for many.
+                next_s = time.monotonic() + settings.quiet_s * 2 ** (taken - 1)
+    except Exception as exception:
+        marks.error("trace", exception)
 
 
-def _tracer(source):
-    framework = _framework(source)
-    if framework == "torch":
-        from . import trace_torch
-
-        return _Tracer("torch", "kineto", ".json", trace_torch.start, trace_torch.stop)
-    if framework in ("jax", "tensorflow"):
-        from . import trace_xplane
-
-        return _Tracer(
-            framework, "xplane", ".xplane.pb", lambda: trace_xplane.start(framework), trace_xplane.stop
-        )
-    raise NotImplementedError("steps of %s cannot be traced yet" % source)
+def _take_slice(plan, framework):
+    tracer = tracers.named(framework)
+    if _done_by(plan, tracer, lambda: plan.open(tracer), _LONGEST_WAIT_S):
+        time.sleep(_SLICE_S)
+        if not _done_by(plan, tracer, plan.close, _SLICE_S):
+            with _held():
+                _try(plan, plan.close)
 
 
-def _framework(source):
-    if source == "keras":
-        return sys.modules["keras"].backend.backend()
-    if source == "tf_keras":
-        return "tensorflow"
-    return "torch" if source.partition(":")[0] in ("torch", "transformers", "lightning") else None
+def _done_by(plan, tracer, work, most_s):
+    """Whether the slice went on, by a thread of the program's where the tracer needs one."""
+    done = []
+
+    def guarded():
+        # Reached from the program's own code: whoever holds the lock may be further up the same stack.
+        if _lock.acquire(False):
+            try:
+                if plan.source is None:
+                    _try(plan, work)
+                done.append(True)
+            finally:
+                _lock.release()
+
+    at_next_call = getattr(tracer, "at_next_call", None)
+    if at_next_call is None:
+        guarded()
+        return bool(done)
+    try:
+        take_back = at_next_call(guarded)
+    except Exception as exception:
+        plan.give_up(exception)
+        marks.error("trace", exception)
+        return False
+    until_s = time.monotonic() + most_s
+    while not done and time.monotonic() < until_s and plan.source is None:
+        time.sleep(_TICK_S / 10)
+    take_back()
+    return bool(done)
+
+
+def _is_worker():
+    """Of a DataLoader, for one: it helps the program that trains, and knows a framework only by import."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+class _Load:
+    """Cores this process kept busy since it was last asked."""
+
+    def __init__(self):
+        self.wall_s, self.cpu_s = time.monotonic(), time.process_time()
+
+    def cores(self):
+        wall_s, cpu_s = time.monotonic(), time.process_time()
+        load = (cpu_s - self.cpu_s) / max(wall_s - self.wall_s, 1e-3)
+        self.wall_s, self.cpu_s = wall_s, cpu_s
+        return load

@@ -1,7 +1,8 @@
 """A window of PyTorch's own profiler, with the path of every module called in it.
 
 Kineto records operators and kernels. What it does not know, the module, comes from hooks on all modules: each
-call stands in the trace as an annotation `smaragdine:<path>`. Nothing of this happens inside compiled code.
+call stands in the trace as an annotation `smaragdine:<path>`. Not where the program uses torch.compile: its
+guards see the hooks, and it would compile everything anew.
 
 Kineto has one session per process, and beginning a second one ends the first; the loser crashes when it stops
 (torch 2.13). So we never begin beside the program's own profiler, and end ours the moment it begins one.
@@ -11,25 +12,19 @@ import functools
 import os
 import re
 import threading
+import time
 import warnings
-import weakref
 
 import torch
 import torch.autograd.profiler as profiler
+from torch.nn.modules.module import _global_forward_hooks_with_kwargs as _with_kwargs
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from . import marks
+from . import compiled_torch, edges_torch, marks, paths_torch
+
+FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
 
 PREFIX = "smaragdine:"
-# Modules that only stand around the user's own, and what they call it.
-_WRAPPERS = {
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "OptimizedModule": "_orig_mod",
-    "CheckpointWrapper": "_checkpoint_wrapped_module",
-}
-_WRAPPED = frozenset(name for name in _WRAPPERS.values() if name != "module")
 # What the program would have to do to begin a profiler of its own.
 _BEGINNINGS = ("_prepare_profiler", "_enable_profiler")
 # OptimizedModule warns when there are hooks like ours; with -W error the warning would end the program.
@@ -41,8 +36,11 @@ _FILTER = (
     0,
 )
 
+_DETACH = "TEARDOWN_CUPTI"
+
 _session = None
 _forks_watched = False
+_edges_done = set()  # outermost modules whose dataflow is known in this process
 
 
 def start():
@@ -61,14 +59,55 @@ def start():
     return session
 
 
+def at_next_call(work):
+    """Have `work` done by the program's main thread, when it calls a module next; a function to take it back.
+
+    Begun by another thread than the one that imported PyTorch, Kineto complains on stderr.
+    """
+    if compiled_torch.frames():
+        raise NotImplementedError("programs that use torch.compile are traced by their steps alone")
+
+    def once(module, args):
+        if torch.compiler.is_compiling() or threading.current_thread() is not threading.main_thread():
+            return
+        handle.remove()
+        work()
+
+    handle = register_module_forward_pre_hook(once)
+    return handle.remove
+
+
 def stop(session, path):
-    """End it and write Kineto's JSON to `path`; raises where there is nothing to write."""
+    """End it and write Kineto's JSON to `path`; what else is known. Raises if there is nothing to write."""
     results = session.end()
     if results is None:
         raise RuntimeError(session.abandoned or "the trace was ended before")
     results.save(path)
     if not os.path.exists(path):  # Kineto only logs what went wrong
         raise OSError("the profiler could not write %s" % path)
+    return _facts(session)
+
+
+def _facts(session):
+    facts = {"edges": [list(edge) for edge in session.edges], "marked": bool(session.marked)}
+    # A slice may have begun in the middle of a step, of which nobody can tell what belongs where. It counts
+    # from the first whole call on.
+    if session.whole_ns is not None:
+        facts["begin_ns"] = session.whole_ns
+    try:
+        compiled = compiled_torch.facts()
+        if compiled is not None:
+            facts["compiled"] = compiled
+    except Exception as exception:
+        marks.error("torch", exception)
+    return facts
+
+
+def _detaching():
+    """Kineto leaves CUPTI attached, and every launch after it slower (steps by 30 % on an H200), unless it is
+    told otherwise. With CUDA before 12.6 programs with CUDA graphs might crash."""
+    version = torch.version.cuda or "0"
+    return [int(part) for part in version.split(".")[:2]] >= [12, 6] and _DETACH not in os.environ
 
 
 def _program_profiles():
@@ -80,10 +119,13 @@ class _Session:
     def __init__(self):
         self.abandoned = None  # why, where the program needed the profiler itself
         self.running = False
+        self.marked = not compiled_torch.frames()
         self.thread = threading.get_ident()
         self.threads = threading.local()
-        self.paths = {}  # id of a module -> (weak reference to it, its path)
-        self.roots = {}  # name -> weak reference to the outermost module of that name
+        self.callers = {}  # thread that calls modules -> its calls under way: (module, path, annotation)
+        self.whole_ns = None  # when the first outermost call began
+        self.paths = paths_torch.Paths()
+        self.edges = {}
         self.handles = []
         self.replaced = {}
         self.lock = threading.Lock()
@@ -97,6 +139,11 @@ class _Session:
         except TypeError:
             config = None
             self.everywhere = False
+            if self.thread not in threading._active:
+                raise NotImplementedError(
+                    "PyTorch %s profiles one thread only, and so nothing of a program without steps"
+                    % torch.__version__
+                )
         profile = profiler.profile(use_kineto=True, experimental_config=config)
         cuda = torch.autograd.ProfilerActivity.CUDA
         if torch.cuda.is_initialized() and cuda in torch.autograd._supported_activities():
@@ -113,14 +160,18 @@ class _Session:
         finally:
             if quiet:
                 os.environ.pop("KINETO_LOG_LEVEL", None)
+        if torch.cuda.is_initialized() and self.thread in threading._active:
+            torch.cuda.synchronize()  # what was launched before would run into the window, for nobody
         self.profile._start_trace()
         self.running = True
         try:
             for name in _BEGINNINGS:
                 self._replace(name)
+            if not self.marked:
+                return
             warnings.filters.insert(0, _FILTER)  # filterwarnings would show again what was shown once
             self.handles.append(register_module_forward_pre_hook(_enter))
-            self.handles.append(register_module_forward_hook(_leave, always_call=True))
+            self.handles.append(register_module_forward_hook(_leave, with_kwargs=True, always_call=True))
         except BaseException:
             self.end()
             raise
@@ -157,91 +208,40 @@ class _Session:
             return None  # only its own thread could; here it would crash
         if torch.cuda.is_initialized() and not self.abandoned:
             torch.cuda.synchronize()
-        results = torch.autograd._disable_profiler()
+        detaching = _detaching()
+        if detaching:
+            os.environ[_DETACH] = "1"
+        try:
+            results = torch.autograd._disable_profiler()
+        finally:
+            if detaching:
+                os.environ.pop(_DETACH, None)
         getattr(profiler, "_run_on_profiler_stop", int)()
         return results
 
     def _uninstall(self):
         while self.handles:
-            self.handles.pop().remove()
+            handle = self.handles.pop()
+            handle.remove()
+            _with_kwargs.pop(handle.id, None)  # which the handle forgets (torch 2.13)
         for name, (original, ours) in self.replaced.items():
             if getattr(profiler, name) is ours:
                 setattr(profiler, name, original)
         self.replaced.clear()
         if _FILTER in warnings.filters:
             warnings.filters.remove(_FILTER)
-        _unwind(self.stack(), 0)
+        # Also those of other threads, which nobody would end: they are recorded only when they are.
+        for stack in list(self.callers.values()):
+            _unwind(stack, 0)
 
-    def stack(self):
-        """The calls under way in this thread: (module, path, annotation)."""
+    def thread_state(self):
+        """The calls under way in this thread, and the dataflow between them."""
         try:
-            return self.threads.stack
+            return self.threads.state
         except AttributeError:
-            self.threads.stack = []
-            return self.threads.stack
-
-    def path_of(self, module, stack):
-        path = self._known(module)
-        if path is not None:
-            return path
-        if stack and type(module).__name__ == "GraphModule":
-            return stack[-1][1]  # made by a compiler, where the program has the module it was made from
-        if not stack:
-            # A part called by itself later (recomputed in backward, say) is known by its place in this one.
-            self._register(module, self._root_name(module))
-        else:
-            self._register(stack[0][0], stack[0][1])  # a model may have grown since
-            if self._known(module) is None:
-                self._register(module, "%s/%s" % (stack[-1][1], _own_name(module)))
-        return self._known(module)
-
-    def _known(self, module):
-        entry = self.paths.get(id(module))
-        return entry[1] if entry is not None and entry[0]() is module else None
-
-    def _register(self, root, path):
-        self.paths[id(root)] = (weakref.ref(root), path)
-        wrapped = _wrapped(root)
-        if wrapped is not None:
-            self._register(wrapped, path)
-            return
-        for name, module in root.named_modules():
-            if name and _is_keras(module):
-                continue  # a Keras layer has a name of its own, the same on all backends
-            parts = [part for part in name.split(".") if part not in _WRAPPED]
-            self.paths[id(module)] = (weakref.ref(module), "/".join([path, *parts]) if name else path)
-
-    def _root_name(self, module):
-        wrapped = module
-        while wrapped is not None:
-            module, wrapped = wrapped, _wrapped(wrapped)
-        name = base = _own_name(module)
-        if getattr(module, "_is_replica", False):
-            return name  # DataParallel's copies are one model
-        number = 0
-        while self.roots.get(name, _nobody)() not in (None, module):
-            number += 1
-            name = "%s_%d" % (base, number)
-        self.roots[name] = weakref.ref(module)
-        return name
-
-
-def _own_name(module):
-    return str(module.name) if _is_keras(module) else type(module).__name__
-
-
-def _is_keras(module):
-    return any(kind.__module__ == "keras.src.layers.layer" for kind in type(module).__mro__)
-
-
-def _wrapped(module):
-    name = _WRAPPERS.get(type(module).__name__)
-    wrapped = None if name is None else getattr(module, name, None)
-    return wrapped if isinstance(wrapped, torch.nn.Module) else None
-
-
-def _nobody():
-    return None
+            stack = self.callers.setdefault(threading.get_ident(), [])
+            self.threads.state = (stack, edges_torch.Edges(_edges_done, self.edges))
+            return self.threads.state
 
 
 def _annotation(name):
@@ -256,26 +256,34 @@ def _enter(module, args):
     try:
         session = _session
         if session is not None and torch._C._get_tracing_state() is None:
-            stack = session.stack()
-            path = session.path_of(module, stack)
+            stack, edges = session.thread_state()
+            if session.whole_ns is None and not stack and not paths_torch.calls_under_way():
+                session.whole_ns = time.time_ns()
+            path = session.paths.of(module, stack)
+            edges.enter(path, args, len(stack))
             annotation = _annotation(PREFIX + path)
             annotation.__enter__()
             stack.append((module, path, annotation))
+            if _session is not session:  # another thread has ended it meanwhile
+                _unwind(stack, 0)
     except Exception as exception:
         marks.error("torch", exception)
 
 
-def _leave(module, args, output):
+def _leave(module, args, *rest):
     if torch.compiler.is_compiling():
         return
     try:
         session = _session
         if session is not None:
-            stack = session.stack()
+            stack, edges = session.thread_state()
             # Calls above it were left without a word, by a KeyboardInterrupt for one.
             for depth in range(len(stack) - 1, -1, -1):
                 if stack[depth][0] is module:
+                    path = stack[depth][1]
                     _unwind(stack, depth)
+                    # Keyword arguments and the output; after an error the output alone (torch 2.13).
+                    edges.leave(path, rest[0] if len(rest) > 1 else None, rest[-1], depth)
                     break
     except Exception as exception:
         marks.error("torch", exception)
@@ -296,6 +304,7 @@ def _after_fork():
         session.running = False
         session.abandoned = "the process forked"
         session.lock, session.threads = threading.Lock(), threading.local()
+        session.callers = {}
         session._uninstall()
         torch._C._autograd._enable_record_function(False)
         getattr(profiler, "_run_on_profiler_stop", int)()

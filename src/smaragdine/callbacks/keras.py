@@ -1,0 +1,28 @@
+"""One line for Keras: `model.fit(x, y, callbacks=[smaragdine.KerasCallback()])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from smaragdine.callbacks.training import Training
+
+
+class KerasCallback(keras.callbacks.Callback):
+    """Records a training and traces a few of its steps. `trace` has the result; the arguments are those of
+    `smaragdine.trace`."""
+
+    def __init__(self, folder: str | None = None, **options: Any) -> None:
+        super().__init__()
+        self._training = Training(folder, options)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._training.begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._training.end()
+
+    @property
+    def trace(self) -> Any:
+        return self._training.trace

@@ -1,0 +1,27 @@
+"""One line for Hugging Face: `Trainer(…, callbacks=[smaragdine.TrainerCallback()])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+from smaragdine.callbacks.training import Training
+
+
+class TrainerCallback(transformers.TrainerCallback):
+    """Records a training and traces a few of its steps. `trace` has the result; the arguments are those of
+    `smaragdine.trace`."""
+
+    def __init__(self, folder: str | None = None, **options: Any) -> None:
+        self._training = Training(folder, options)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training.begin()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training.end()
+
+    @property
+    def trace(self) -> Any:
+        return self._training.trace

@@ -1,0 +1,168 @@
+"""From TensorFlow's names to qualified names: the path a person would write, and the phase.
+
+StatefulPartitionedCall/gradient_tape/net/first/MatMul/MatMul  →  net/first/MatMul/MatMul, backward
+gradients/bert/pooler/dense/MatMul_grad/MatMul_1               →  bert/pooler/dense/MatMul/MatMul_1, backward
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from smaragdine.tracing.assemble.coverage import FRAMEWORK, INPUT, PROGRAM
+from smaragdine.tracing.assemble.names import Name
+from smaragdine.tracing.files.phases import OPTIMIZER, phase_of
+
+_CALLS = re.compile(r"^(?:(?:StatefulPartitionedCall|PartitionedCall)(?:_\d+)?/)+")
+# Where TensorFlow's rewriter puts what it adds; the place it was made for follows.
+_REWRITER = re.compile(r"^(?:(?:ConstantFolding(?:Ctrl)?|ArithmeticOptimizer|LayoutOptimizer|Func)/)+")
+_TAPE = re.compile(r"^gradient_tape(?:_\d+)?/")
+_GRADIENTS = re.compile(r"gradients(?:_\d+)?")
+# Sums and seeds of gradients stand between the layers.
+_GRADIENT_SUM = re.compile(r"AddN(?:_\d+)?")
+_FUSED = re.compile(r"_(?:Mkl|Native)*(Fused\w+)")
+# What an optimizer of TensorFlow 1 calls its scope and, at the end of a variable's name, its state.
+_OLD_OPTIMIZER = re.compile(
+    r"(?:Adadelta|Adagrad|AdagradDA|Adam|AdamW|Ftrl|GradientDescent|Momentum|ProximalAdagrad"
+    r"|ProximalGradientDescent|RMSProp|LossScaleOptimizer)(?:_\d+)?"
+)
+_READ = re.compile(r"/ReadVariableOp(?:_\d+)?$")
+_CONTAINERS = re.compile(
+    r"(?:Stateful)?PartitionedCall|(?:Stateless)?(?:While|If|Case)|XlaLaunch|_XlaRun|_XlaCompile"
+)
+_COUNTERS = re.compile(r"(?:global_step|beta[12]_power)(?:/ReadVariableOp)?")
+_NUMBERED = re.compile(r"(.+)_\d+")
+
+
+def contains_others(kind: str) -> bool:
+    """Of an operation's type: it runs others, which are recorded themselves."""
+    return _CONTAINERS.fullmatch(kind) is not None
+
+
+def without_calls(raw: str) -> str:
+    """A function's operation by the name it has in the function."""
+    return _CALLS.sub("", raw)
+
+
+def input_name(raw: str) -> Name:
+    return Name(f"{INPUT}/{without_calls(raw)}", "other")
+
+
+def tensorflow_name(raw: str, kind: str = "", product: str = "", outside: str = FRAMEWORK) -> Name:
+    """`kind`: the operation's type. `product`: the one that is fused in it, which may be written in another
+    scope: fused operations are called after their last. `outside`: the class of what stands in no scope."""
+    if raw.startswith("_"):
+        # No name of a program's: what it feeds and fetches, and the executor's own.
+        return Name(f"{INPUT if raw.startswith('_arg_') else FRAMEWORK}/{raw}", "other")
+    if kind in ("_Arg", "_Retval"):
+        return Name(f"{FRAMEWORK}/{kind}", "other")  # of a function, numbered
+    path = _REWRITER.sub("", without_calls(raw))
+    fused = _FUSED.fullmatch(kind)
+    if fused:
+        scope = (product or path).rpartition("/")[0]
+        path = f"{scope}/{fused[1]}" if scope else fused[1]
+    if _TAPE.match(path):
+        return _backward(_TAPE.sub("", path), PROGRAM)
+    gradient = _gradient(path)
+    if gradient:
+        return _backward(gradient, FRAMEWORK)
+    if phase_of(path) == OPTIMIZER or any(map(_OLD_OPTIMIZER.fullmatch, path.split("/"))):
+        return Name(path, "optimizer")
+    if "/" not in _READ.sub("", path):
+        # Between the layers: sums of gradients, the step's metrics, its input.
+        if path.startswith(("Iterator", "OneShotIterator")):
+            return input_name(path)
+        if _GRADIENT_SUM.fullmatch(path):
+            return Name(f"{FRAMEWORK}/{path}", "backward")
+        return Name(f"{FRAMEWORK if _COUNTERS.fullmatch(path) else outside}/{path}", "other")
+    return Name(path, "forward")
+
+
+def gradients_outside(names: Iterable[Name], outside: str) -> dict[Name, Name]:
+    """Gradients of operations that stand in no scope, under their class: `Mean/Tile` is in no layer."""
+    known = set(names)
+    scopes = {name.path.split("/", 1)[0] for name in known if name.phase == "forward"} | {FRAMEWORK, PROGRAM}
+    return {
+        name: Name(f"{outside}/{name.path}", name.phase)
+        for name in known
+        if name.phase == "backward" and name.path.split("/", 1)[0] not in scopes
+    }
+
+
+def _backward(path: str, outside: str) -> Name:
+    return Name(path if "/" in path else f"{outside}/{path}", "backward")
+
+
+def _gradient(path: str) -> str:
+    """What TensorFlow 1 writes below a scope `gradients`, by the forward operation's path; else empty."""
+    parts = path.split("/")
+    scopes = [i for i, part in enumerate(parts[:-1]) if _GRADIENTS.fullmatch(part)]
+    if not scopes:
+        return ""
+    inside = parts[scopes[-1] + 1 :]
+    # A gradient's own operations are in a scope called after the forward one; a layer may be called so too.
+    for i in reversed(range(len(inside) - 1)):
+        if inside[i].endswith("_grad"):
+            return "/".join([*inside[:i], inside[i].removesuffix("_grad"), *inside[i + 1 :]])
+    return "/".join(inside)
+
+
+@dataclass(frozen=True)
+class KerasScopes:
+    """Keras 3 opens every scope a second time in the training function, where TensorFlow numbers it: `net_1`.
+
+    The number is taken off a model whose children all have one, and inside it wherever siblings stay apart
+    without. The calls of a layer that is called twice cannot be told from other layers: they keep theirs.
+    """
+
+    plain: dict[str, str]  # scope as TensorFlow has it → as the program has it
+    stripped: tuple[str, ...]  # models, as TensorFlow has them
+    kept: tuple[str, ...]  # models and layers that keep their numbers
+
+    def clean(self, path: str) -> str:
+        parts = path.split("/")
+        for length in range(len(parts) - 1, 0, -1):
+            scope = self.plain.get("/".join(parts[:length]))
+            if scope is not None:
+                return "/".join([scope, *parts[length:]])
+        return path
+
+
+def keras_scopes(forward_paths: Iterable[str]) -> KerasScopes:
+    children: dict[str, set[str]] = {"": set()}  # scope → scopes in it
+    for path in forward_paths:
+        *parts, operation = path.split("/")
+        if operation == "ReadVariableOp":
+            continue  # its parent is an operation, not a scope
+        for length in range(len(parts)):
+            children.setdefault("/".join(parts[:length]), set()).add(parts[length])
+    plain: dict[str, str] = {}
+    stripped: list[str] = []
+    kept: list[str] = []
+    for root in sorted(filter(_NUMBERED.fullmatch, children[""])):
+        inside = children.get(root, set())
+        alone = _alone(inside)
+        if alone and all(map(_NUMBERED.fullmatch, inside)):
+            stripped.append(root)
+            kept += sorted(f"{root}/{scope}" for scope in inside - alone)
+            _strip(root, _NUMBERED.sub(r"\1", root), children, plain)
+        else:
+            kept.append(root)
+    return KerasScopes(plain, tuple(stripped), tuple(kept))
+
+
+def _alone(siblings: set[str]) -> set[str]:
+    """Those that no other could be taken for once the numbers are off."""
+    bases = Counter(_NUMBERED.sub(r"\1", scope) for scope in siblings)
+    return {scope for scope in siblings if bases[_NUMBERED.sub(r"\1", scope)] == 1}
+
+
+def _strip(scope: str, name: str, children: dict[str, set[str]], plain: dict[str, str]) -> None:
+    plain[scope] = name
+    inside = children.get(scope, set())
+    alone = _alone(inside)
+    for child in inside:
+        clean = _NUMBERED.sub(r"\1", child) if child in alone else child
+        _strip(f"{scope}/{child}", f"{name}/{clean}", children, plain)

@@ -1,0 +1,160 @@
+"""The events of an XPlane file, as they are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from smaragdine.tracing.assemble.eager_rows import eager_rows
+from smaragdine.tracing.assemble.tensorflow_names import contains_others
+from smaragdine.tracing.files.xplane import (
+    DERIVED_LINES,
+    GPU_PLANE,
+    HOST_PLANE,
+    TF_OPERATION,
+    event_times,
+    profile_start_ns,
+)
+
+_STATS = frozenset(
+    {
+        *("hlo_op", "hlo_module", "program_id", "run_id", "name", "tf_op", "_p", "_c"),
+        *("correlation_id", "cuda_graph_id", "cuda_graph_node_id"),
+    }
+)
+_DISPATCH = re.compile(r"PjitFunction\((.*)\)", re.DOTALL)  # on the program's own thread
+_NO_PROGRAM = -1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One event of a line."""
+
+    text: str
+    offset_ps: int
+    duration_ps: int
+    is_input: bool = False
+    operation: str = ""  # of HLO
+    module: str = ""  # XLA's name of the program: jit_step
+    program: int | None = None  # of XLA's; None: an operation of TensorFlow's executor
+    run: int | None = None  # which execution of the program, where it is known
+    path: str = ""  # that a GPU's kernel carries
+    producer: int | None = None  # XLA's own number of this execution of this operation
+    consumer: int | None = None  # the number of the execution that ends here
+    dispatches: bool = False  # no work: `module` is handed to the device
+    graph: int | None = None  # the CUDA graph that a kernel is part of
+    node: int | None = None  # of that graph, in the order in which it was built
+    launch: int | None = None
+    is_eager: bool = False  # run by itself, outside any function of TensorFlow's
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Columns of the same length, and when which module was handed to the device."""
+
+    rows: list[Row] = field(default_factory=list[Row])
+    devices: list[str] = field(default_factory=list[str])
+    lanes: list[int | None] = field(default_factory=list[int | None])
+    start_ns: list[int] = field(default_factory=list[int])
+    end_ns: list[int] = field(default_factory=list[int])
+    dispatched_ns: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+
+
+def read_rows(space: Any, where: str) -> Rows:
+    begin_ns = profile_start_ns(space)
+    events, ends = Rows(), dict[int, int]()
+    for plane in space.planes:
+        gpu = GPU_PLANE.fullmatch(plane.name)
+        if gpu is None and plane.name != HOST_PLANE:
+            continue
+        for position, line in enumerate(plane.lines):
+            rows = [] if gpu and DERIVED_LINES.match(line.name) else list(_rows(plane, line, gpu is not None))
+            if not rows:
+                continue
+            device, lane = (f"gpu:{int(gpu[1])}", int(line.id)) if gpu else ("cpu:0", position)
+            offsets_ps, durations_ps = [row.offset_ps for row in rows], [row.duration_ps for row in rows]
+            start_ns, duration_ns = event_times(line, offsets_ps, durations_ps, begin_ns, where)
+            end_ns = (start_ns + duration_ns).tolist()
+            dispatched_until_ns = 0
+            for row, start, end in zip(rows, start_ns.tolist(), end_ns, strict=True):
+                if row.dispatches:
+                    # JAX records a call and, within it, the same call: one of them counts.
+                    if start >= dispatched_until_ns:
+                        events.dispatched_ns.setdefault(row.module, []).append(start)
+                        dispatched_until_ns = end
+                    continue
+                if row.consumer is not None:
+                    ends[row.consumer] = end
+                    continue
+                events.rows.append(row)
+                events.devices.append(device)
+                events.lanes.append(lane)
+                events.start_ns.append(start)
+                events.end_ns.append(end)
+    _last_until_done(events, ends)
+    return events
+
+
+def _rows(plane: Any, line: Any, is_gpu: bool) -> Iterator[Row]:
+    texts: dict[int, str] = {key: value.name for key, value in plane.event_metadata.items()}
+    stat_names: dict[int, str] = {key: value.name for key, value in plane.stat_metadata.items()}
+    wanted = {key: name for key, name in stat_names.items() if name in _STATS}
+    is_input = line.name.startswith("tf_data_")
+    has_operations = not is_gpu and (is_input or line.name.startswith("tf_Compute/"))
+    if not is_gpu:
+        for each in eager_rows(texts, line):
+            yield Row(*each, is_eager=True)
+    for event in line.events:
+        text = texts.get(event.metadata_id, "")
+        # Python frames, and what the runtime says of itself.
+        if event.num_occurrences or text.startswith("$") or (not is_gpu and "::" in text):
+            continue
+        if has_operations and TF_OPERATION.fullmatch(text):
+            if not contains_others(text.rpartition(":")[2]):
+                yield Row(text, event.offset_ps, event.duration_ps, is_input)
+            continue
+        stats: dict[str, Any] = {
+            wanted[stat.metadata_id]: stat.str_value
+            or (
+                stat_names.get(stat.ref_value, "")
+                if stat.ref_value
+                else stat.int64_value or stat.uint64_value
+            )
+            for stat in event.stats
+            if stat.metadata_id in wanted
+        }
+        dispatch = _DISPATCH.fullmatch(text)
+        if dispatch:
+            module = "jit_" + re.sub(r"[^\w.-]", "_", dispatch[1])
+            yield Row(text, event.offset_ps, event.duration_ps, module=module, dispatches=True)
+        elif text.startswith("end: "):
+            if stats.get("_c"):
+                yield Row(text, event.offset_ps, event.duration_ps, consumer=stats["_c"])
+        elif is_gpu or stats.get("hlo_op"):
+            run = stats.get("run_id")
+            yield Row(
+                text,
+                event.offset_ps,
+                event.duration_ps,
+                operation=str(stats.get("hlo_op") or ""),
+                module=str(stats.get("hlo_module") or ""),
+                program=int(stats.get("program_id", _NO_PROGRAM)),
+                run=None if run in (None, 0, -1) else int(run),  # -1: TensorFlow does not count them
+                path=str(stats.get("name") or stats.get("tf_op") or ""),
+                producer=stats.get("_p"),
+                graph=stats.get("cuda_graph_id"),
+                node=stats.get("cuda_graph_node_id"),
+                launch=stats.get("correlation_id"),
+            )
+
+
+def _last_until_done(events: Rows, ends: dict[int, int]) -> None:
+    """A product may go on in a pool of threads after the thread that began it took up the next operation: it
+    lasts until it is done, and nests in no lane."""
+    for i, row in enumerate(events.rows):
+        done_ns = ends.get(row.producer) if row.producer is not None else None
+        if done_ns is not None and done_ns > events.end_ns[i]:
+            events.end_ns[i] = done_ns
+            events.lanes[i] = None

@@ -1,0 +1,80 @@
+"""What inductor knows of the code it made: which call of a generated function comes from which module.
+
+Read from objects that compiled code keeps alive anyway, after the profiler has stopped; nothing is changed.
+"""
+
+import gc
+import re
+import sys
+
+# Of a generated `call`, only these lines matter: what is called, and the nodes of the program's graph behind.
+_LINE = re.compile(
+    r"\s*(# Topologically Sorted Source Nodes: |# Source Nodes: |.*\w\.run\(|.*extern_kernels\.|.*torch\.ops)"
+)
+_ROOT = re.compile(r"[LG]\['[^']*'\](?:\.(.*))?$")
+_MOST_BYTES = 4 << 20
+
+_read = None  # (how much was compiled then, the facts)
+
+
+def facts():
+    """{"graphs": {key: lines}, "regions": {compile id: {node: path}}, "models": [class, …]}; None where
+    nothing was compiled.
+
+    A path is below the module that was compiled; one that begins with "/" starts at a module's class.
+    """
+    global _read
+    compiled = frames()
+    if not compiled:
+        return None
+    if _read is None or _read[0] != compiled:
+        _read = (compiled, _facts())
+    return _read[1]
+
+
+def frames():
+    """How many functions torch.compile has seen."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else utils.counters.get("frames", {}).get("total", 0)
+
+
+def _facts():
+    from torch.fx import GraphModule
+
+    graphs, regions, models, size = {}, {}, set(), 0
+    for thing in gc.get_objects():
+        # Not isinstance, which asks the object: a proxy of the program's own might answer with an error.
+        kind = type(thing)
+        if issubclass(kind, GraphModule):
+            region = thing.__dict__.get("meta", {}).get("dynamo_compile_id")
+            if region is not None:
+                regions[str(region)] = _paths(thing.graph)
+        elif kind.__name__ == "OptimizedModule":
+            models.add(type(thing._orig_mod).__name__)
+        elif kind.__name__ == "CompiledFxGraph" and kind.__module__.startswith("torch._inductor"):
+            key, source = thing.__dict__.get("_fx_graph_cache_key"), thing.__dict__.get("source_code")
+            if key and source and key not in graphs and size < _MOST_BYTES:
+                _, _, body = source.partition("def call(")
+                graphs[key] = [line.strip() for line in body.splitlines() if _LINE.match(line)]
+                size += sum(map(len, graphs[key]))
+    return {"graphs": graphs, "regions": regions, "models": sorted(models)}
+
+
+def _paths(graph):
+    """Node -> path of the module it comes from."""
+    found = {}
+    for node in graph.nodes:
+        stack = node.meta.get("nn_module_stack")
+        if not stack:
+            continue
+        entries = list(stack.values())
+        root, innermost = _ROOT.match(entries[0][0]), _ROOT.match(entries[-1][0])
+        if root is None or innermost is None:
+            continue
+        below = (innermost.group(1) or "").replace(".", "/")
+        if root.group(1) is None:  # a function was compiled, that calls the model
+            kind = entries[0][1]
+            name = kind if isinstance(kind, str) else kind.__name__
+            below = "/" + "/".join(filter(None, (name.rsplit(".", 1)[-1], below)))
+        found[node.name] = below
+    return found

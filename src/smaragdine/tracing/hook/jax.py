@@ -1,0 +1,141 @@
+"""Scopes where JAX programs have none: the root of a Keras model, and the modules of flax.nnx.
+
+A scope is a word in the compiled program's metadata. Values do not depend on it, nor does the key under which
+JAX keeps compiled programs (it leaves metadata out, unless told otherwise). It is opened while a function is
+traced, not when it runs, and only in processes of which a trace is wanted.
+
+Steps of a plain JAX loop are not recognised here. What jax.jit returns is an object of C++ that people
+inspect (`lower`, `clear_cache`) and whose calls are a fast path; wrapping it would change the one and lose
+the other. The profiler tells the executions of a program apart by itself.
+"""
+
+import functools
+import os
+import sys
+import threading
+
+from . import marks, wrapping
+
+_nnx = threading.local()
+
+
+def patch_keras_layer(module):
+    """`fit` on JAX calls the model's `call` and so leaves its own scope out."""
+    if _wanted() and module.backend.backend() == "jax":
+        wrapping.replace(module.Layer, "stateless_call", _keras_root)
+
+
+def _keras_root(original):
+    @functools.wraps(original)
+    def wrapper(self, *args, **kwargs):
+        with _Scope("keras", lambda: self.name):
+            return original(self, *args, **kwargs)
+
+    return wrapper
+
+
+def patch_nnx(module):
+    """Modules are what their classes' `__call__` makes them; classes made later are told of by Python."""
+    if not _wanted():
+        return
+    base = module.Module
+    inherited = base.__init_subclass__.__func__
+
+    def __init_subclass__(cls, **kwargs):
+        inherited(cls, **kwargs)
+        _wrap_call(cls)
+
+    base.__init_subclass__ = classmethod(__init_subclass__)
+    classes = list(base.__subclasses__())
+    while classes:
+        each = classes.pop()
+        classes += each.__subclasses__()
+        _wrap_call(each)
+
+
+def _wrap_call(cls):
+    try:
+        wrapping.replace(cls, "__call__", _nnx_call)
+    except Exception as exception:
+        marks.error("flax", exception)
+
+
+def _nnx_call(original):
+    @functools.wraps(original)
+    def wrapper(self, *args, **kwargs):
+        # A parent class's `__call__` is part of the same call; outside a trace nobody would see the scope.
+        stack = _stack()
+        if (stack and stack[-1][0] is self) or not _is_tracing():
+            return original(self, *args, **kwargs)
+        above = len(stack)
+        with _Scope("flax", lambda: _enter(stack, self)):
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                del stack[above:]
+
+    return wrapper
+
+
+def _stack():
+    """(module, its path from the outermost one being called, paths of all in that by identity)"""
+    if not hasattr(_nnx, "stack"):
+        _nnx.stack = []
+    return _nnx.stack
+
+
+def _enter(stack, module):
+    """The scope of a module that is called: its path from the one that calls it."""
+    scope = type(module).__name__
+    path, paths = "", None
+    if stack:
+        _, above, paths = stack[-1]
+        path = paths.get(id(module), "")
+        if path.startswith(above) and path != above:
+            scope = path[len(above) :].strip("/") or scope
+    if not path:
+        # Not part of the one that calls it: a root of its own.
+        paths = _paths(module)
+    stack.append((module, path, paths))
+    return scope
+
+
+def _paths(root):
+    nnx = sys.modules["flax.nnx"]
+    paths = {}
+    for path, module in nnx.iter_modules(root):
+        paths.setdefault(id(module), "/" + "/".join(map(str, path)) if path else "")
+    return paths
+
+
+def _is_tracing():
+    try:
+        return not sys.modules["jax._src.core"].trace_state_clean()
+    except Exception:
+        return True
+
+
+class _Scope:
+    """A named scope, or nothing where that fails: the program's own call is made in any case."""
+
+    def __init__(self, framework, name):
+        self.framework = framework
+        self.name = name
+        self.scope = None
+
+    def __enter__(self):
+        try:
+            scope = sys.modules["jax"].named_scope(self.name())
+            scope.__enter__()
+            self.scope = scope
+        except Exception as exception:
+            marks.error(self.framework, exception)
+
+    def __exit__(self, *raised):
+        if self.scope is not None:
+            self.scope.__exit__(*raised)
+        return False
+
+
+def _wanted():
+    return bool(os.environ.get("SMARAGDINE_TRACE_FOLDER"))

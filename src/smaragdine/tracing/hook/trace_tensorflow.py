@@ -1,0 +1,99 @@
+"""A window of TensorFlow's own profiler."""
+
+import glob
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+from . import edges_keras, graph_tensorflow, keras, keras_scopes, marks
+from .trace_xplane import FORMAT, SUFFIX, Session, check_unused, write
+
+FRAMEWORK = "tensorflow"
+__all__ = ["FORMAT", "FRAMEWORK", "SUFFIX", "start", "stop"]
+
+
+class _Level(int):
+    """TensorFlow takes for a truth value what can be one, and ignores that; this can only be a number."""
+
+    def __bool__(self):
+        raise TypeError("a level")
+
+
+# 3: operations that have turned out to be cheap count as details, and the level by default leaves them out.
+_OPTIONS = {
+    "host_tracer_level": _Level(3),
+    "python_tracer_level": _Level(0),
+    "device_tracer_level": _Level(1),
+}
+
+
+def start():
+    """Begin profiling; raises, having changed nothing, where the program would notice."""
+    from tensorflow.python.profiler import profiler_v2
+    from tensorflow.python.profiler.internal import _pywrap_profiler as module
+
+    if getattr(profiler_v2, "_profiler", None) is not None:
+        raise RuntimeError("a TensorFlow profiler is running already")
+    check_unused(module)
+    _wait()
+    # The profiler makes the folder, when it exports.
+    folder = os.path.join(tempfile.gettempdir(), "smaragdine-xplane-%d-%d" % (os.getpid(), time.time_ns()))
+    profiler = module.ProfilerSession()
+    profiler.start(folder, _OPTIONS)
+    session = Session(module, profiler)
+    session.folder = folder
+    session.events = _events()
+    return session
+
+
+def stop(session, path):
+    """End it and write the raw file; raises where there is nothing to write."""
+    if session.events is not None:
+        session.events.close()
+    try:
+        if session.profiler is not None:
+            _wait()
+        write(session, path, lambda profiler, part: _export(profiler, session.folder, part))
+    finally:
+        shutil.rmtree(session.folder, ignore_errors=True)
+    return _facts()
+
+
+def _facts():
+    """What the raw file does not tell: whether Keras trains, and how data flows through the model."""
+    try:
+        model = keras.trained_model()
+        facts = graph_tensorflow.facts()
+        facts["edges"] += [] if model is None else edges_keras.edges(model)
+        return dict(facts, keras=model is not None, exact_scopes=keras_scopes.exact)
+    except Exception as exception:
+        marks.error(FRAMEWORK, exception)
+        return {}
+
+
+def _events():
+    try:
+        return keras_scopes.Events()
+    except Exception as exception:
+        marks.error(FRAMEWORK, exception)
+        return None
+
+
+def _export(profiler, folder, path):
+    profiler.export_to_tb()
+    found = glob.glob(os.path.join(glob.escape(folder), "**", "*.xplane.pb"), recursive=True)
+    if len(found) != 1:
+        raise RuntimeError("TensorFlow's profiler left %d files" % len(found))
+    shutil.move(found[0], path)
+
+
+def _wait():
+    # On the CPU a step has ended when its call returns.
+    tensorflow = sys.modules["tensorflow"]
+    try:
+        if tensorflow.executing_eagerly() and tensorflow.config.list_logical_devices("GPU"):
+            tensorflow.test.experimental.sync_devices()
+    except Exception:
+        pass

@@ -1,0 +1,38 @@
+"""Which framework's profiler a program needs."""
+
+import importlib
+import sys
+
+_TORCH = ("torch", "transformers", "lightning")
+
+
+def of_source(source):
+    """The tracer of whoever announces steps."""
+    if source == "tensorflow":
+        return named("session")
+    if source == "keras":
+        return named(sys.modules["keras"].backend.backend())
+    if source == "tf_keras":
+        return named("tensorflow")
+    if source.partition(":")[0] in _TORCH:
+        return named("torch")
+    framework = in_use()
+    if framework is None:
+        raise NotImplementedError("steps of %s are of no framework we know" % source)
+    return named(framework)
+
+
+def named(framework):
+    return importlib.import_module("%s.trace_%s" % (__package__, framework))
+
+
+def in_use():
+    """The framework that has work in this process. Many are imported by others and never used: JAX has a
+    backend when it is, and TensorFlow a context."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None and getattr(bridge, "_backends", None):
+        return "jax"
+    context = sys.modules.get("tensorflow.python.eager.context")
+    if context is not None and getattr(context.context(), "_initialized", False):
+        return "tensorflow"
+    return "torch" if "torch" in sys.modules else None

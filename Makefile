@@ -40,7 +40,7 @@ $(TEST)/installed: pyproject.toml constraints.txt
 	@test -d $(TEST) || { echo "making $(TEST)"; $(PYTHON) -m venv $(TEST); }
 	@echo "installing smaragdine, the frameworks and the tools; this takes some minutes"
 	@$(TEST)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]' \
-		torch tensorflow-cpu keras jax transformers lightning accelerate uv
+		torch tensorflow-cpu keras jax flax optax transformers lightning accelerate uv
 	@$(TEST)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --no-deps tf_keras
 	@touch $@
 

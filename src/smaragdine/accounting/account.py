@@ -18,6 +18,7 @@ from smaragdine.accounting.engine import (
     levels,
 )
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
+from smaragdine.accounting.idle import busy_spans, sharpen, without_idle
 from smaragdine.accounting.ledger import Entry, Ledger, entry, entry_compiled
 from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFacts, Spans, from_recording
 from smaragdine.accounting.mixing import Windows, join, windows
@@ -132,7 +133,7 @@ def thinned(events: pa.Table, meters: Meters, ks: Sequence[int]) -> dict[str, li
 
 def _thinned(events: pa.Table, device: str, meter: Meter, ks: Sequence[int]) -> list[Score]:
     def account_one(traces: Mapping[str, PowerTrace]) -> Footprint:
-        return account(events, {device: Meter(traces[device], meter.sensor)})
+        return account(events, {device: Meter(traces[device], meter.sensor, idle_w=meter.idle_w)})
 
     return asss(account_one, {device: meter.trace}, ks, meter.readings)
 
@@ -181,11 +182,20 @@ def _account_device(source: Columns, device: str, meter: Meter, events: int) -> 
     )
 
 
+def _sharpened(source: Columns, device: str, meter: Meter, idle_w: float) -> PowerTrace:
+    parts = list(blocks(source, device))
+    start_ns = np.concatenate([part.start_ns for part in parts])
+    end_ns = np.concatenate([part.end_ns for part in parts])
+    return sharpen(meter.trace, busy_spans(start_ns, end_ns), idle_w, meter.sensor.limit_w)
+
+
 def _integrate(source: Columns, device: str, meter: Meter, events: int) -> tuple[Ledger, list[Look]]:
-    power, keys, sensor = levels(meter.trace), source.keys, meter.sensor
+    read, keys, sensor = levels(meter.trace), source.keys, meter.sensor
+    idle_w = meter.idle_w if events else None
+    power = read if idle_w is None else levels(_sharpened(source, device, meter, idle_w))
     off_ns = sensor.timing_ns
     # As the clocks say, and moved by as much as they may disagree.
-    moved = [Levels(power.edge_ns + by_ns, power.power_w) for by_ns in (0, -off_ns, off_ns)]
+    moved = [Levels(read.edge_ns + by_ns, read.power_w) for by_ns in (0, -off_ns, off_ns)]
     ledger = Ledger(keys)
     seen: list[list[Windows]] = [[] for _ in moved]
     here = blocks(source, device) if device in source.devices else iter(())
@@ -207,7 +217,10 @@ def _integrate(source: Columns, device: str, meter: Meter, events: int) -> tuple
         for all_seen, part in zip(seen, seen_here, strict=False):
             all_seen.append(part)
     ledger.close()
-    return ledger, [infer(join(parts), sensor, keys) for parts in seen if parts]
+    joined = [join(parts) for parts in seen if parts]
+    if idle_w is not None:
+        joined = [without_idle(each, idle_w, sensor.limit_w) for each in joined]
+    return ledger, [infer(each, sensor, keys) for each in joined if each.energy_j.size]
 
 
 def _coverage(trace: PowerTrace, spans: Spans | None, first_ns: int, last_ns: int) -> tuple[float, float]:

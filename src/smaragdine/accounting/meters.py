@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from smaragdine.accounting.idle import idle_w
 from smaragdine.accounting.power import PowerTrace, Readings, from_log, within
 from smaragdine.accounting.traces import main_channels
 from smaragdine.accounting.uncertainty import Sensor, sensor_of
@@ -34,6 +35,7 @@ class Meter:
     other_j: float | None = None  # what else the device used: other processes, the monitor
     static_j: float | None = None  # of the trace, the program's part of the idle device's power
     spans: Spans | None = None  # what the trace should cover; null: whatever it does
+    idle_w: float | None = None  # what it draws while nothing runs; null: not known apart
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,10 @@ def from_recording(
         whose = splits.get(device)
         spans = spans_of(device)
         mine = within(whose.program if whose else trace, spans)
+        quiet_w = idle_w(recording, trace) if device.startswith("gpu:") else None
         known = SensorFacts(
             # A share of a socket goes down to nothing.
-            0.0 if whose and facts.idle_w is None else facts.idle_w,
+            facts.idle_w if facts.idle_w is not None else 0.0 if whose else quiet_w,
             _limit_w(recording.info, device) if facts.limit_w is None else facts.limit_w,
             _window_s(channel) if facts.window_s is None else facts.window_s,
         )
@@ -110,7 +113,7 @@ def from_recording(
             static_j = _energy_j(whose.static, spans)
         readings: Readings = "counter" if channel.kind == "counter" else "sample"
         sensor = _sensor(mine, known, TIMING_OF_WINDOW)
-        meters[device] = Meter(mine, sensor, readings, channel.provenance, other_j, static_j, spans)
+        meters[device] = Meter(mine, sensor, readings, channel.provenance, other_j, static_j, spans, quiet_w)
     if not meters:
         raise UserError(
             f"{recording.path} has no power of any device",

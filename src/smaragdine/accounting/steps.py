@@ -92,6 +92,7 @@ def steps_of(recording: Recording) -> Steps | None:
     pid, source = first["pid"], first["source"]
     mine = [window for window in windows if window["pid"] == pid]
     marks = recording.marks.filter(pc.equal(recording.marks["pid"], pid))
+    # Steps found in slices of time were announced by nobody.
     ends_ns = _times_ns(
         marks.filter(pc.and_(pc.equal(marks["name"], "step_end"), pc.equal(marks["source"], source)))
     )
@@ -151,6 +152,8 @@ def untraced_step(
         traced = max(total.steps, 1)
         busy_s = min(_busy_s(events, device), total.covered_s)
         idle_w = total.idle_j / (total.covered_s - busy_s) if total.covered_s > busy_s else 0.0
+        if meter.idle_w is not None:
+            idle_w = meter.idle_w
         operations_j = (total.total_j - total.idle_j) / traced
         idle_j = min(max(length_s - busy_s / traced, 0.0) * idle_w, energy_j)
         if operations_j > 0:
@@ -164,7 +167,8 @@ def untraced_step(
 def at_level(footprint: Footprint, untraced: Mapping[str, UntracedStep]) -> Footprint:
     """The footprint of one untraced step: the traced operations at its level, with its idle."""
     one = per_step(footprint)
-    levelled = scale(one, {device: step.factor or 1.0 for device, step in untraced.items()})
+    factors = {device: step.factor for device, step in untraced.items()}
+    levelled = scale(one, {device: factors.get(device) or 1.0 for device in one.devices})
     devices = {
         device: dataclasses.replace(
             total,

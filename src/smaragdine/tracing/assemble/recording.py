@@ -15,6 +15,7 @@ from smaragdine.errors import UserError
 from smaragdine.recording.events import EventsWriter, write_edges, write_windows
 from smaragdine.recording.format import EDGES, TRACES_FOLDER, WINDOWS
 from smaragdine.tracing.assemble.coverage import Coverage
+from smaragdine.tracing.hook.windows import FORWARD
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
@@ -35,24 +36,39 @@ def assemble(
     windows: list[dict[str, Any]] = []
     edges: dict[tuple[str, str], None] = {}
     writer: EventsWriter | None = None
+    counted = 0  # steps that nobody announced, in all slices so far
+    held: list[tuple[dict[str, Any], pa.Table]] = []  # slices in which no step was found
     for number, (meta_path, meta) in enumerate(found):
         try:
             raw = _raw(meta_path, meta)
             table, coverage = _events_of(raw, meta)
+            if not meta["steps"] and coverage.found_steps:
+                table = _numbered(table, meta, coverage, counted)
+                counted += len(coverage.found_steps)
             table = _within(table, meta)
             window = _window(meta, table, coverage)
-            writer = writer or EventsWriter(folder)
-            writer.write(table)
             edges |= dict.fromkeys((str(source), str(target)) for source, target in _edges(meta, coverage))
+            if window["steps"]:
+                writer = writer or EventsWriter(folder)
+                writer.write(table)
+                windows.append(window)
+            else:
+                held.append((window, table))
         except (UserError, OSError, ValueError, KeyError, TypeError) as failure:
             said.append(f"the trace {meta_path.name} cannot be used: {failure}")
             continue
-        windows.append(window)
-        if writer.error is None and not keep:
+        if not keep and (writer is None or writer.error is None):
             raw.unlink(missing_ok=True)
             meta_path.unlink(missing_ok=True)
         if on_window is not None:
             on_window(number + 1, len(found))
+    # Of a program whose steps were found, what came before them is no step: it was compiling.
+    stepping = {window["pid"] for window in windows}
+    for window, table in held:
+        if window["pid"] not in stepping:
+            writer = writer or EventsWriter(folder)
+            writer.write(table)
+            windows.append(window)
     if writer is not None:
         writer.close()
         said += _written(folder, writer, windows, edges)
@@ -78,16 +94,25 @@ def _order(path: Path) -> tuple[str, int]:
 
 
 def _needed(found: list[tuple[Path, dict[str, Any]]], keep: bool) -> list[tuple[Path, dict[str, Any]]]:
-    """Without the slices of time of a process that announced steps later: it was still being prepared."""
-    stepping = {meta.get("pid") for _, meta in found if meta.get("steps")}
+    """Without what a process left before its training announced steps: slices of time, and calls of a model.
+    It was still being prepared, or tried out."""
+    best: dict[Any, int] = {}
+    for _, meta in found:
+        best[meta.get("pid")] = max(best.get(meta.get("pid"), 0), _telling(meta))
     needed: list[tuple[Path, dict[str, Any]]] = []
     for path, meta in found:
-        if meta.get("steps") or meta.get("pid") not in stepping:
+        if _telling(meta) == best[meta.get("pid")]:
             needed.append((path, meta))
         elif not keep:
             _raw(path, meta).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
     return needed
+
+
+def _telling(meta: dict[str, Any]) -> int:
+    if not meta.get("steps"):
+        return 0
+    return 1 if meta.get("source") == FORWARD else 2
 
 
 def _raw(meta_path: Path, meta: dict[str, Any]) -> Path:
@@ -106,6 +131,13 @@ def _events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     from smaragdine.tracing.assemble import xplane
 
     return xplane.events_of(raw, meta)
+
+
+def _numbered(table: pa.Table, meta: dict[str, Any], coverage: Coverage, counted: int) -> pa.Table:
+    """A slice whose steps were found in it; every slice begins to count anew."""
+    meta["steps"] = [[index + counted, begin_ns, end_ns] for index, begin_ns, end_ns in coverage.found_steps]
+    at = table.schema.get_field_index("step")
+    return table.set_column(at, table.schema.field(at), pc.add(table["step"], counted))
 
 
 def _within(table: pa.Table, meta: dict[str, Any]) -> pa.Table:

@@ -38,6 +38,13 @@ def frames():
     return 0 if utils is None else utils.counters.get("frames", {}).get("total", 0)
 
 
+def used():
+    """Whether torch.compile was called, or has compiled something."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    backends = getattr(dynamo, "cached_backends", None) or {}
+    return frames() > 0 or any(backend is not None for backend in list(backends.values()))
+
+
 def _facts():
     from torch.fx import GraphModule
 

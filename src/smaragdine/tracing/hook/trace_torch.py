@@ -64,7 +64,7 @@ def at_next_call(work):
 
     Begun by another thread than the one that imported PyTorch, Kineto complains on stderr.
     """
-    if compiled_torch.frames():
+    if compiled_torch.used():
         raise NotImplementedError("programs that use torch.compile are traced by their steps alone")
 
     def once(module, args):
@@ -75,6 +75,11 @@ def at_next_call(work):
 
     handle = register_module_forward_pre_hook(once)
     return handle.remove
+
+
+def still_safe():
+    """Whether what waits for the next call may go on waiting: torch.compile would see it."""
+    return not compiled_torch.used()
 
 
 def stop(session, path):
@@ -119,7 +124,7 @@ class _Session:
     def __init__(self):
         self.abandoned = None  # why, where the program needed the profiler itself
         self.running = False
-        self.marked = not compiled_torch.frames()
+        self.marked = not compiled_torch.used()
         self.thread = threading.get_ident()
         self.threads = threading.local()
         self.callers = {}  # thread that calls modules -> its calls under way: (module, path, annotation)

@@ -1,0 +1,97 @@
+"""What a GPU draws between kernels, and power sharpened by it.
+
+A sensor sees 20 to 100 ms at once, and a GPU that waits for its processor is idle for half of them. Shared
+over time as it was sensed, its power would charge idle time with the kernels' energy. But what an idle GPU
+draws can be measured: while the profiler stops, the program waits and the device has nothing to do. So within
+each reading idle time is given that power, and the rest of the reading's energy goes to the time in which
+something ran. The energy of every reading stays what it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from smaragdine.accounting.engine import sum_by
+from smaragdine.accounting.mixing import Windows
+from smaragdine.accounting.power import PowerTrace, distinct
+from smaragdine.recording.reader import Recording
+
+Ints = npt.NDArray[np.int64]
+
+_LEAST_NS = 150_000_000  # several readings of a sensor that averages over 25 ms
+
+
+def idle_w(recording: Recording, trace: PowerTrace) -> float | None:
+    """The power of a GPU, whose trace this is, while the profiler stopped; None where nobody could see it.
+
+    Only where one process traced: the others' work would go on.
+    """
+    windows = [window for window in recording.windows.to_pylist() if window["steps"] and window["source"]]
+    if len({window["pid"] for window in windows}) != 1:
+        return None
+    energy_j = covered_s = 0.0
+    for window in windows:
+        # The first half belongs to work in flight, and to a sensor that still averages over it.
+        begin_ns, end_ns = (window["end_ns"] + window["stopped_ns"]) // 2, window["stopped_ns"]
+        if end_ns - begin_ns >= _LEAST_NS:
+            energy_j += trace.energy_j(begin_ns, end_ns)
+            covered_s += trace.covered_s(begin_ns, end_ns)
+    return energy_j / covered_s if covered_s * 1e9 >= _LEAST_NS else None
+
+
+def busy_spans(start_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
+    """When at least one of these events ran: beginnings and ends, in order and disjoint."""
+    order = np.argsort(start_ns, kind="stable")
+    start_ns, reached_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
+    first = np.ones(start_ns.size, dtype=np.bool_)
+    first[1:] = start_ns[1:] > reached_ns[:-1]
+    last = np.append(np.flatnonzero(first)[1:] - 1, start_ns.size - 1) if start_ns.size else first
+    begin_ns, until_ns = start_ns[first], reached_ns[last]
+    some = until_ns > begin_ns
+    return begin_ns[some], until_ns[some]
+
+
+def sharpen(trace: PowerTrace, busy: tuple[Ints, Ints], idle_w: float, limit_w: float) -> PowerTrace:
+    """The same energy in every stretch, with idle time at `idle_w`: at less where there is not as much, at
+    more where busy time would be beyond `limit_w`."""
+    begin_ns, until_ns = busy
+    inside = distinct(np.concatenate([trace.start_ns, trace.end_ns, begin_ns, until_ns]))
+    start_ns, end_ns = inside[:-1], inside[1:]
+    stretch = np.searchsorted(trace.start_ns, start_ns, side="right") - 1
+    known = stretch >= 0
+    known[known] = start_ns[known] < trace.end_ns[stretch[known]]
+    start_ns, end_ns, stretch = start_ns[known], end_ns[known], stretch[known]
+    span = np.searchsorted(begin_ns, start_ns, side="right") - 1
+    runs = span >= 0
+    runs[runs] = start_ns[runs] < until_ns[span[runs]]
+    count = trace.start_ns.size
+    length_s = (trace.end_ns - trace.start_ns) * 1e-9
+    busy_s = np.bincount(stretch[runs], (end_ns - start_ns)[runs] * 1e-9, minlength=count)
+    idle_s = np.maximum(length_s - busy_s, 0.0)
+    energy_j = trace.power_w * length_s
+    mixed = (busy_s > 0) & (idle_s > 0)
+    quiet_w = np.minimum(trace.power_w, idle_w)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        loud_w = np.minimum((energy_j - quiet_w * idle_s) / busy_s, np.maximum(limit_w, trace.power_w))
+        quiet_w = (energy_j - loud_w * busy_s) / idle_s
+    loud_w, quiet_w = np.where(mixed, loud_w, trace.power_w), np.where(mixed, quiet_w, trace.power_w)
+    power_w = np.where(runs, loud_w[stretch], quiet_w[stretch])
+    return dataclasses.replace(trace, start_ns=start_ns, end_ns=end_ns, power_w=np.maximum(power_w, 0.0))
+
+
+def without_idle(seen: Windows, idle_w: float, limit_w: float) -> Windows:
+    """The same windows, of busy time alone: what the sensor says of it, idle power being known."""
+    busy_s = sum_by(seen.window, seen.share_s, seen.energy_j.size)
+    idle_s = np.maximum(seen.length_s - busy_s, 0.0)
+    energy_j = seen.energy_j - idle_s * np.minimum(idle_w, seen.energy_j / seen.length_s)
+    some = busy_s > 0
+    return seen._replace(
+        energy_j=np.minimum(energy_j, np.maximum(limit_w * busy_s, seen.energy_j * busy_s / seen.length_s))[
+            some
+        ],
+        length_s=busy_s[some],
+        window=(np.cumsum(some) - 1)[seen.window],
+    )

@@ -15,7 +15,7 @@ import pytest
 
 import machine_fake
 from smaragdine.clock import Clock
-from smaragdine.sensors import cpuinfo, discover
+from smaragdine.sensors import cpuinfo, discover, processes
 from smaragdine.sensors.activity import Activity, open_activity
 from smaragdine.sensors.cpuinfo import CpuInfo
 from smaragdine.sensors.processes import ProcessTree, process_clock
@@ -371,6 +371,117 @@ def test_no_file_is_left_open():
     program.communicate()
     tree.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- where threads are --------------------------------------------------------------------------------------
+
+
+@dataclass
+class FakeThreads:
+    """A /proc in which this process has the threads we say, on the CPUs we say."""
+
+    root: Path
+    now_ns: int = 10**9
+
+    def clock(self) -> Clock:
+        return Clock(wall_ns=lambda: self.now_ns + 10**18, mono_ns=lambda: self.now_ns)
+
+    def put(self, **cpu_of: int | None) -> None:
+        """`t7=2`: thread 7 is on CPU 2; None: it has ended."""
+        for name, cpu in cpu_of.items():
+            folder = self.root / str(os.getpid()) / "task" / name[1:]
+            folder.mkdir(parents=True, exist_ok=True)
+            if cpu is None:
+                (folder / "stat").unlink()
+                folder.rmdir()
+            else:
+                (folder / "stat").write_text(f"7 (a) b) S {'0 ' * 35}{cpu} 0 0\n")
+
+
+@pytest.fixture
+def threads(tmp_path: Path) -> FakeThreads:
+    (tmp_path / "loadavg").write_text("0.1 0.1 0.1 1/100 4711\n")
+    return FakeThreads(tmp_path)
+
+
+def look(tree: ProcessTree, threads: FakeThreads) -> set[tuple[int, int]]:
+    """What a look 0.1 s later notes: (thread, socket). All of it is of that instant and this process."""
+    threads.now_ns += 100_000_000
+    tree.update()
+    places = tree.drain_places()
+    assert {(t_ns, pid) for t_ns, pid, _, _ in places} <= {(threads.now_ns + 10**18, os.getpid())}
+    found = {(tid, socket) for _, _, tid, socket in places}
+    assert len(found) == len(places)
+    return found
+
+
+def test_a_thread_is_noted_when_it_is_first_seen_and_when_it_moves(threads: FakeThreads):
+    threads.put(t7=0, t8=1)
+    tree = ProcessTree(os.getpid(), {0: 0, 2: 0, 1: 1, 3: 1}, proc=threads.root, clock=threads.clock())
+    assert look(tree, threads) == {(7, 0), (8, 1)}
+    assert look(tree, threads) == set()
+    threads.put(t7=2, t9=3)
+    assert look(tree, threads) == {(9, 1)}  # 7 is on another CPU of the same socket
+    threads.put(t7=3)
+    assert look(tree, threads) == {(7, 1)}
+    for _ in range(20):  # the seconds after the first, too
+        assert look(tree, threads) == set()
+    threads.put(t7=0)
+    assert look(tree, threads) == {(7, 0)}
+    threads.put(t8=None)
+    assert look(tree, threads) == set()
+    threads.put(t8=1)  # another thread of that number
+    assert look(tree, threads) == {(8, 1)}
+    tree.close()
+
+
+def test_a_thread_to_and_fro_between_two_looks_is_noted_once(threads: FakeThreads):
+    threads.put(t7=0)
+    tree = ProcessTree(os.getpid(), {0: 0, 1: 1}, proc=threads.root, clock=threads.clock())
+    assert look(tree, threads) == {(7, 0)}
+    for _ in range(25):
+        threads.now_ns += 1_000_000
+        threads.put(t7=1)
+        tree.update()
+        threads.put(t7=0)
+        tree.update()
+    assert tree.drain_places() == []
+    threads.put(t7=1)
+    assert look(tree, threads) == {(7, 1)}
+    tree.close()
+
+
+def test_a_number_handed_on_between_two_looks_is_looked_up_anew(threads: FakeThreads):
+    threads.put(t7=0)
+    tree = ProcessTree(os.getpid(), {0: 0, 1: 1}, proc=threads.root, clock=threads.clock())
+    assert look(tree, threads) == {(7, 0)}
+    os.close(tree._threads[7].stat_fd)
+    tree._threads[7].stat_fd = os.open(
+        threads.root, os.O_RDONLY
+    )  # as of a thread that is gone: it cannot be read
+    assert look(tree, threads) == set()
+    assert look(tree, threads) == {(7, 0)}
+    tree.close()
+
+
+def test_places_nobody_takes_do_not_pile_up(threads: FakeThreads, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "_MOST_PLACES", 2)
+    threads.put(t7=0, t8=0, t9=0)
+    tree = ProcessTree(os.getpid(), {0: 0, 1: 1}, proc=threads.root, clock=threads.clock())
+    for _ in range(5):
+        threads.now_ns += 100_000_000
+        tree.update()
+    first = {tid for _, _, tid, _ in tree.drain_places()}
+    assert len(first) == 2
+    assert look(tree, threads) == {(tid, 0) for tid in {7, 8, 9} - first}
+    tree.close()
+
+
+def test_on_one_socket_nobody_looks(threads: FakeThreads):
+    threads.put(t7=0)
+    tree = ProcessTree(os.getpid(), {0: 0, 1: 0}, proc=threads.root, clock=threads.clock())
+    assert look(tree, threads) == set()
+    tree.close()
 
 
 # --- busy time ----------------------------------------------------------------------------------------------

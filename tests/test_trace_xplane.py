@@ -13,6 +13,7 @@ import pytest
 from smaragdine.errors import UserError
 from smaragdine.recording.format import EVENTS
 from smaragdine.tracing.assemble import hlo_message
+from smaragdine.tracing.assemble.line_threads import NO_THREAD
 from smaragdine.tracing.assemble.names import Name
 from smaragdine.tracing.assemble.tensorflow_names import keras_scopes, tensorflow_name
 from smaragdine.tracing.assemble.xplane import events_of
@@ -516,10 +517,10 @@ def test_runs_behind_the_marks_belong_to_their_step(tmp_path, said):
     assert table["step"].to_pylist() == [8, 8, 8, 8, 9, 9, 9, 9, None, None, None, None]
     columns = ("start_ns", "duration_ns", "lane")
     assert [tuple(row[name] for name in columns) for row in table.to_pylist()[:4]] == [
-        (1_000_040, 3, 0),
-        (1_000_043, 2, 0),
+        (1_000_040, 3, NO_THREAD),
+        (1_000_043, 2, NO_THREAD),
         (1_000_050, 4, None),
-        (1_000_053, 2, 0),
+        (1_000_053, 2, NO_THREAD),
     ]
     assert coverage.counts_divide
 

@@ -4,6 +4,7 @@
     RUN/power.arrows        energy counters and power samples     t_ns, channel, value
     RUN/activity.arrows     CPU time: machine, program, monitor   t_ns, channel, value
     RUN/telemetry.arrows    clocks, temperatures, utilisation …   t_ns, channel, value
+    RUN/places.arrows       which thread of the program was on which socket, where there are several
     RUN/marks.arrows        named instants
     RUN/events.arrows       executions of tensor operations, of traced steps
     RUN/edges.arrows        dataflow between the operations
@@ -30,9 +31,11 @@ INFO_FILE = "run.json"
 SPOOL_FOLDER = "spool"
 TRACES_FOLDER = "traces"
 READING_TABLES = ("power", "activity", "telemetry")
-TABLES = (*READING_TABLES, "marks", "events", "edges", "windows")
+TABLES = (*READING_TABLES, "marks", "events", "edges", "windows", "places")
 
 READINGS = pa.schema([("t_ns", pa.int64()), ("channel", pa.uint16()), ("value", pa.float64())])
+# A thread was first seen, or has moved to another socket.
+PLACES = pa.schema([("t_ns", pa.int64()), ("pid", pa.int32()), ("tid", pa.int32()), ("socket", pa.int16())])
 MARKS = pa.schema(
     [
         ("t_ns", pa.int64()),
@@ -80,8 +83,10 @@ WINDOWS = pa.schema(
         ("remarks", pa.list_(pa.string())),
     ]
 )
-# What an events or edges file must have; its other columns may be missing and are null then.
-REQUIRED = frozenset({"name", "device", "start_ns", "duration_ns", *EDGES.names, *WINDOWS.names})
+# What a file of tracing or places must have; its other columns may be missing and are null then.
+REQUIRED = frozenset(
+    {"name", "device", "start_ns", "duration_ns", *PLACES.names, *EDGES.names, *WINDOWS.names}
+)
 
 _TABLE_OF_QUANTITY = {
     "energy": "power",

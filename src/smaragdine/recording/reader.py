@@ -29,6 +29,7 @@ from smaragdine.recording.format import (
     FORMAT_VERSION,
     INFO_FILE,
     MARKS,
+    PLACES,
     READING_TABLES,
     TABLES,
     WINDOWS,
@@ -83,6 +84,11 @@ class Recording:
         return self.table("telemetry")
 
     @property
+    def places(self) -> pa.Table:
+        """Where each thread of the program was first seen, and its moves; none on machines of one socket."""
+        return self.table("places")
+
+    @property
     def marks(self) -> pa.Table:
         return self.table("marks")
 
@@ -126,6 +132,10 @@ class Recording:
         batches = [batch for _, path in _segments(self.path, "marks") for batch in _batches(path)[1]]
         # A crash between writing the table and removing the spool leaves both, with the same marks.
         return pa.Table.from_batches(batches, schema=MARKS) if batches else read_spool(self.path)
+
+    @cached_property
+    def _places(self) -> pa.Table:
+        return _read_whole(self.path, "places", PLACES)
 
     @cached_property
     def _events(self) -> pa.Table:

@@ -128,6 +128,8 @@ class Recorder:
         batches = self._sampler.drain()
         try:
             self._writer.write(batches)
+            if self._machine.activity is not None:
+                self._writer.write_places(self._machine.activity.drain_places())
             self._write_notes()
         except OSError as error:
             self._errors.append(str(error))

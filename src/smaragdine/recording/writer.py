@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from smaragdine.recording.format import READING_TABLES, readings_schema, table_of
+from smaragdine.recording.format import PLACES, READING_TABLES, readings_schema, table_of
 from smaragdine.sensors.base import Channel
+from smaragdine.sensors.processes import Place
 
 # Deltas: names that appear as a run goes on cost only themselves.
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
@@ -95,7 +96,7 @@ class TableWriter:
 
 
 class ReadingsWriter:
-    """Sorts readings into the tables of their channels. Files appear with their first reading."""
+    """Sorts readings into the tables of their channels. Files appear with their first row."""
 
     def __init__(self, folder: Path, channels: Sequence[Channel], segment: int = 0) -> None:
         self._folder = folder
@@ -121,8 +122,14 @@ class ReadingsWriter:
             rows = np.flatnonzero(table_code == code)
             if rows.size:
                 arrays = [_column(t_ns[rows]), _column(channel[rows]), _column(value[rows])]
-                self._table(table).write(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+                self._write(table, arrays, self._schema)
                 self.rows += rows.size
+
+    def write_places(self, places: Sequence[Place]) -> None:
+        if places:
+            t_ns, pid, tid, socket = np.array(places, dtype=np.int64).T
+            numbers = (pid.astype(np.int32), tid.astype(np.int32), socket.astype(np.int16))
+            self._write("places", [_column(t_ns), *map(_column, numbers)], PLACES)
 
     def close(self) -> None:
         for table in self._tables.values():
@@ -136,7 +143,7 @@ class ReadingsWriter:
     def dropped_batches(self) -> int:
         return sum(table.dropped_batches for table in self._tables.values())
 
-    def _table(self, name: str) -> TableWriter:
+    def _write(self, name: str, arrays: list[pa.Array], schema: pa.Schema) -> None:
         if name not in self._tables:
-            self._tables[name] = TableWriter(self._folder / f"{name}{self._suffix}.arrows", self._schema)
-        return self._tables[name]
+            self._tables[name] = TableWriter(self._folder / f"{name}{self._suffix}.arrows", schema)
+        self._tables[name].write(pa.RecordBatch.from_arrays(arrays, schema=schema))

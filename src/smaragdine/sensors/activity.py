@@ -15,7 +15,7 @@ from pathlib import Path
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.sensors.base import Absent, Channel
 from smaragdine.sensors.cpuinfo import CpuInfo
-from smaragdine.sensors.processes import ProcessTree
+from smaragdine.sensors.processes import Place, ProcessTree
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 # The kernel counts idle time in ticks of 10 ms: more often brings nothing. And it makes /proc/stat anew at
@@ -77,11 +77,15 @@ class Activity:
     def watch(self, pid: int, marker: bytes = b"", include_past: bool = True) -> None:
         """From now on `program` is the CPU time of this process and its descendants."""
         # Publishing the finished tree in one assignment keeps the sampling thread from seeing half of it.
-        self._tree = ProcessTree(pid, self._socket_of_cpu, marker, include_past)
+        self._tree = ProcessTree(pid, self._socket_of_cpu, marker, include_past, clock=self._clock)
 
     @property
     def program_pids(self) -> frozenset[int]:
         return self._tree.pids if self._tree is not None else frozenset()
+
+    def drain_places(self) -> list[Place]:
+        """On which socket the program's threads were seen, since the last call."""
+        return self._tree.drain_places() if self._tree is not None else []
 
     def busy_s(self, socket: int) -> tuple[int, float]:
         """When the socket's busy time was last read (ns), and that running total in CPU-seconds."""

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from smaragdine.clock import SYSTEM, Clock
+
 # A scan of /proc may cost at most this share of a core, however many processes the machine runs.
 _SCAN_SHARE = 0.005
 _SCAN_EVERY_NS = 20_000_000
@@ -21,6 +23,10 @@ _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _SOCKET_SCAN_EVERY_NS = 100_000_000
 _SOCKET_SCAN_SHARE = 0.001
 _SETTLING_NS = 1_000_000_000
+# What waits to be drained; beyond it a thread's move is noted at a later look.
+_MOST_PLACES = 1 << 16
+
+Place = tuple[int, int, int, int]  # t_ns, pid, tid, socket
 
 
 def process_clock(pid: int) -> int:
@@ -37,7 +43,8 @@ class _Process:
 @dataclass
 class _Thread:
     stat_fd: int
-    last_ticks: int
+    last_ticks: int = 0
+    socket: int | None = None  # as last noted
 
 
 @dataclass
@@ -53,6 +60,7 @@ class ProcessTree:
     marker: bytes = b""
     include_past: bool = True  # False when attaching to a process that ran before: only what follows counts
     proc: Path = Path("/proc")
+    clock: Clock = SYSTEM
     cpu_s: dict[int, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,13 +71,14 @@ class ProcessTree:
         # The sampler may be a child of the very process it watches, and pays for itself.
         self._own_pid = os.getpid()
         self._threads: dict[int, _Thread] = {}
+        self._places: list[Place] = []
         self._followed_ns = 0  # of processes that have ended
         self._unseen_ns = 0  # of children too short-lived to be followed
         self._forked = False
         self._last_pid = 0
         self._next_scan_ns = 0
         self._next_socket_scan_ns = 0
-        self._settled_ns = time.monotonic_ns() + _SETTLING_NS
+        self._settled_ns = self.clock.mono_ns() + _SETTLING_NS
         self._loadavg_fd = os.open(self.proc / "loadavg", os.O_RDONLY | os.O_CLOEXEC)
         self._last_pid = self._newest_pid()
         self._add(self.root_pid, include_past=self.include_past)
@@ -85,9 +94,20 @@ class ProcessTree:
     def pids(self) -> frozenset[int]:
         return frozenset(self._processes)
 
+    def drain_places(self) -> list[Place]:
+        """Where threads were first seen and where they moved since the last call; on one socket, nothing.
+
+        The sampling thread only appends, so copying a prefix needs no lock.
+        """
+        count = len(self._places)
+        places = self._places[:count]
+        del self._places[:count]
+        return places
+
     def update(self) -> None:
         """Bring `cpu_s` (seconds per socket, since the start) up to now."""
-        now_ns = time.monotonic_ns()
+        mono_ns = self.clock.mono_ns
+        now_ns = mono_ns()
         if now_ns >= self._next_scan_ns:
             # The last field of loadavg is the newest process number: unchanged, nothing was started.
             last_pid = self._newest_pid()
@@ -97,11 +117,11 @@ class ProcessTree:
                 self._last_pid = last_pid
                 # Numbers are handed out in order. After many, or when they start over, all are looked at.
                 self._find_new(fresh if 0 < len(fresh) <= _MOST_PROBES else self._listed(), include_past=True)
-            cost_ns = time.monotonic_ns() - now_ns
+            cost_ns = mono_ns() - now_ns
             self._next_scan_ns = now_ns + max(_SCAN_EVERY_NS, int(cost_ns / _SCAN_SHARE))
         if len(self._sockets) > 1 and now_ns >= self._next_socket_scan_ns:
             self._weigh_sockets()
-            cost_ns = time.monotonic_ns() - now_ns
+            cost_ns = mono_ns() - now_ns
             # Threads find their places when they start; after that they rarely move to another socket.
             settling = now_ns < self._settled_ns
             pause_ns = 0 if settling else int(cost_ns / _SOCKET_SCAN_SHARE)
@@ -200,6 +220,7 @@ class ProcessTree:
         ticks = dict.fromkeys(self._sockets, 0)
         threads = dict.fromkeys(self._sockets, 0)
         seen: set[int] = set()
+        t_ns = self.clock.wall_ns()
         for pid in self._processes:
             try:
                 tids = [int(name) for name in os.listdir(self.proc / str(pid) / "task")]
@@ -207,23 +228,24 @@ class ProcessTree:
                 continue
             seen.update(tids)
             for tid in tids:
-                self._tally(pid, tid, ticks, threads)
+                self._tally(t_ns, pid, tid, ticks, threads)
         for tid in self._threads.keys() - seen:
-            os.close(self._threads.pop(tid).stat_fd)
+            self._forget(tid)
         # Before the first tick of 10 ms is over, where the threads are is all there is to go by.
         counts = ticks if any(ticks.values()) else threads
         total = sum(counts.values())
         if total:
             self._weights = {socket: count / total for socket, count in counts.items()}
 
-    def _tally(self, pid: int, tid: int, ticks: dict[int, int], threads: dict[int, int]) -> None:
+    def _tally(self, t_ns: int, pid: int, tid: int, ticks: dict[int, int], threads: dict[int, int]) -> None:
         thread = self._threads.get(tid)
         try:
             if thread is None:
                 path = self.proc / str(pid) / "task" / str(tid) / "stat"
-                thread = self._threads[tid] = _Thread(os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0)
+                thread = self._threads[tid] = _Thread(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             fields = os.pread(thread.stat_fd, 1024, 0).rpartition(b")")[2].split()
         except OSError:
+            self._forget(tid)  # it ended, and its number may be another thread's at the next look
             return
         if len(fields) < 37:
             return
@@ -232,6 +254,14 @@ class ProcessTree:
         threads[socket] += 1
         ticks[socket] += spent - thread.last_ticks
         thread.last_ticks = spent
+        if socket != thread.socket and len(self._places) < _MOST_PLACES:
+            thread.socket = socket
+            self._places.append((t_ns, pid, tid, socket))
+
+    def _forget(self, tid: int) -> None:
+        thread = self._threads.pop(tid, None)
+        if thread is not None:
+            os.close(thread.stat_fd)
 
 
 def _parent(proc: Path, pid: int) -> int | None:

@@ -14,7 +14,9 @@ import pyarrow.compute
 from smaragdine.errors import UserError
 from smaragdine.recording.events import EventsWriter, write_edges, write_windows
 from smaragdine.recording.format import EDGES, TRACES_FOLDER, WINDOWS
+from smaragdine.recording.reader import Recording
 from smaragdine.tracing.assemble.coverage import Coverage
+from smaragdine.tracing.assemble.sockets import on_sockets, remarks_on
 from smaragdine.tracing.hook.windows import FORWARD
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
@@ -37,6 +39,7 @@ def assemble(
     edges: dict[tuple[str, str], None] = {}
     writer: EventsWriter | None = None
     counted = 0  # steps that nobody announced, in all slices so far
+    places, guessed = Recording(folder, {}).places, 0
     held: list[tuple[dict[str, Any], pa.Table]] = []  # slices in which no step was found
     for number, (meta_path, meta) in enumerate(found):
         try:
@@ -45,7 +48,8 @@ def assemble(
             if not meta["steps"] and coverage.found_steps:
                 table = _numbered(table, meta, coverage, counted)
                 counted += len(coverage.found_steps)
-            table = _within(table, meta)
+            table, more = on_sockets(_within(table, meta), places, int(meta["pid"]))
+            guessed += more
             window = _window(meta, table, coverage)
             edges |= dict.fromkeys((str(source), str(target)) for source, target in _edges(meta, coverage))
             if window["steps"]:
@@ -74,7 +78,7 @@ def assemble(
         said += _written(folder, writer, windows, edges)
     with contextlib.suppress(OSError):
         (folder / TRACES_FOLDER).rmdir()
-    return said + _remarks(windows)
+    return said + _remarks(windows) + remarks_on(guessed)
 
 
 def _metas(folder: Path, said: list[str]) -> list[tuple[Path, dict[str, Any]]]:

@@ -26,6 +26,7 @@ from smaragdine.tracing.assemble.executions import marked_steps, sliced_steps, w
 from smaragdine.tracing.assemble.hlo import NO_PROGRAM, Program, programs
 from smaragdine.tracing.assemble.hlo_edges import edges_of
 from smaragdine.tracing.assemble.jax_names import LOOP, jax_name
+from smaragdine.tracing.assemble.line_threads import line_threads
 from smaragdine.tracing.assemble.names import Name, framework_name, unplaced_name
 from smaragdine.tracing.assemble.tensorflow_names import (
     gradients_outside,
@@ -54,7 +55,7 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     except (DecodeError, OSError) as error:
         raise UserError(f"{raw.name} is no XPlane file", str(error)) from None
     known = programs(space)
-    events = with_runs(out_of_buffers(read_rows(space, raw.name), known), known)
+    events = with_runs(out_of_buffers(read_rows(space, raw.name, line_threads(meta)), known), known)
     if not meta["steps"]:
         events = _within(events, meta)
     names = _names(events, known, _products(events, meta), _outside(meta))

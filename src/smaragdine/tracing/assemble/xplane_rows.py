@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from smaragdine.tracing.assemble.eager_rows import eager_rows
+from smaragdine.tracing.assemble.line_threads import NO_THREAD
 from smaragdine.tracing.assemble.tensorflow_names import contains_others
 from smaragdine.tracing.files.xplane import (
     DERIVED_LINES,
@@ -62,7 +63,8 @@ class Rows:
     dispatched_ns: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
 
-def read_rows(space: Any, where: str) -> Rows:
+def read_rows(space: Any, where: str, threads: Mapping[int, int] | None = None) -> Rows:
+    """`threads`: of the lines of the host, by their number; a line without one is a lane of its own."""
     begin_ns = profile_start_ns(space)
     events, ends = Rows(), dict[int, int]()
     for plane in space.planes:
@@ -73,7 +75,9 @@ def read_rows(space: Any, where: str) -> Rows:
             rows = [] if gpu and DERIVED_LINES.match(line.name) else list(_rows(plane, line, gpu is not None))
             if not rows:
                 continue
-            device, lane = (f"gpu:{int(gpu[1])}", int(line.id)) if gpu else ("cpu:0", position)
+            device, lane = f"gpu:{int(gpu[1])}" if gpu else "cpu:0", int(line.id)
+            if not gpu:
+                lane = (threads or {}).get(lane, NO_THREAD + position)
             offsets_ps, durations_ps = [row.offset_ps for row in rows], [row.duration_ps for row in rows]
             start_ns, duration_ns = event_times(line, offsets_ps, durations_ps, begin_ns, where)
             end_ns = (start_ns + duration_ns).tolist()

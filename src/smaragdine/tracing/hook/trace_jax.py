@@ -33,7 +33,7 @@ def stop(session, path):
     """End it and write the raw file; raises where there is nothing to write."""
     if session.profiler is not None:
         _wait()
-    write(session, path, _export)
+    return write(session, path, _export)
 
 
 def _export(profiler, path):

@@ -55,10 +55,10 @@ def stop(session, path):
     try:
         if session.profiler is not None:
             _wait()
-        write(session, path, lambda profiler, part: _export(profiler, session.folder, part))
+        facts = write(session, path, lambda profiler, part: _export(profiler, session.folder, part))
     finally:
         shutil.rmtree(session.folder, ignore_errors=True)
-    return _facts()
+    return dict(facts, **_facts())
 
 
 def _facts():

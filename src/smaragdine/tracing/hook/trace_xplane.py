@@ -7,6 +7,8 @@ when it opens a session, ours is dropped.
 
 import os
 
+from . import marks, threads
+
 FORMAT = "xplane"
 SUFFIX = ".xplane.pb"
 
@@ -35,14 +37,23 @@ def check_unused(module):
 
 
 def write(session, path, export):
-    """`export(profiler, path)` ends the profile and writes it: whole or not at all."""
+    """`export(profiler, path)` ends the profile and writes it: whole or not at all. What else is known."""
     part = path + ".part"
     try:
         if session.profiler is None:
             raise RuntimeError("the program started a profiler of its own; ours was dropped")
         export(session.profiler, part)
         os.replace(part, path)
+        return _facts()
     finally:
         session.close()
         if os.path.exists(part):
             os.remove(part)
+
+
+def _facts():
+    try:
+        return {"threads": threads.handles()}
+    except Exception as exception:
+        marks.error("xplane", exception)
+        return {}

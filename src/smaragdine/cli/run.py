@@ -54,7 +54,7 @@ def _parser() -> Parser:
         "--trace", choices=("auto", "off"), default="auto", help="auto traces where a framework is used"
     )
     trace.add_argument(
-        "--trace-steps", metavar="N", type=count, default=20, help="how many steps (20); they take longer"
+        "--trace-steps", metavar="N", type=count, default=10, help="how many steps (10); they take longer"
     )
     trace.add_argument(
         "--trace-skip", metavar="N", type=count, default=10, help="steps before the first traced one (10)"
@@ -92,8 +92,10 @@ def main(words: list[str]) -> int:
             recorded = record_program(command, folder, record_options, os.environ, prepare, on_feed)
     else:
         recorded = record_program(command, folder, record_options, os.environ, prepare)
-    asked = any(word.startswith("--trace-") for word in ours)
-    said = _assemble(recorded, asked, options.trace_keep)
+    said = _assemble(recorded, options.trace_keep)
+    # Whoever asked for steps wants to know; a program without a framework need not hear of them.
+    if not said and options.trace != "off" and any(word.startswith("--trace-") for word in ours):
+        said = _why_nothing(recorded, options)
     _report(recorded, said)
     return _end_like(recorded.returncode)
 
@@ -108,19 +110,26 @@ def _prepare(
     return {**base, **variables}
 
 
-def _assemble(recorded: Recorded, asked: bool, keep: bool) -> list[str]:
+def _assemble(recorded: Recorded, keep: bool) -> list[str]:
+    if not (recorded.folder / TRACES_FOLDER).is_dir():
+        return []
     from smaragdine.tracing.assemble.recording import assemble
 
-    if not (recorded.folder / TRACES_FOLDER).is_dir():
-        # Whoever asked for steps wants to know; a program without a framework need not hear of them.
-        return [_NO_STEP] if asked else []
     try:
         return assemble(recorded.folder, keep)
     except Exception as error:  # the program's own result stands
         return [f"the trace cannot be used: {error}"]
 
 
-_NO_STEP = "no step was traced: the program announced too few of them, or in a way we do not know"
+def _why_nothing(recorded: Recorded, options: argparse.Namespace) -> list[str]:
+    from smaragdine.tracing.assemble.absence import why_nothing
+
+    try:
+        recording = Recording(recorded.folder, recorded.info)
+        why = why_nothing(recording, options.trace_skip, options.trace_budget)
+    except Exception:  # the summary says what is wrong with the recording
+        return []
+    return [why] if why else []
 
 
 def _report(recorded: Recorded, said: Sequence[str]) -> None:

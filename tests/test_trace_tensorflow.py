@@ -117,7 +117,9 @@ def test_a_bert_of_sessions(run: Run, kind: str) -> None:
     assert roots["backward"] == {"bert", "cls", "loss", "framework"}
     assert roots["other"] == {"framework", "input"}
     updates = {e["name"] for e in done.events if e["name"].endswith("/ResourceApplyAdam")}
-    assert updates == {f"Adam/update_{name}/ResourceApplyAdam" for name in learned() if "word" not in name}
+    assert updates == {
+        f"optimizer/Adam/update_{name}/ResourceApplyAdam" for name in learned() if "word" not in name
+    }
     assert all(e["phase"] == "optimizer" for e in done.events if e["name"] in updates)
 
 
@@ -317,7 +319,9 @@ def test_eager_layers_are_found_forward(run: Run) -> None:
     ],
 )
 def test_names_of_graphs(raw: str, kind: str, product: str, name: tuple[str, str] | None) -> None:
-    assert tensorflow_name(raw, kind, product, "program") == Name(*(name or (raw, "optimizer")))
+    assert tensorflow_name(raw, kind, product, "program") == Name(
+        *(name or (f"optimizer/{raw}", "optimizer"))
+    )
 
 
 # Statistics by hand

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from smaragdine.tracing.assemble.coverage import FRAMEWORK, INPUT, PROGRAM
+from smaragdine.tracing.assemble.coverage import OPTIMIZER as OPTIMIZER_CLASS
 from smaragdine.tracing.assemble.names import Name
 from smaragdine.tracing.files.phases import OPTIMIZER, phase_of
 
@@ -69,7 +70,7 @@ def tensorflow_name(raw: str, kind: str = "", product: str = "", outside: str = 
     if gradient:
         return _backward(gradient, FRAMEWORK)
     if phase_of(path) == OPTIMIZER or any(map(_OLD_OPTIMIZER.fullmatch, path.split("/"))):
-        return Name(path, "optimizer")
+        return Name(f"{OPTIMIZER_CLASS}/{path}", "optimizer")
     if "/" not in _READ.sub("", path):
         # Between the layers: sums of gradients, the step's metrics, its input.
         if path.startswith(("Iterator", "OneShotIterator")):
@@ -77,7 +78,7 @@ def tensorflow_name(raw: str, kind: str = "", product: str = "", outside: str = 
         if _GRADIENT_SUM.fullmatch(path):
             return Name(f"{FRAMEWORK}/{path}", "backward")
         return Name(f"{FRAMEWORK if _COUNTERS.fullmatch(path) else outside}/{path}", "other")
-    return Name(path, "forward")
+    return Name(_with_loss(path), "forward")
 
 
 def gradients_outside(names: Iterable[Name], outside: str) -> dict[Name, Name]:
@@ -92,7 +93,12 @@ def gradients_outside(names: Iterable[Name], outside: str) -> dict[Name, Name]:
 
 
 def _backward(path: str, outside: str) -> Name:
-    return Name(path if "/" in path else f"{outside}/{path}", "backward")
+    return Name(_with_loss(path) if "/" in path else f"{outside}/{path}", "backward")
+
+
+def _with_loss(path: str) -> str:
+    """Keras' loss stands in a scope of its own, beside the model: it is the program's."""
+    return f"{PROGRAM}/{path}" if path.startswith("compile_loss/") else path
 
 
 def _gradient(path: str) -> str:

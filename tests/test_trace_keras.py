@@ -95,7 +95,7 @@ def test_every_layer_is_found_and_no_other(recordings, backend):
     assert {each for each in bert_keras.scopes() if not each.endswith(elsewhere)} <= backward
     # Below the model, names are layers' or operations': no layer of another name, such as `layer_0_1`.
     known = {part for layer in bert_keras.scopes() for part in layer.split("/")}
-    for name, phase in names:
+    for name, _ in names:
         root, *inside = name.split("/")
         assert root == "bert" or root in CLASSES, name
         if root == "bert":

@@ -21,7 +21,7 @@ _QUIET_S = 1.0  # who asks for a trace here wants it here: slices begin this soo
 
 class Trace:
     """A recording of this process with a few of its steps traced, until `stop`, the end of a `with` block or
-    of the process.
+    of the process. `budget` is the part of the time that tracing may cost: 0.01.
 
     Inside `smaragdine run`, which records and traces already, it does nothing.
     """
@@ -31,43 +31,54 @@ class Trace:
         model: Any = None,
         folder: str | os.PathLike[str] | None = None,
         *,
-        steps: int = 20,
+        steps: int = 10,
         skip: int = 10,
         budget: float | None = None,
         verbose: bool = True,
     ) -> None:
+        _check(steps, skip, budget)
         self.folder: Path | None = None  # of the recording
         self.remarks: tuple[str, ...] = ()  # what is to be said about the trace
-        self._verbose = verbose
+        self._skip, self._budget, self._verbose = skip, budget, verbose
+        self._pid = os.getpid()
         self._open: contextlib.ExitStack | None = None
         if os.environ.get("SMARAGDINE_SPOOL"):
             return
-        self._open = contextlib.ExitStack()
-        self.folder = self._open.enter_context(record(folder))
-        self._open.callback(hook_module("trace").end)
-        settings = hook_module("windows").Settings(
-            str(self.folder / "traces"), steps, skip, budget, quiet_s=_QUIET_S
-        )
-        hook_module("trace").begin(settings)
-        if hasattr(model, "register_forward_hook"):
-            # Without an optimizer nobody else says where a step ends.
-            self._open.callback(hook_module("forward").announce(model))
-        atexit.register(self.stop)
+        hook_module("windows").asked = True
+        with contextlib.ExitStack() as opening:
+            self.folder = opening.enter_context(record(folder))
+            opening.callback(hook_module("trace").end)
+            settings = hook_module("windows").Settings(
+                str(self.folder / "traces"), steps, skip, budget, quiet_s=_QUIET_S
+            )
+            hook_module("trace").begin(settings)
+            if hasattr(model, "register_forward_hook"):
+                # Without an optimizer nobody else says where a step ends.
+                opening.callback(hook_module("forward").announce(model))
+            self._open = opening.pop_all()
+        atexit.register(self._at_exit)
 
     def stop(self) -> None:
         """End the recording; a second call does nothing."""
-        opened, self._open = self._open, None
-        if opened is None or self.folder is None:
-            return
-        atexit.unregister(self.stop)
-        opened.close()
-        from smaragdine.tracing.assemble.recording import assemble
+        self._stop(None)
 
-        self.remarks = tuple(assemble(self.folder))
-        if self._verbose:
-            for remark in self.remarks:
-                print(f"trace: {remark}", file=sys.stderr)
-            print(f"recording: {self.folder}\noperations: smaragdine report {self.folder}", file=sys.stderr)
+    def _at_exit(self) -> None:
+        self._stop(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+
+    def _stop(self, error: BaseException | None) -> None:
+        opened, self._open = self._open, None
+        # A forked child has the object, but the recording is its parent's.
+        if opened is None or self.folder is None or os.getpid() != self._pid:
+            return
+        atexit.unregister(self._at_exit)
+        opened.__exit__(None if error is None else type(error), error, None)
+        self.remarks = tuple(_events(self.folder, self._skip, self._budget))
+        if self._verbose and sys.stderr is not None:
+            lines = [f"trace: {remark}" for remark in self.remarks] + [f"recording: {self.folder}"]
+            if any(self.folder.glob("events*.arrows")):
+                lines.append(f"operations: smaragdine report {self.folder}")
+            with contextlib.suppress(OSError, ValueError):  # a stream that was closed
+                print(*lines, sep="\n", file=sys.stderr)
 
     @property
     def recording(self) -> Recording:
@@ -91,4 +102,30 @@ class Trace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self.stop()
+        self._stop(error)
+
+
+def _check(steps: int, skip: int, budget: float | None) -> None:
+    from smaragdine.errors import UserError
+
+    for name, value in (("steps", steps), ("skip", skip)):
+        if value < 0:
+            raise UserError(f"{name}={value} is not a number of steps")
+    if budget is not None and not 0 < budget <= 1:
+        raise UserError(f"budget={budget} is not a part of the time", remedy="1 % is 0.01")
+
+
+def _events(folder: Path, skip: int, budget: float | None) -> list[str]:
+    """What was traced becomes events of the recording; what is to be said about them. Whatever fails here,
+    the program goes on."""
+    try:
+        from smaragdine.recording.reader import open_recording
+        from smaragdine.tracing.assemble.absence import hook_errors, why_nothing
+        from smaragdine.tracing.assemble.recording import assemble
+
+        said = assemble(folder)
+        recording = open_recording(folder)
+        why = None if said else why_nothing(recording, skip, budget)
+        return [*hook_errors(recording), *said, *([why] if why else [])]
+    except Exception as error:
+        return [f"the trace cannot be used: {error}"]

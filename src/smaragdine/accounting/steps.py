@@ -28,7 +28,15 @@ Ints = npt.NDArray[np.int64]
 
 # Between two ends of steps they say that more than a step lies there.
 _BOUNDARIES = frozenset(
-    {"train_begin", "epoch_begin", "epoch_end", "evaluate_begin", "evaluate_end", "predict_end"}
+    {
+        "train_begin",
+        "epoch_begin",
+        "epoch_end",
+        "evaluate_begin",
+        "evaluate_end",
+        "predict_begin",
+        "predict_end",
+    }
 )
 _WARM_UP = 2  # steps that compile and allocate
 _ENOUGH = 5
@@ -38,12 +46,13 @@ _ENOUGH = 5
 class Steps:
     """The steps of the process that traced, of the lowest rank where there are several."""
 
-    source: str
+    source: str | None  # None: nobody announced them, they were found in slices of time
     count: int  # all that were announced
     traced_ns: Ints  # rows of begin and end
     untraced_ns: Ints  # the same, without the first ones and those in which the profiler started or stopped
     paused_s: float  # to start and stop the profiler
     elapsed_s: float  # from the first step's end to the last one's
+    tails_s: float = 0.0  # the profiler ran on so long, after the last step of a window
 
     @property
     def traced_s(self) -> float:
@@ -64,6 +73,8 @@ class Steps:
         if self.untraced_s is None:
             return None
         longer_s = float(((self.traced_ns[:, 1] - self.traced_ns[:, 0]) * 1e-9 - self.untraced_s).sum())
+        if self.traced_s > 0:
+            longer_s += self.tails_s * (1 - self.untraced_s / self.traced_s)
         spent_s = max(longer_s, 0.0) + self.paused_s
         return spent_s / (self.elapsed_s - spent_s) if self.elapsed_s > spent_s else None
 
@@ -90,7 +101,7 @@ def steps_of(recording: Recording) -> Steps | None:
         return None
     first = min(windows, key=lambda window: (window["rank"], window["asked_ns"]))
     pid, source = first["pid"], first["source"]
-    mine = [window for window in windows if window["pid"] == pid]
+    mine = [window for window in windows if (window["pid"], window["source"]) == (pid, source)]
     marks = recording.marks.filter(pc.equal(recording.marks["pid"], pid))
     # Steps found in slices of time were announced by nobody.
     ends_ns = _times_ns(
@@ -105,6 +116,7 @@ def steps_of(recording: Recording) -> Steps | None:
         _untraced(ends_ns, boundaries_ns, mine),
         sum(w["begin_ns"] - w["asked_ns"] + w["stopped_ns"] - w["end_ns"] for w in mine) * 1e-9,
         float(ends_ns[-1] - ends_ns[0]) * 1e-9 if ends_ns.size else 0.0,
+        sum(max(w["end_ns"] - w["steps"][-1]["end_ns"], 0) for w in mine) * 1e-9 if source else 0.0,
     )
 
 
@@ -188,6 +200,10 @@ def at_level(footprint: Footprint, untraced: Mapping[str, UntracedStep]) -> Foot
         # Busy time stands as it was traced: only the level is another.
         rows = rows.set_column(rows.schema.get_field_index("busy_s"), "busy_s", one.rows["busy_s"])
         rows = rows.set_column(rows.schema.get_field_index("count"), "count", one.rows["count"])
+        # Where idling takes all the energy of an untraced step, nothing is left for operations.
+        nothing = [factors.get(device) == 0 for device in rows["device"].to_pylist()]
+        left_j = pc.if_else(pa.array(nothing, pa.bool_()), 0.0, rows["energy_j"])
+        rows = rows.set_column(rows.schema.get_field_index("energy_j"), "energy_j", left_j)
     return dataclasses.replace(levelled, rows=rows, devices=devices)
 
 

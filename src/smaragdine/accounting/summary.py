@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -267,9 +268,19 @@ def _problem_marks(marks: pa.Table) -> list[str]:
         "clock_step": "clock",
         "left_running": "note",
         "lane_stuck": "monitor",
-        "hook_error": "marks may be incomplete",
     }
-    return [f"{said[mark['name']]}: {mark['detail']}" for mark in _named(marks, list(said))]
+    plain = [f"{said[mark['name']]}: {mark['detail']}" for mark in _named(marks, list(said))]
+    return plain + [_hook_error(mark["detail"]) for mark in _named(marks, ["hook_error"])]
+
+
+def _hook_error(detail: str) -> str:
+    try:
+        framework, error = (json.loads(detail)[key] for key in ("framework", "error"))
+    except (ValueError, KeyError, TypeError):
+        return f"marks may be incomplete: {detail}"
+    if framework == "trace":
+        return f"nothing more could be traced: {error}"
+    return f"marks of {framework} may be incomplete: {error}"
 
 
 def _trace_problems(traces: dict[str, PowerTrace]) -> list[str]:

@@ -14,16 +14,19 @@ class Training:
         self.trace: Trace | None = None  # of the last training
         self._folder = folder
         self._options = options
-        self._depth = 0
+        self._count = 0
         # Before the framework's own trainer is called, which would not see it any more.
+        hook_module("windows").asked = True
         hook_module("marks").install_all()
 
     def begin(self) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self.trace = Trace(None, self._folder, **self._options)
+        self.end()  # of a training that failed, and so did not say that it ended
+        self._count += 1
+        folder = self._folder
+        if folder is not None and self._count > 1:
+            folder = f"{folder}-{self._count}"
+        self.trace = Trace(None, folder, **self._options)
 
     def end(self) -> None:
-        self._depth = max(self._depth - 1, 0)
-        if self._depth == 0 and self.trace is not None:
+        if self.trace is not None:
             self.trace.stop()

@@ -110,15 +110,17 @@ def record_here(
     recorders.watch(os.getpid(), False, "")
     outcome.begin_ns = info["begin_ns"] = time.time_ns()
     marks.append(path, "experiment_begin", outcome.begin_ns)
-    status = "failed"
+    status, pid = "failed", os.getpid()
     try:
         yield path
         status = "complete"
     finally:
-        outcome.end_ns = time.time_ns()
-        recorders.stop()
-        marks.append(path, "experiment_end", outcome.end_ns)
-        _finish(path, info, outcome, status)
+        # A forked child that leaves the block ends nothing: the recording is its parent's.
+        if os.getpid() == pid:
+            outcome.end_ns = time.time_ns()
+            recorders.stop()
+            marks.append(path, "experiment_end", outcome.end_ns)
+            _finish(path, info, outcome, status)
 
 
 def _config(path: Path, options: RecordOptions) -> RecorderConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
@@ -16,54 +17,73 @@ from smaragdine.report.footprint import device_table, diagram_tree, footprint_re
 from smaragdine.report.terminal import run_tables
 from smaragdine.units import joules, seconds
 
+_LEAST_SHARE = 0.02  # of its parent; smaller ones are summed up in the tree
 _LEVEL = (0.8, 1.25)  # outside, traced and untraced steps are not the same work
 
 
 def overview_tables(found: Overview, shown: Footprint | None, top: int, depth: int) -> RenderableType:
     """`shown` is the footprint to print: a step's, or what was traced, merged or not."""
     parts: list[RenderableType] = [run_tables(found.summary), Text("")]
-    if found.tracing is None:
+    if found.tracing is not None:
+        parts += [_dim(line) for line in _tracing_lines(found.tracing, found.steps)]
+    elif shown is None:
         parts.append(
             _dim("no operations: nothing was traced (smaragdine run traces where a framework is used)")
         )
-        return Group(*parts)
-    parts += [_dim(line) for line in _tracing_lines(found.tracing, found.steps)]
+    remarks: list[RenderableType] = []
     if shown is not None:
         parts += _operations(found, shown, top, depth)
-    parts += [_warning(remark) for remark in found.tracing.remarks]
-    return Group(*parts)
+        remarks += [*_level_remarks(found.untraced), *footprint_remarks(shown)]
+    if found.tracing is not None:
+        remarks += [_warning(remark) for remark in found.tracing.remarks]
+    return Group(*parts, Text(""), *remarks) if remarks else Group(*parts)
 
 
 def _tracing_lines(tracing: Tracing, steps: Steps | None) -> list[str]:
     what = " and ".join(tracing.frameworks)
+    slices = f"{_count(tracing.windows, 'slice')} of time ({seconds(tracing.traced_s)})"
     if steps is None:
-        lines = [
-            f"{what}: traced {tracing.windows} slices of time, {seconds(tracing.traced_s)}; it has no steps"
-        ]
+        line = f"{what}: traced {slices}; nothing tells steps apart"
+    elif steps.source is None:
+        line = f"{what}: traced {_count(len(steps.traced_ns), 'step')}, found in {slices}"
     else:
-        lines = [f"{what}: traced {len(steps.traced_ns)} of {steps.count} steps"]
+        line = f"{what}: traced {len(steps.traced_ns)} of {steps.count} steps"
     if tracing.placed is not None:
-        lines[0] += f"; {tracing.placed:.1%} of their time has a place in the model or a class"
-    if steps is not None:
-        lines.append(_slowdown(steps))
-    return lines
+        line += f"; {_share(tracing.placed)} of the busy time has a place in the model or a class"
+    return [line] if steps is None else [line, _slowdown(steps)]
 
 
 def _slowdown(steps: Steps) -> str:
     if steps.untraced_s is None or steps.slower is None:
-        return f"a traced step took {seconds(steps.traced_s)}; no untraced one to compare with"
+        return f"a traced step took {seconds(steps.traced_s)}; there is no untraced one to compare with"
     line = (
         f"a traced step took {seconds(steps.traced_s)}, an untraced one {seconds(steps.untraced_s)} "
-        f"({steps.slower:+.0%}); profiler started and stopped in {seconds(steps.paused_s)}"
+        f"({steps.slower:+.0%}); starting and stopping the profiler took {seconds(steps.paused_s)}"
     )
-    return line if steps.cost is None else f"{line}; the training took {steps.cost:.2%} longer"
+    return line if steps.cost is None else f"{line}; all in all {_longer(steps.cost)}"
+
+
+def _longer(cost: float) -> str:
+    if cost >= 1:
+        return f"the steps took {1 + cost:.2g} times as long"
+    return f"the steps took {cost * 100:.2g} % longer"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def _share(part: float) -> str:
+    """99.96 % is not all."""
+    return f"{part:.1%}" if part == 1 else f"{min(part, 0.999):.1%}"
 
 
 def _operations(found: Overview, shown: Footprint, top: int, depth: int) -> list[RenderableType]:
     parts: list[RenderableType] = []
     devices = [device for device in shown.devices if shown.device_rows(device).num_rows]
     for device in devices:
-        parts += [Text(""), _heading(device, found), device_table(device, shown.devices[device], shown, top)]
+        table = device_table(device, shown.devices[device], shown, top)
+        parts += [Text(""), _heading(device, found, shown), dataclasses.replace(table, title="operation")]
     for device in [device for device in shown.devices if device not in devices]:
         total_j = shown.devices[device].total_j
         parts.append(_dim(f"{visible(device)}: {joules(total_j)}, shared by no operation"))
@@ -73,22 +93,26 @@ def _operations(found: Overview, shown: Footprint, top: int, depth: int) -> list
         text = ", ".join(f"{visible(phase)} {energy_j / all_j:.1%}" for phase, energy_j in phases.items())
         parts += [Text(""), Text(f"by phase: {text}")]
     if depth:
-        parts += [Text(""), diagram_tree(diagram(shown), depth)]
-    parts += [Text(""), *_level_remarks(found.untraced), *footprint_remarks(shown)]
+        parts += [Text(""), diagram_tree(diagram(shown), depth, _LEAST_SHARE)]
     return parts
 
 
-def _heading(device: str, found: Overview) -> Text:
+def _heading(device: str, found: Overview, shown: Footprint) -> Text:
     step = found.untraced.get(device)
-    if found.steps is None:
-        return Text(f"{visible(device)}, while traced", style="bold")
-    if step is None:
-        return Text(f"{visible(device)}, one traced step", style="bold")
-    busy = min(step.busy_s / step.length_s, 1.0)
-    return Text.assemble(
-        (f"{visible(device)}, one step", "bold"),
-        f": {joules(step.energy_j)} in {seconds(step.length_s)}, {busy:.0%} busy",
+    total = shown.devices[device]
+    if found.step is None or total.covered_s != found.step.devices[device].covered_s:
+        what = _count(total.steps, "traced step") if total.steps else "while traced"
+        length_s = total.covered_s
+    elif step is None:
+        what, length_s = "one traced step", total.covered_s
+    else:
+        what, length_s = "one step", step.length_s
+    line = Text.assemble(
+        (f"{visible(device)}, {what}", "bold"), f": {joules(total.total_j)} in {seconds(length_s)}"
     )
+    if what == "one step" and step is not None and step.length_s > 0:
+        line.append(f", {min(step.busy_s / step.length_s, 1.0):.0%} busy")
+    return line
 
 
 def _level_remarks(untraced: Mapping[str, UntracedStep]) -> Sequence[Text]:

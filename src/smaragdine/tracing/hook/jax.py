@@ -10,18 +10,17 @@ the other. The profiler tells the executions of a program apart by itself.
 """
 
 import functools
-import os
 import sys
 import threading
 
-from . import marks, wrapping
+from . import marks, windows, wrapping
 
 _nnx = threading.local()
 
 
 def patch_keras_layer(module):
     """`fit` on JAX calls the model's `call` and so leaves its own scope out."""
-    if _wanted() and module.backend.backend() == "jax":
+    if windows.wanted() and module.backend.backend() == "jax":
         wrapping.replace(module.Layer, "stateless_call", _keras_root)
 
 
@@ -36,7 +35,7 @@ def _keras_root(original):
 
 def patch_nnx(module):
     """Modules are what their classes' `__call__` makes them; classes made later are told of by Python."""
-    if not _wanted():
+    if not windows.wanted():
         return
     base = module.Module
     inherited = base.__init_subclass__.__func__
@@ -135,7 +134,3 @@ class _Scope:
         if self.scope is not None:
             self.scope.__exit__(*raised)
         return False
-
-
-def _wanted():
-    return bool(os.environ.get("SMARAGDINE_TRACE_FOLDER"))

@@ -11,12 +11,11 @@ Where a backend only enqueues work (JAX, GPUs), a step's marks say when it was h
 """
 
 import functools
-import os
 import sys
 import time
 import weakref
 
-from . import marks, training, wrapping
+from . import marks, training, windows, wrapping
 
 # What is open: {"train" | "evaluate" | "predict": weak reference to the CallbackList that began it}.
 _open = {}
@@ -71,7 +70,7 @@ def trained_model():
 def patch_optimizer(module):
     """On PyTorch a step of Keras' optimizers would be operations like others; the profiler is told of it as
     it is of PyTorch's own. Compiled code is left as it is."""
-    if os.environ.get("SMARAGDINE_TRACE_FOLDER") and module.backend.backend() == "torch":
+    if windows.wanted() and module.backend.backend() == "torch":
         wrapping.replace(module.BaseOptimizer, "apply", _named_step)
 
 

@@ -6,6 +6,7 @@ makes anyway; a thread watches for programs that make none, and for windows that
 """
 
 import _thread
+import atexit
 import os
 import sys
 import time
@@ -16,14 +17,15 @@ from . import marks, tracers, training, windows
 _settings = None
 _plan = None  # the windows.Plan of this process
 _lock = _thread.allocate_lock()
-_watching = None  # the process whose watch runs
+_watching = None  # (process, settings) of the watch that runs
 
 _SLICE_S = 1.0
 _SLICES = 5
-_LONGEST_WAIT_S = 30.0  # for the program to call a module
+_LONGEST_WAIT_S = 5.0  # for the program to call a module
 _TICK_S = 0.25
 # The end of a step, or that what lies before it is of no step.
 _TELLING = frozenset({"step_end", "train_end", "train_begin", "epoch_begin", "evaluate_end", "predict_end"})
+_INTERRUPTING = frozenset({"evaluate_begin", "predict_begin"})
 _LEAST_LOAD = 0.1  # cores; a launcher that waits for others has nothing to trace
 
 
@@ -38,7 +40,7 @@ def begin(settings):
     """Trace from now on; what was traced before is finished."""
     global _settings, _plan
     finish()
-    _settings, _plan = settings, None
+    _settings, _plan = settings, windows.Plan(settings)
     marks.follower = sys.modules[__name__]
     if any(name in sys.modules for name in installed.FRAMEWORKS):
         framework_loaded()
@@ -55,46 +57,48 @@ def end():
 def framework_loaded(module=None):
     """A framework was imported: from now on somebody may have work to trace."""
     global _watching
-    if _settings is not None and _watching != os.getpid():
-        _watching = os.getpid()
+    if _settings is not None and _watching != (os.getpid(), _settings):
+        if _watching is None:
+            # Registered after the framework's own, and so called before it: it cleans up what we still need.
+            atexit.register(finish)
+        _watching = (os.getpid(), _settings)
         # Not by threading: a program may join every thread it finds there.
-        _thread.start_new_thread(_watch, (_settings,))
+        _thread.start_new_thread(_watch, (_plan,))
 
 
 def marked(name, index, source, t_ns):
     """What the process says of its training."""
-    global _plan
-    if _settings is None or name not in _TELLING:
+    if _settings is None or not (name in _TELLING or name in _INTERRUPTING):
         return
-    plan = _plan
-    if plan is None or plan.pid != os.getpid():
-        plan = _replace_plan(plan)
+    plan = _plan if _plan.pid == os.getpid() else _plan_of_child()
     with _held():
         if name == "step_end":
             _try(plan, lambda: plan.step_ended(source, index, t_ns))
         elif name == "train_end":
-            _try(plan, plan.close)  # evaluation and saving are none of the steps' business
+            _try(plan, plan.close)  # saving is none of the steps' business
+        elif name in _INTERRUPTING:
+            _try(plan, plan.interrupted)
         else:
             plan.step_begins(t_ns)
 
 
 def finish():
-    """What has been traced is kept: the program ends, or the training."""
+    """What has been traced is kept, and nothing more is: the program ends, or the training."""
     plan = _plan
     if plan is not None and plan.pid == os.getpid():
         with _held():
+            plan.done = True
             _try(plan, plan.close)
 
 
-def _replace_plan(old):
+def _plan_of_child():
+    """A forked child traces nothing where its parent did: that profiler is not its own. Nor is a lock it may
+    find held."""
     global _plan, _lock
-    if old is None:
-        _plan = windows.Plan(_settings)
-    else:
-        # A forked child traces nothing: its parent's profiler is not its own. Nor is a lock it may find held.
-        _lock = _thread.allocate_lock()
-        _plan = windows.Plan(_settings)
-        _plan.done = True
+    used = _plan.used()
+    _lock = _thread.allocate_lock()
+    _plan = windows.Plan(_settings)
+    _plan.done = _plan.failed = used
     return _plan
 
 
@@ -111,46 +115,48 @@ def _try(plan, work):
     try:
         work()
     except Exception as exception:
-        plan.give_up(exception)
+        plan.give_up()
         marks.error("trace", exception)
 
 
-def _watch(settings):
-    """Until the process ends."""
+def _watch(plan):
+    """Until the process ends, or the plan is done with."""
     try:
-        pid, load = os.getpid(), _Load()
-        next_s = time.monotonic() + settings.quiet_s
+        load = _Load()
+        next_s = time.monotonic() + plan.settings.quiet_s
         taken = 0
-        while _settings is settings and os.getpid() == pid:
+        while _follows(plan):
             time.sleep(_TICK_S)
-            plan = _plan if _plan is not None else _replace_plan(None)
             busy = load.cores() >= _LEAST_LOAD
-            if plan.done:
-                return
             with _held():
                 if plan.overdue():
                     _try(plan, plan.close)
-            if plan.source is not None or taken == _SLICES or _is_worker():
+            if plan.source is not None or taken == _SLICES or time.monotonic() < next_s:
                 continue
-            if time.monotonic() >= next_s and not training.active():
-                framework = tracers.in_use()
-                if framework is None or not (busy or framework == "jax"):
-                    continue
-                _take_slice(plan, framework)
+            if training.active() or _is_worker() or not plan.slice_affordable(_SLICE_S):
+                continue
+            framework = tracers.in_use()
+            # A device may be busy with what a JAX program, at rest itself, has given it.
+            if framework is not None and (busy or framework == "jax"):
+                _take_slice(plan, tracers.named(framework))
                 taken += 1
                 # Closer at first, for short programs; a long one should not pay for many.
-                next_s = time.monotonic() + settings.quiet_s * 2 ** (taken - 1)
+                next_s = time.monotonic() + plan.settings.quiet_s * 2 ** (taken - 1)
     except Exception as exception:
         marks.error("trace", exception)
 
 
-def _take_slice(plan, framework):
-    tracer = tracers.named(framework)
+def _follows(plan):
+    return _plan is plan and _settings is plan.settings and plan.pid == os.getpid() and not plan.done
+
+
+def _take_slice(plan, tracer):
     if _done_by(plan, tracer, lambda: plan.open(tracer), _LONGEST_WAIT_S):
         time.sleep(_SLICE_S)
         if not _done_by(plan, tracer, plan.close, _SLICE_S):
             with _held():
-                _try(plan, plan.close)
+                if plan.source is None:
+                    _try(plan, plan.close)
 
 
 def _done_by(plan, tracer, work, most_s):
@@ -159,11 +165,11 @@ def _done_by(plan, tracer, work, most_s):
 
     def guarded():
         # Reached from the program's own code: whoever holds the lock may be further up the same stack.
-        if _lock.acquire(False):
+        if plan.pid == os.getpid() and _lock.acquire(False):
             try:
-                if plan.source is None:
+                if plan.source is None and _follows(plan):
                     _try(plan, work)
-                done.append(True)
+                    done.append(True)
             finally:
                 _lock.release()
 
@@ -173,13 +179,13 @@ def _done_by(plan, tracer, work, most_s):
         return bool(done)
     try:
         take_back = at_next_call(guarded)
-    except Exception as exception:
-        plan.give_up(exception)
-        marks.error("trace", exception)
-        return False
+    except NotImplementedError:
+        return False  # by slices it cannot be traced; steps may still come
     until_s = time.monotonic() + most_s
-    while not done and time.monotonic() < until_s and plan.source is None:
+    while not done and time.monotonic() < until_s and plan.source is None and _follows(plan):
         time.sleep(_TICK_S / 10)
+        if not tracer.still_safe():
+            break
     take_back()
     return bool(done)
 

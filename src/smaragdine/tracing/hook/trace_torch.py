@@ -20,7 +20,7 @@ import torch.autograd.profiler as profiler
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs as _with_kwargs
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from . import compiled_torch, edges_torch, marks, paths_torch
+from . import compiled_torch, edges_torch, forks, marks, paths_torch
 
 FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
 
@@ -53,6 +53,10 @@ def start():
     if not _forks_watched:
         os.register_at_fork(after_in_child=_after_fork)
         _forks_watched = True
+        try:
+            forks.watch()
+        except Exception as exception:
+            marks.error("torch", exception)
     session = _Session()
     session.begin()
     _session = session

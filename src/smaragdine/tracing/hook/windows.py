@@ -1,25 +1,37 @@
-"""The windows of a process: which steps the profiler runs over, and what that costs."""
+"""The windows of a process: which steps the profiler runs over."""
 
 import json
 import os
+import tempfile
 import time
 
 from . import marks, tracers
+from .cost import Cost
 
 FOLDER = "SMARAGDINE_TRACE_FOLDER"
 STEPS = "SMARAGDINE_TRACE_STEPS"
 SKIP = "SMARAGDINE_TRACE_SKIP"
 BUDGET = "SMARAGDINE_TRACE_BUDGET"
+QUIET = "SMARAGDINE_TRACE_QUIET_S"
 
 FORWARD = "torch:forward"  # a model's calls, where nothing else announces steps
 _FIRST_WINDOW_S = 2.0
 _MOST_BYTES = 64 << 20  # of a window's raw file; its events are in memory until then
 _OVERDUE_S = 10.0
-_GUESSED_COST_S = 0.5  # to start and stop a profiler that has not run yet
+_WORTHWHILE = 3  # steps; to start and stop a profiler for fewer wastes the budget
+_SILENT = 20  # steps of others in a row: whoever was followed has ended
+
+
+asked = False  # by this process's own code, at any time from now on
+
+
+def wanted():
+    """Whether there may be a trace in this process, so that names are worth some care."""
+    return asked or bool(os.environ.get(FOLDER))
 
 
 class Settings:
-    def __init__(self, folder, steps=20, skip=10, budget=None, quiet_s=15.0):
+    def __init__(self, folder, steps=10, skip=10, budget=None, quiet_s=15.0):
         self.folder = folder
         self.steps = steps  # 0: all
         self.skip = skip
@@ -34,34 +46,37 @@ def settings_of(environ):
     budget = environ.get(BUDGET)
     return Settings(
         environ[FOLDER],
-        int(environ.get(STEPS, "20")),
+        int(environ.get(STEPS, "10")),
         int(environ.get(SKIP, "10")),
         float(budget) if budget else None,
+        float(environ.get(QUIET, "15")),
     )
 
 
 class Plan:
     """What a process traces. Its methods are called one at a time."""
 
-    def __init__(self, settings):
+    def __init__(self, settings, clock_ns=time.time_ns):
         self.pid = os.getpid()
         self.settings = settings
         self.source = None  # the first to announce a step; a second optimizer's steps are inside its own
         self.done = False
+        self.failed = False
         self.seen = 0
         self.traced = 0
         self.windows = 0
         self.window = None
         self.bytes_per_s = None  # of the raw files so far
-        self.cost = _Cost()
+        self.cost = Cost()
+        self._others = 0  # steps of other sources since its own last one
+        self._clock_ns = clock_ns
+        self._begin_ns = clock_ns()
 
     def step_ended(self, source, index, t_ns):
-        if self.source is None or self.source == FORWARD:
-            # A slice, or calls of a model that turns out to be trained.
-            if self.source != source:
-                self.close()
-            self.source = source
-        if self.done or source != self.source:
+        if source != self.source and not self._follow(source):
+            return
+        self._others = 0
+        if self.done:
             return
         self.seen += 1
         window = self.window
@@ -70,14 +85,13 @@ class Plan:
             if self.seen >= max(1, self.settings.skip) and self._affordable():
                 self.open(tracers.of_source(source))
         elif window.complete:
+            self.cost.traced((t_ns - window.last_ns) * 1e-9)
             self.close()
         else:
             self.cost.traced(window.add(index, t_ns))
             self.traced += 1
             window.complete = self._enough(window)
-            # PyTorch's mark comes inside the optimizer's step, whose own record would be lost if the
-            # profiler stopped there: it runs into the next one.
-            if window.complete and not source.startswith("torch"):
+            if window.complete and not self._overlong():
                 self.close()
 
     def step_begins(self, t_ns):
@@ -87,60 +101,131 @@ class Plan:
             self.window.last_ns = max(self.window.last_ns, t_ns)
 
     def open(self, tracer):
-        asked_ns = time.time_ns()
+        asked_ns = self._clock_ns()
         session = tracer.start()
-        self.window = _Window(tracer, session, asked_ns)
-        self.cost.pause(self.window.begin_ns - asked_ns)
+        begin_ns = self._clock_ns()
+        self.window = _Window(tracer, session, asked_ns, begin_ns)
+        self.cost.started((begin_ns - asked_ns) * 1e-9)
 
     def close(self):
-        """The window that is open, if any."""
+        """The window that is open, if any. What it saw is kept, unless it should have steps and has none."""
         window, self.window = self.window, None
         if window is None:
             return
-        self.done = bool(self.settings.steps) and self.traced >= self.settings.steps
-        end_ns = time.time_ns()
-        name = "%s-%d-%d" % (window.tracer.FRAMEWORK, self.pid, self.windows)
-        self.windows += 1
-        base = os.path.join(self.settings.folder, name)
+        self.done = self.done or (0 < self.settings.steps <= self.traced)
+        end_ns = self._clock_ns()
+        base = self._base(window)
         path = base + window.tracer.SUFFIX
         try:
             os.makedirs(self.settings.folder, exist_ok=True)
-        finally:
-            # Also where nothing can be written: the profiler must not go on.
+        except OSError:
+            self._discard(window)
+            raise
+        written = False
+        try:
             facts = window.tracer.stop(window.session, path)
-        stopped_ns = time.time_ns()
-        self.cost.pause(stopped_ns - end_ns)
-        self.bytes_per_s = os.path.getsize(path) / max((end_ns - window.begin_ns) * 1e-9, 1e-3)
-        meta = {
-            "framework": window.tracer.FRAMEWORK,
-            "format": window.tracer.FORMAT,
-            "suffix": window.tracer.SUFFIX,
-            "rank": marks.rank_of(os.environ),
-            "pid": self.pid,
-            "begin_ns": window.begin_ns,
-            "end_ns": end_ns,
-            "asked_ns": window.asked_ns,
-            "stopped_ns": stopped_ns,
-            "source": self.source,
-            "steps": window.steps,
-        }
-        meta.update(facts or {})
-        with open(base + ".meta.json", "w") as file:
-            json.dump(meta, file)
+            stopped_ns = self._clock_ns()
+            self.cost.stopped((stopped_ns - end_ns) * 1e-9)
+            length_s = (end_ns - window.begin_ns) * 1e-9
+            if self.source is None:
+                self.cost.sliced(length_s)
+            elif not window.steps:
+                return
+            self.bytes_per_s = os.path.getsize(path) / max(length_s, 1e-3)
+            meta = {
+                "framework": window.tracer.FRAMEWORK,
+                "format": window.tracer.FORMAT,
+                "suffix": window.tracer.SUFFIX,
+                "rank": marks.rank_of(os.environ),
+                "pid": self.pid,
+                "begin_ns": window.begin_ns,
+                "end_ns": end_ns,
+                "asked_ns": window.asked_ns,
+                "stopped_ns": stopped_ns,
+                "source": self.source,
+                "steps": window.steps,
+            }
+            meta.update(facts or {})
+            with open(base + ".meta.json", "w") as file:
+                json.dump(meta, file)
+            self.windows += 1
+            written = True
+        finally:
+            if not written:
+                _remove(path, path + ".tmp", base + ".meta.json")  # a disk that is full has better use for it
+
+    def interrupted(self):
+        """Something other than steps goes on for a while."""
+        self.cost.last_ns = None
+        if self.source is not None:
+            self.close()
 
     def overdue(self):
         """No step ends the window: the loop is over, or waits for something."""
         window = self.window
-        if window is None or self.source is None:
+        if window is None:
             return False
-        waited_s = (time.time_ns() - window.last_ns) * 1e-9
+        if self.source is None:
+            return True  # a slice begun too late for whoever asked for it
+        waited_s = (self._clock_ns() - window.last_ns) * 1e-9
         return waited_s > max(_OVERDUE_S, 20 * self.cost.longest_s)
 
-    def give_up(self, exception):
-        self.window, self.done = None, True
+    def give_up(self):
+        """Something went wrong: nothing more is traced, and no profiler left running."""
+        self.done = self.failed = True
+        window, self.window = self.window, None
+        if window is not None:
+            self._discard(window)
+
+    def slice_affordable(self, length_s):
+        budget = self.settings.budget
+        elapsed_s = (self._clock_ns() - self._begin_ns) * 1e-9
+        return budget is None or self.cost.forecast_s(0, True) + length_s <= budget * elapsed_s
+
+    def used(self):
+        """Whether a profiler has run in this process."""
+        return self.windows > 0 or self.window is not None or self.failed
+
+    def _follow(self, source):
+        """Whether a source that was not followed is from now on."""
+        if self.source not in (None, FORWARD):
+            self._others += 1
+            if source == FORWARD or self._others < _SILENT:
+                return False
+            if self.traced or self.window is not None:
+                self.close()
+                return False
+        # So far a slice, or calls of a model that turns out to be trained, or a training that ended early.
+        self.close()
+        if self.source is not None:
+            self.seen = self.traced = 0
+            self.done = self.failed
+            self.cost.of_other_steps()
+        self.source = source
+        return True
+
+    def _discard(self, window):
+        # Kineto says on stderr what it cannot write: it gets a folder that is there.
+        path = os.path.join(
+            tempfile.gettempdir(), os.path.basename(self._base(window)) + window.tracer.SUFFIX
+        )
+        try:
+            window.tracer.stop(window.session, path)
+        except Exception:
+            pass
+        _remove(path)
+
+    def _base(self, window):
+        name = "%s-%d-%d" % (window.tracer.FRAMEWORK, self.pid, self.windows)
+        return os.path.join(self.settings.folder, name)
+
+    def _overlong(self):
+        """PyTorch's mark comes inside the optimizer's step, whose own record would be lost if the profiler
+        stopped there: it runs into the next step."""
+        return self.source.startswith("torch")
 
     def _enough(self, window):
-        if self.settings.steps and self.traced >= self.settings.steps:
+        if 0 < self.settings.steps <= self.traced:
             return True
         most_s = _FIRST_WINDOW_S if self.bytes_per_s is None else _MOST_BYTES / max(self.bytes_per_s, 1.0)
         if (window.last_ns - window.begin_ns) * 1e-9 >= most_s:
@@ -149,14 +234,20 @@ class Plan:
 
     def _affordable(self):
         budget = self.settings.budget
-        return budget is None or self.cost.forecast_s(self.window is None) <= budget * self.cost.elapsed_s()
+        if budget is None:
+            return True
+        opening = self.window is None
+        left = self.settings.steps - self.traced if self.settings.steps else _WORTHWHILE
+        steps = min(left, _WORTHWHILE) if opening else 1
+        cost_s = self.cost.forecast_s(steps + self._overlong(), opening)
+        return cost_s <= budget * self.cost.elapsed_s(self._clock_ns())
 
 
 class _Window:
-    def __init__(self, tracer, session, asked_ns):
+    def __init__(self, tracer, session, asked_ns, begin_ns):
         self.tracer, self.session = tracer, session
         self.asked_ns = asked_ns
-        self.begin_ns = self.last_ns = time.time_ns()
+        self.begin_ns = self.last_ns = begin_ns
         self.steps = []  # (index, begin, end)
         self.complete = False
 
@@ -167,50 +258,9 @@ class _Window:
         return (t_ns - begin_ns) * 1e-9
 
 
-class _Cost:
-    """How much longer the program takes because it is traced."""
-
-    _KEPT = 51
-
-    def __init__(self):
-        self.first_ns = None
-        self.last_ns = None
-        self.lengths_s = []  # of untraced steps, the latest ones
-        self.longest_s = 0.0
-        self.spent_s = 0.0
-        self.slower_s = None  # a traced step, than an untraced one
-        self.pauses_s = []  # to start and to stop, in turn
-
-    def untraced(self, t_ns):
-        if self.first_ns is None:
-            self.first_ns = t_ns
-        elif self.last_ns is not None:
-            self._saw((t_ns - self.last_ns) * 1e-9)
-            self.lengths_s.append((t_ns - self.last_ns) * 1e-9)
-            del self.lengths_s[: -self._KEPT]
-        self.last_ns = t_ns
-
-    def traced(self, length_s):
-        self._saw(length_s)
-        self.slower_s = max(0.0, length_s - self.typical_s())
-        self.spent_s += self.slower_s
-
-    def pause(self, length_ns):
-        self.pauses_s.append(length_ns * 1e-9)
-        self.spent_s += length_ns * 1e-9
-        self.last_ns = None  # the step it happened in says nothing
-
-    def typical_s(self):
-        return sorted(self.lengths_s)[len(self.lengths_s) // 2] if self.lengths_s else 0.0
-
-    def elapsed_s(self):
-        return (time.time_ns() - self.first_ns) * 1e-9
-
-    def forecast_s(self, opening):
-        """What will have been spent after one more step and the window's end."""
-        slower_s = self.typical_s() if self.slower_s is None else self.slower_s
-        pauses_s = self.pauses_s[-2:] if opening else self.pauses_s[1:][-1:]
-        return self.spent_s + slower_s + (sum(pauses_s) if pauses_s else _GUESSED_COST_S)
-
-    def _saw(self, length_s):
-        self.longest_s = max(self.longest_s, length_s)
+def _remove(*paths):
+    for path in paths:
+        try:
+            os.remove(path)
+        except OSError:
+            pass

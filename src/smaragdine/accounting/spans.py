@@ -1,0 +1,52 @@
+"""Stretches of time between marks: training, epochs, steps, and what a script marks itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Span:
+    """From `epoch_begin 3` to `epoch_end 3` of one process, announced by one source."""
+
+    name: str  # epoch
+    index: int | None
+    rank: int | None
+    pid: int | None
+    source: str | None
+    begin_ns: int
+    end_ns: int
+
+
+def mark_spans(marks: pa.Table) -> list[Span]:
+    """All that begins and ends, by its end; what never ended has no span.
+
+    Where only the ends of steps are announced, a step begins where the one before it ended, unless something
+    else began or ended in between: then nobody knows.
+    """
+    found: list[Span] = []
+    begun: dict[tuple[object, ...], tuple[int, int | None]] = {}
+    step_ends_ns: dict[tuple[object, ...], int] = {}
+    columns = (marks[name].to_pylist() for name in ("t_ns", "name", "index", "rank", "pid", "source"))
+    for t_ns, mark, index, rank, pid, source in zip(*columns, strict=True):
+        name, _, what = mark.rpartition("_")
+        if what not in ("begin", "end") or not name:
+            continue
+        who = (rank, pid, source)
+        if name != "step":
+            for of in [of for of in step_ends_ns if of[1] == pid]:
+                del step_ends_ns[of]
+        if what == "begin":
+            begun[name, *who] = t_ns, index
+            continue
+        begin_ns, begun_index = begun.pop((name, *who), (None, None))
+        if name == "step":
+            begin_ns = step_ends_ns.get(who) if begin_ns is None else begin_ns
+            step_ends_ns[who] = t_ns
+        if begin_ns is not None:
+            found.append(
+                Span(name, begun_index if index is None else index, rank, pid, source, begin_ns, t_ns)
+            )
+    return found

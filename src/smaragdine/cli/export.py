@@ -1,0 +1,155 @@
+"""`smaragdine export`: a recording for other tools."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smaragdine.cli.parsing import Parser, add_merge_options, positive_count
+from smaragdine.errors import UserError
+from smaragdine.recording.reader import open_recording
+
+if TYPE_CHECKING:
+    from smaragdine.report.export.run import Run
+
+_EXAMPLE = """\
+  smaragdine export runs/2026-11-15-train --to perfetto
+  smaragdine export runs/first --to latex --summary --top 8 --device gpu:0 -o -
+  smaragdine export runs/first --to csv -o tables"""
+# format → what is added to the recording's name, and what to do with it
+_FORMATS = {
+    "perfetto": (".perfetto-trace", "open it in https://ui.perfetto.dev"),
+    "speedscope": (".speedscope.json", "open it in https://www.speedscope.app"),
+    "csv": ("-csv", ""),
+    "parquet": ("-parquet", ""),
+    "prometheus": (".prom", ""),
+    "latex": (".tex", ""),
+    "markdown": (".md", ""),
+    "tensorboard": ("-tensorboard", "tensorboard --logdir {}"),
+}
+_TEXT = ("speedscope", "prometheus", "latex", "markdown")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "export",
+        "A recording for other tools: Perfetto (events, power, energy and marks over time), speedscope\n"
+        "(a flame graph of joules), tables as CSV or Parquet, Prometheus text, a table for a paper in\n"
+        "LaTeX or Markdown, TensorBoard scalars. See docs/exports.md for what is in each.",
+        _EXAMPLE,
+    )
+    parser.add_argument("recording", metavar="RUN", help="the folder of a recording")
+    parser.add_argument(
+        "--to", metavar="FORMAT", choices=list(_FORMATS), required=True, help=", ".join(_FORMATS)
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE|DIR",
+        help="where to (the recording's name, in the working folder; for TensorBoard energy/ in the log "
+        "folder of the program itself, where it has one); - is the standard output, for text",
+    )
+    parser.add_argument("--force", action="store_true", help="write over what is there")
+    parser.add_argument(
+        "--device", metavar="D", action="append", default=[], help="only this one; may be given again"
+    )
+    parser.add_argument("--traced", action="store_true", help="all traced steps as they were, not one step")
+    add_merge_options(parser)
+    parser.add_argument("--top", metavar="N", type=positive_count, default=10, help="rows for a paper (10)")
+    parser.add_argument(
+        "--depth",
+        metavar="N",
+        type=positive_count,
+        default=2,
+        help="segments of a layer's path for Prometheus (2)",
+    )
+    parser.add_argument(
+        "--baseline", metavar="RUN", help="a recording of the idle machine, for the static part of CPU power"
+    )
+    return parser
+
+
+def main(words: list[str]) -> int:
+    options = _parser().parse_args(words)
+    if options.output == "-" and options.to not in _TEXT:
+        raise UserError(f"{options.to} is no text", remedy="Name a file or a folder with -o")
+    from smaragdine.accounting.merge import parse_rule
+    from smaragdine.report.export.run import gather
+
+    run = gather(
+        open_recording(options.recording),
+        traced=options.traced,
+        merged=options.summary,
+        rules=[parse_rule(text) for text in options.merge],
+        devices=options.device,
+        baseline=open_recording(options.baseline) if options.baseline else None,
+    )
+    if options.output == "-":
+        sys.stdout.write(_text(run, options))
+        return 0
+    where = Path(options.output) if options.output else _default(run, options.to)
+    for remark in _write(run, where, options):
+        print(f"smaragdine: {remark}", file=sys.stderr)
+    if not (where.is_file() or where.is_dir()):
+        return 0  # a pipe or a device has what was asked for, and no more
+    hint = _FORMATS[options.to][1].format(where)
+    print(f"{where}  ({hint})" if hint else where)
+    return 0
+
+
+def _default(run: Run, to: str) -> Path:
+    if to == "tensorboard":
+        from smaragdine.report.export.tensorboard import log_folder
+
+        own = log_folder(run.recording)
+        if own is not None:
+            return own / "energy"
+    return Path(run.name + _FORMATS[to][0])
+
+
+def _write(run: Run, where: Path, options: argparse.Namespace) -> list[str]:
+    """Returns what the file does not have, and why."""
+    from smaragdine.report.export.output import new_file, new_folder
+
+    without = [f"no footprint: {run.why_none}"] if run.footprint is None else []
+    if options.to in ("csv", "parquet"):
+        from smaragdine.report.export.tables import TABLES, write_tables
+
+        with new_folder(where, options.force, [f"{name}.{options.to}" for name in TABLES]) as part:
+            return write_tables(run, part, options.to)
+    if options.to == "tensorboard":
+        from smaragdine.report.export.tensorboard import devices_with_power, file_name, write_tensorboard
+
+        devices_with_power(run)  # before a folder is made
+        if where.exists() and not where.is_dir():
+            raise UserError(f"{where} is a file", remedy="Name a folder with -o DIR")
+        where.mkdir(parents=True, exist_ok=True)
+        with new_file(where / file_name(run.recording), options.force) as part:
+            write_tensorboard(run, part)
+        return []
+    if options.to == "perfetto":
+        from smaragdine.report.export.perfetto import write_perfetto
+
+        with new_file(where, options.force) as part:
+            return write_perfetto(run, part)
+    text = _text(run, options)
+    with new_file(where, options.force) as part:
+        part.write_text(text, encoding="utf-8")
+    return without
+
+
+def _text(run: Run, options: argparse.Namespace) -> str:
+    if options.to == "speedscope":
+        from smaragdine.report.export.speedscope import speedscope_json
+
+        return json.dumps(speedscope_json(run), allow_nan=False) + "\n"
+    if options.to == "prometheus":
+        from smaragdine.report.export.prometheus import prometheus_text
+
+        return prometheus_text(run, options.depth)
+    from smaragdine.report.export.paper import latex_text, markdown_text
+
+    return (latex_text if options.to == "latex" else markdown_text)(run, options.top)

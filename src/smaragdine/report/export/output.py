@@ -1,0 +1,73 @@
+"""Files and folders that are written whole or not at all, and never over what is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from smaragdine.errors import UserError
+
+
+@contextlib.contextmanager
+def new_file(path: Path, force: bool = False) -> Iterator[Path]:
+    """Where to write what becomes `path` when the block ends well. A pipe or a device is written to."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", remedy="Name a file with -o FILE")
+    if path.exists() and not path.is_file():
+        with _one_line(path):
+            yield path
+        return
+    _refuse_taken(path, force)
+    with _one_line(path):
+        target = Path(os.path.realpath(path))  # a link stays a link
+        part = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            yield part
+            os.replace(part, target)
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, force: bool = False, owned: Iterable[str] = ()) -> Iterator[Path]:
+    """Where to write the files of what becomes the folder `path`.
+
+    With `force` they go into a folder with files, in place of all that are called as in `owned`: tables of
+    two recordings must not stand side by side.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file", remedy="Name a folder with -o DIR")
+    if path.is_dir() and any(path.iterdir()):
+        _refuse_taken(path, force)
+    with _one_line(path):
+        target = Path(os.path.realpath(path))
+        part = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            part.mkdir()
+            yield part
+            target.mkdir(exist_ok=True)
+            for name in owned:
+                (target / name).unlink(missing_ok=True)
+            for file in part.iterdir():
+                os.replace(file, target / file.name)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _refuse_taken(path: Path, force: bool) -> None:
+    if path.exists() and not force:
+        raise UserError(f"{path} exists", remedy="Name another with -o, or write over it with --force")
+
+
+@contextlib.contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        missing = not path.parent.is_dir()
+        why = f"there is no folder {path.parent}" if missing else error.strerror or str(error)
+        raise UserError(f"{path} cannot be written", why) from None

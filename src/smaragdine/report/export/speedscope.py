@@ -1,0 +1,66 @@
+"""A footprint for speedscope.app: one profile per device, the path as the stack, energy as the weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smaragdine.accounting.diagram import diagram, walk
+from smaragdine.report.export.run import Run, hardware
+from smaragdine.version import __version__
+
+_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+_SMALL_J = 1000.0
+
+
+def speedscope_json(run: Run) -> dict[str, Any]:
+    """Weights and the idle rest add up to the device's energy in `run.footprint`."""
+    footprint = run.needs_footprint()
+    root = diagram(footprint, run.edges if run.edges.num_rows else None)
+    rows = footprint.rows.to_pylist()
+    drawn = [(node.path, rows[row]) for node in walk(root) for row in node.rows]
+    frames: dict[str, int] = {}
+    profiles: list[dict[str, Any]] = []
+    for device, total in footprint.devices.items():
+        # speedscope shows three decimals and knows no joules: below a kilojoule they would be all zeros.
+        unit, scale = ("mJ", 1000.0) if total.total_j < _SMALL_J else ("J", 1.0)
+        stacks = [
+            (_stack(path, row["phase"]), row["energy_j"]) for path, row in drawn if row["device"] == device
+        ]
+        if total.idle_j > 0:
+            stacks.append((["(idle)"], total.idle_j))
+        weights = [energy_j * scale for _, energy_j in stacks]
+        profiles.append(
+            {
+                "type": "sampled",
+                "name": f"{_called(run, device)}, {run.what}{_provenance(total.provenance)} ({unit})",
+                "unit": "none",
+                "startValue": 0,
+                "endValue": sum(weights),
+                "samples": [[frames.setdefault(word, len(frames)) for word in stack] for stack, _ in stacks],
+                "weights": weights,
+            }
+        )
+    largest = max(footprint.devices, key=lambda device: footprint.devices[device].total_j, default=None)
+    return {
+        "$schema": _SCHEMA,
+        "name": f"{run.name}: energy of {run.what}",
+        "exporter": f"smaragdine@{__version__}",
+        "activeProfileIndex": 0 if largest is None else list(footprint.devices).index(largest),
+        "shared": {"frames": [{"name": word} for word in frames]},
+        "profiles": profiles,
+    }
+
+
+def _stack(path: str, phase: str | None) -> list[str]:
+    """An operation's executions in two phases are two leaves, so that each is seen by itself."""
+    *layers, operation = path.split("/")
+    return [*layers, f"{operation} ({phase})" if phase else operation]
+
+
+def _called(run: Run, device: str) -> str:
+    what = hardware(run.recording.info, device)
+    return f"{device} {what}" if what else device
+
+
+def _provenance(provenance: str | None) -> str:
+    return "" if provenance in (None, "measured") else f", {provenance}"

@@ -1,0 +1,151 @@
+"""Scalars for TensorBoard: energy per epoch and per step, power over time.
+
+The event file is written without TensorFlow: records framed by their length and two checksums, each of them
+one of two small messages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from smaragdine.accounting.coarse import coarse
+from smaragdine.accounting.power import within
+from smaragdine.accounting.spans import mark_spans
+from smaragdine.accounting.traces import device_traces
+from smaragdine.errors import UserError
+from smaragdine.recording.reader import Recording
+from smaragdine.report.export.run import Run
+from smaragdine.tracing.files.xplane_message import Fields, build_class
+
+# Of tensorflow/core/util/event.proto and framework/summary.proto: the fields we write.
+FIELDS: Fields = {
+    "Event": [
+        (1, "wall_time", "double"),
+        (2, "step", "int64"),
+        (3, "file_version", "what string"),
+        (5, "summary", "what Summary"),
+    ],
+    "Summary": [(1, "value", "repeated Value")],
+    "Value": [(1, "tag", "string"), (2, "simple_value", "value float")],
+}
+_MOST_POINTS = 5_000  # of power; TensorBoard shows a thousand of them
+_MOST_FOLDERS = 2_000
+_LOG_FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
+
+
+@cache
+def event_class() -> Any:
+    return build_class("tensorboard", FIELDS, "Event")
+
+
+def file_name(recording: Recording) -> str:
+    """The same for the same recording, so that exporting it twice does not show it twice."""
+    begin_s = (
+        int(recording.info.get("begin_ns") or recording.info["clock"]["begin"]["wall_ns"]) // 1_000_000_000
+    )
+    return f"events.out.tfevents.{begin_s:010d}.{recording.info.get('run_id', 'run')}.smaragdine"
+
+
+def devices_with_power(run: Run) -> list[str]:
+    known = [
+        name
+        for name, device in run.summary.devices.items()
+        if device.scope == "device" and device.energy_j is not None and run.wants(name)
+    ]
+    if not known:
+        raise UserError(f"{run.recording.path} has no power to show", remedy="See smaragdine doctor")
+    return known
+
+
+def write_tensorboard(run: Run, path: Path) -> None:
+    with path.open("wb") as file:
+        first = event_class()(wall_time=run.summary.begin_ns * 1e-9, file_version="brain.Event:2")
+        file.write(_record(first.SerializeToString()))
+        for t_ns, step, tag, value in _scalars(run):
+            event = event_class()(wall_time=t_ns * 1e-9, step=step)
+            event.summary.value.add(tag=tag, simple_value=value)
+            file.write(_record(event.SerializeToString()))
+
+
+def _scalars(run: Run) -> Iterator[tuple[int, int, str, float]]:
+    """When, step, tag, value. Power's step is the millisecond of the run."""
+    begin_ns, end_ns = run.summary.begin_ns, run.summary.end_ns
+    traces = device_traces(run.recording)
+    known = devices_with_power(run)
+    for number, epoch in enumerate(run.summary.epochs):
+        for device in known:
+            energy_j = epoch.devices[device].energy_j
+            if energy_j is not None:
+                index = number if epoch.index is None else epoch.index
+                yield epoch.end_ns, index, f"energy_per_epoch_j/{device}", energy_j
+    steps = [span for span in mark_spans(run.recording.marks) if span.name == "step"]
+    sources = list(dict.fromkeys((span.rank or 0, span.source) for span in steps))
+    for span in steps:
+        # Several ranks, or a second optimizer, count steps of their own.
+        source = sources.index((span.rank or 0, span.source))
+        for device in known:
+            if traces[device].covered_s(span.begin_ns, span.end_ns) > 0 and span.index is not None:
+                tag = f"energy_per_step_j/{device}{f'/{source}' if source else ''}"
+                yield span.end_ns, span.index, tag, traces[device].energy_j(span.begin_ns, span.end_ns)
+    for device in known:
+        drawn = coarse(within(traces[device], [(begin_ns, end_ns)]), _MOST_POINTS)
+        for t_ns, power_w in zip(drawn.end_ns.tolist(), drawn.power_w.tolist(), strict=True):
+            yield t_ns, (t_ns - begin_ns) // 1_000_000, f"power_w/{device}", power_w
+
+
+def log_folder(recording: Recording) -> Path | None:
+    """Where the program wrote TensorBoard files itself: of their names, the time is within the run.
+
+    Looks below the folder the program ran in, if it is on this machine. Of several, what they have in common.
+    """
+    where: str | None = recording.info.get("working_folder")
+    begin_ns, end_ns = recording.info.get("begin_ns"), recording.info.get("end_ns")
+    if not where or not begin_ns or not end_ns or not Path(where).is_dir():
+        return None
+    found: list[str] = []
+    for looked, (folder, folders, files) in enumerate(os.walk(where)):
+        folders[:] = sorted(
+            name for name in folders if not name.startswith((".", "node_modules", "site-packages"))
+        )
+        written = [
+            int(match[1]) for name in files if (match := _LOG_FILE.match(name)) and ".smaragdine" not in name
+        ]
+        if any(begin_ns // 1_000_000_000 <= t_s <= end_ns // 1_000_000_000 for t_s in written):
+            found.append(folder)
+        if looked >= _MOST_FOLDERS:
+            break
+    return Path(os.path.commonpath(found)) if found else None
+
+
+def _record(content: bytes) -> bytes:
+    length = struct.pack("<Q", len(content))
+    return length + struct.pack("<I", _masked(length)) + content + struct.pack("<I", _masked(content))
+
+
+def _masked(content: bytes) -> int:
+    crc = _crc32c(content)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _crc32c(content: bytes) -> int:
+    table, crc = _crc_table(), 0xFFFFFFFF
+    for byte in content:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+@cache
+def _crc_table() -> list[int]:
+    """Castagnoli's polynomial, which zlib does not have."""
+    table: list[int] = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table

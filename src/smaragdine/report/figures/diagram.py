@@ -1,0 +1,214 @@
+"""`diagram`: levels of the diagram as boxes with dataflow arrows (the paper's figures 2 and 4, EDD)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from smaragdine.accounting.diagram import Node, zoom
+from smaragdine.report.figures import style
+from smaragdine.report.figures.layout import Layout, Way, layout
+from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, working_device
+from smaragdine.report.figures.style import styled
+from smaragdine.units import joules, plus_minus
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LEAST_SHARE = 0.005
+_WORTH_SAYING = 0.0005
+MOST_BOXES = 12
+_LEVELS = 4
+_MARGIN_MM = 3.5
+_BOX_MM = 8.4
+_WIDEST_MM = 27.0
+_TITLE_MM = 5.0
+_GAP_MM = 4.0
+_REST = " rest"  # no segment of a path begins with a blank: no child can be named so
+
+
+@styled
+def diagram(
+    levels: Sequence[Node], device: str = "", width_mm: float = style.COLUMN_MM, more: Sequence[str] = ()
+) -> Figure:
+    """One panel for each node: its children. A box that the next panel opens has a thick outline."""
+    panels = [(node, *_shown(node)) for node in levels]
+    placed = [_place(node, texts, width_mm) for node, texts, _ in panels]
+    device_note = f"share of each panel's energy on {device}" if device else "share of each panel's energy"
+    notes = [
+        device_note,
+        "round: layer, sharp: operation",
+        *(["±: 95 % interval"] if any(_interval(node) for node in levels) else []),
+        *(["thick: opened below"] if len(levels) > 1 else []),
+        *(["some dataflow left out"] if any(one.left_out for one in placed) else []),
+        *more,
+        *footprint_notes([levels[0].footprint]),
+    ]
+    below_mm = 3.2 * len(style.wrapped("; ".join(notes), width_mm - 2)) + 2
+    height_mm = sum(_TITLE_MM + one.height_mm + _GAP_MM for one in placed) + below_mm
+    figure, (axes,) = style.sheet(height_mm, width_mm=width_mm)
+    figure.set_layout_engine("none")
+    axes.set_position((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, width_mm)
+    axes.set_ylim(height_mm, 0)
+    opened = {node.path for node in levels}
+    y_mm = 0.0
+    for (node, texts, rest), one in zip(panels, placed, strict=True):
+        _title(axes, node, y_mm + 1, width_mm)
+        y_mm += _TITLE_MM
+        _boxes(axes, node, texts, rest, one, y_mm, opened)
+        for way in one.ways:
+            _arrow(axes, way, y_mm)
+        y_mm += one.height_mm + _GAP_MM
+    text = ". ".join(_said(node, texts, rest) for node, texts, rest in panels)
+    return style.describe(figure, "Energy distribution diagram", text, notes)
+
+
+def diagram_of_runs(runs: Sequence[Run], path: str | None = None) -> Figure:
+    """Of the first run: the level at `path`, or those that lead to where most of the energy goes."""
+    root = runs[0].diagram
+    levels = [zoom(root, path)] if path is not None else main_levels(root)
+    if not levels or not levels[0].children:
+        raise NotDrawn(f"{runs[0].label} has no layer with parts")
+    first = [f"of {len(runs)} runs: {runs[0].label}"] if len(runs) > 1 else []
+    width_mm = style.COLUMN_MM if _fits_a_column(levels) else style.PAGE_MM
+    return diagram(levels, working_device([runs[0].footprint]), width_mm, first)
+
+
+def main_levels(root: Node, most: int = _LEVELS) -> list[Node]:
+    """From the root down by the largest child; what has but one part worth a box is passed through."""
+    found: list[Node] = []
+    node: Node | None = root
+    while node is not None and len(found) < most:
+        if sum((child.share or 0.0) >= LEAST_SHARE for child in node.children) > 1:
+            found.append(node)
+        composite = [child for child in node.children if child.children]
+        node = max(composite, key=lambda child: child.energy_j, default=None)
+    return found
+
+
+def _place(node: Node, texts: dict[str, tuple[str, str]], width_mm: float) -> Layout:
+    edges = [(edge.source, edge.target) for edge in node.edges]
+    widths_mm = {
+        key: max(11.0, *(style.width_mm(line) + 3.0 for line in text)) for key, text in texts.items()
+    }
+    return layout(widths_mm, edges, width_mm - 2 * _MARGIN_MM, _BOX_MM)
+
+
+def _fits_a_column(levels: Sequence[Node]) -> bool:
+    return all(_place(node, _shown(node)[0], style.COLUMN_MM).bands <= 1 for node in levels)
+
+
+def _shown(node: Node) -> tuple[dict[str, tuple[str, str]], list[Node]]:
+    """Box → its two lines, and the children that share one box because they are small."""
+    large = [child for child in node.children if (child.share or 0.0) >= LEAST_SHARE]
+    if len(large) > MOST_BOXES:
+        most = sorted(large, key=lambda child: -child.energy_j)[: MOST_BOXES - 1]
+        large = [child for child in large if any(child is one for one in most)]
+    rest = [child for child in node.children if not any(child is one for one in large)]
+    texts = {
+        child.name: (style.shortened(child.name or "(no name)", _WIDEST_MM - 3), f"{child.share or 0.0:.1%}")
+        for child in large
+    }
+    share = sum(child.share or 0.0 for child in rest)
+    if share >= _WORTH_SAYING:
+        texts[_REST] = (f"{len(rest)} more", f"{share:.1%}")
+    return texts, rest
+
+
+def _title(axes: Axes, node: Node, y_mm: float, width_mm: float) -> None:
+    energy = joules(node.energy_j)
+    if _interval(node):
+        energy = plus_minus(node.energy_j, _interval(node), "J")
+    room_mm = width_mm - style.width_mm(energy) - 2 * _MARGIN_MM - 3
+    name = (
+        "whole program" if node.is_root else style.shortened(node.path, room_mm * 0.92, style.TEXT_PT + 0.5)
+    )
+    axes.text(_MARGIN_MM, y_mm, name, va="top", weight="bold", fontsize=style.TEXT_PT + 0.5)
+    axes.text(width_mm - _MARGIN_MM, y_mm + 0.2, energy, va="top", ha="right")
+
+
+def _interval(node: Node) -> float:
+    """Its half-width; 0 where it is not known, or so wide that the energy is not."""
+    known = node.uncertainty_j is not None and node.uncertainty_j < node.energy_j
+    return node.uncertainty_j if known and node.uncertainty_j is not None else 0.0
+
+
+def _boxes(
+    axes: Axes,
+    node: Node,
+    texts: dict[str, tuple[str, str]],
+    rest: Sequence[Node],
+    placed: Layout,
+    y_mm: float,
+    opened: set[str],
+) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    shares = {child.name: child.share or 0.0 for child in node.children if child.name in texts}
+    shares |= {_REST: sum(child.share or 0.0 for child in rest)}
+    composite = {child.name: bool(child.children) for child in node.children}
+    highest = max(shares.values()) or 1.0
+    for key, box in placed.boxes.items():
+        colour = style.intensity()(0.9 * shares[key] / highest)
+        round_mm = 2.0 if composite.get(key) else 0.0
+        look: dict[str, Any] = {"ls": "--"} if key == _REST else {}
+        path = key if node.is_root else f"{node.path}/{key}"
+        axes.add_patch(
+            FancyBboxPatch(
+                (box.x_mm + _MARGIN_MM, box.y_mm + y_mm),
+                box.width_mm,
+                box.height_mm,
+                boxstyle=f"round,pad=0,rounding_size={round_mm}" if round_mm else "square,pad=0",
+                fc=colour,
+                ec=style.INK,
+                lw=1.4 if path in opened else 0.6,
+                gid=f"{node.path}|{key}",
+                **look,
+            )
+        )
+        x_mm = box.x_mm + _MARGIN_MM + box.width_mm / 2
+        for line, off_mm in zip(texts[key], (2.5, 5.9), strict=True):
+            axes.text(
+                x_mm, box.y_mm + y_mm + off_mm, line, ha="center", va="center", color=style.ink_on(colour)
+            )
+
+
+def _arrow(axes: Axes, way: Way, y_mm: float) -> None:
+    """Smooth between columns, square with round corners where it goes on below."""
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path
+
+    points = [(x + _MARGIN_MM, y + y_mm) for x, y in way.points_mm]
+    codes: list[Any] = [Path.MOVETO]
+    vertices = [points[0]]
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if abs(y1 - y0) > 0.01 and abs(x1 - x0) > 0.01:
+            half = (x0 + x1) / 2
+            vertices += [(half, y0), (half, y1), (x1, y1)]
+            codes += [Path.CURVE4] * 3
+        else:
+            vertices.append((x1, y1))
+            codes.append(Path.LINETO)
+    axes.add_patch(
+        FancyArrowPatch(
+            path=Path(vertices, codes),
+            arrowstyle="-|>,head_length=2.6,head_width=1.3",
+            color="#4A4A4A",
+            lw=0.7,
+            shrinkA=0,
+            shrinkB=0,
+            joinstyle="round",
+            zorder=0.5,
+        )
+    )
+
+
+def _said(node: Node, texts: dict[str, tuple[str, str]], rest: Sequence[Node]) -> str:
+    shares = [f"{child.name} {child.share or 0.0:.2%}" for child in node.children if child.name in texts]
+    if rest:
+        shares.append(f"{len(rest)} more {sum(child.share or 0.0 for child in rest):.2%}")
+    return f"{'Whole program' if node.is_root else node.path} ({joules(node.energy_j)}): {', '.join(shares)}"

@@ -1,0 +1,156 @@
+"""Every figure by its name, drawn from recordings and saved.
+
+The same data gives the same bytes: no date is written, and ids in an SVG come from a fixed salt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smaragdine.errors import UserError
+from smaragdine.recording.reader import Recording
+from smaragdine.report.figures.cumulative import cumulative_of_runs
+from smaragdine.report.figures.diagram import diagram_of_runs
+from smaragdine.report.figures.epoch_power import epoch_power_of_runs
+from smaragdine.report.figures.epochs import epochs_of_runs
+from smaragdine.report.figures.layers import layers_of_runs
+from smaragdine.report.figures.matrices import difference_of_runs, similarity_of_runs
+from smaragdine.report.figures.phases import phases_of_runs
+from smaragdine.report.figures.power import power_of_runs
+from smaragdine.report.figures.precision import asss_of_runs, assw_of_runs
+from smaragdine.report.figures.runs import NotDrawn, Run, runs_of
+from smaragdine.report.figures.sampling import sampling_of_runs
+from smaragdine.report.figures.stages import stages_of_runs
+from smaragdine.report.figures.style import alt_text, look
+from smaragdine.report.figures.top import top_energy_of_runs, top_power_of_runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES: Mapping[str, Callable[[Sequence[Run]], Figure]] = {
+    "stages": stages_of_runs,
+    "diagram": diagram_of_runs,
+    "epoch_power": epoch_power_of_runs,
+    "top_energy": top_energy_of_runs,
+    "top_power": top_power_of_runs,
+    "layers": layers_of_runs,
+    "phases": phases_of_runs,
+    "asss": asss_of_runs,
+    "assw": assw_of_runs,
+    "similarity": similarity_of_runs,
+    "difference": difference_of_runs,
+    "power": power_of_runs,
+    "cumulative": cumulative_of_runs,
+    "epochs": epochs_of_runs,
+    "sampling": sampling_of_runs,
+}
+FORMATS = ("pdf", "svg", "png")
+CAPTIONS = "captions.md"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    files: list[Path]
+    left_out: dict[str, str]  # figure → why the recordings do not allow it
+
+
+def draw(
+    recordings: Sequence[Recording],
+    folder: Path,
+    names: Sequence[str] | None = None,
+    formats: Sequence[str] = FORMATS,
+) -> Drawn:
+    """Draw all figures that the recordings allow, or those named, which is an error where they do not.
+
+    The alt texts, with every name in full, go into captions.md beside them.
+    """
+    _check("figure", names or (), FIGURES)
+    _check("format", formats, FORMATS)
+    if not recordings:
+        raise UserError("no recording to draw", remedy="Name one or more")
+    with look():
+        pass  # says what is missing before minutes of accounting
+    runs = runs_of(recordings)
+    files: list[Path] = []
+    captions: list[str] = []
+    left_out: dict[str, str] = {}
+    for name in dict.fromkeys(names or FIGURES):
+        try:
+            figure = FIGURES[name](runs)
+        except (NotDrawn, UserError) as error:
+            if names:
+                raise UserError(f"figure {name} cannot be drawn", str(error)) from None
+            left_out[name] = str(error)
+            continue
+        files += save(figure, folder, name, formats)
+        captions.append(f"**{name}** {alt_text(figure)}\n")
+    if not files:
+        raise UserError("no figure can be drawn", next(iter(left_out.values())))
+    _write(folder / CAPTIONS, "\n".join(captions).encode())
+    return Drawn([*files, folder / CAPTIONS], left_out)
+
+
+def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Into `folder`/`name`.pdf and so on, with the alt text inside; each file whole or not at all."""
+    _check("format", formats, FORMATS)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be created", error.strerror or str(error)) from None
+    files: list[Path] = []
+    for form in dict.fromkeys(formats):
+        file = folder / f"{name}.{form}"
+        _write(file, rendered(figure, form))
+        files.append(file)
+    return files
+
+
+def rendered(figure: Figure, form: str) -> bytes:
+    text = alt_text(figure)
+    title = text.partition(". ")[0]
+    metadata: dict[str, dict[str, str | None]] = {
+        "pdf": {
+            "Title": title,
+            "Subject": text,
+            "Creator": "Smaragdine",
+            "Producer": None,
+            "CreationDate": None,
+        },
+        "svg": {"Title": title, "Creator": "Smaragdine", "Date": None},
+        "png": {"Title": title, "Description": text, "Software": "Smaragdine"},
+    }
+    sink = io.BytesIO()
+    with look():
+        figure.savefig(sink, format=form, metadata=metadata[form])
+    return _described(sink.getvalue(), text) if form == "svg" else sink.getvalue()
+
+
+def _described(svg: bytes, text: str) -> bytes:
+    """A screen reader takes an SVG's first title and description; matplotlib writes the title alone."""
+    described = svg.replace(b"</title>", b"</title>\n <desc>" + html.escape(text).encode() + b"</desc>", 1)
+    return described.replace(b"<svg ", b'<svg role="img" ', 1)
+
+
+def _check(what: str, given: Sequence[str], known: Mapping[str, object] | Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise UserError(f"no {what} named {name}", remedy=f"There are: {', '.join(known)}")
+
+
+def _write(file: Path, content: bytes) -> None:
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        part.write_bytes(content)
+        os.replace(part, file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be written", error.strerror or str(error)) from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()

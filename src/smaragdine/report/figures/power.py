@@ -1,0 +1,119 @@
+"""`power`: raw power over time, one panel for each setting (GPyJoules' plots per power limit)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smaragdine.accounting.power import Floats, PowerTrace
+from smaragdine.report.figures import style
+from smaragdine.report.figures.runs import NotDrawn, Run, by_setting, power_notes
+from smaragdine.report.figures.style import styled
+from smaragdine.units import watts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_PIECES = 1500  # more than a column has dots: beyond it, means of even cells with their extremes
+_MOST_PANELS = 8
+
+Traced = tuple[PowerTrace, int, int]  # a run's power, its beginning and end
+
+
+@styled
+def power(
+    settings: Mapping[str, Sequence[Traced]],
+    device: str,
+    limits_w: Mapping[str, float] | None = None,
+    notes: Sequence[str] = (),
+) -> Figure:
+    """Setting → the runs of it, drawn over each other from their beginnings."""
+    rows = len(settings)
+    if rows > _MOST_PANELS:
+        raise NotDrawn(f"{rows} settings are too many for one figure; give up to {_MOST_PANELS}")
+    each_mm = 40 if rows == 1 else 24 if rows < 5 else 19
+    figure, panels = style.sheet(14 + each_mm * rows, rows=rows, sharex=True, sharey=True)
+    longest_s = max((end - begin) * 1e-9 for runs in settings.values() for _, begin, end in runs)
+    highest_w, coarse, means = 0.0, False, list[str]()
+    for axes, (setting, runs) in zip(panels, settings.items(), strict=True):
+        for n, (trace, begin_ns, end_ns) in enumerate(runs):
+            colour = style.SERIES[n % len(style.SERIES)]
+            t_s, low_w, mean_w, high_w = envelope(trace, begin_ns, end_ns)
+            if low_w is not mean_w:
+                coarse = True
+                axes.fill_between(t_s, low_w, high_w, step="post", color=colour, alpha=0.3, lw=0)
+            axes.step(t_s, mean_w, where="post", color=colour, lw=0.6, alpha=0.85)
+            highest_w = max(highest_w, float(np.nanmax(high_w, initial=0.0)))
+        limit_w = (limits_w or {}).get(setting)
+        if limit_w is not None and limit_w < 3 * highest_w:
+            axes.axhline(limit_w, color=style.FAINT, ls="--", lw=0.8)
+            highest_w = max(highest_w, limit_w)
+        title = setting
+        if limit_w is not None:
+            limit = f"{limit_w:g} W"
+            title = f"{limit} limit" if setting == limit else f"{setting}, {limit} limit"
+        axes.set_title(style.shortened(title, 66))
+        axes.grid(axis="y")
+        covered_s = [trace.covered_s(begin, end) for trace, begin, end in runs]
+        mean = sum(t.energy_j(b, e) for t, b, e in runs) / max(sum(covered_s), 1e-12)
+        means.append(f"{setting}: {watts(mean)} on average")
+    panels[0].set_xlim(0, longest_s)
+    panels[0].set_ylim(0, highest_w * 1.06)
+    style.duration(panels[-1].xaxis, "Time", longest_s)
+    for axes in panels:
+        style.quantity(axes.yaxis, "Power", "W", highest_w)
+        axes.yaxis.set_label_text("")
+    _, unit = style.prefixed(highest_w, "W")
+    figure.supylabel(f"Power of {device} ({unit})", fontsize=style.TEXT_PT)
+    drawn = {len(runs) for runs in settings.values()}
+    said = [] if drawn == {1} else ["one line for each run"]
+    said += ["bands: lowest to highest reading around the mean"] if coarse else []
+    said += ["dashed: power limit"] if limits_w else []
+    return style.describe(figure, f"Power of {device} over time", "; ".join(means), [*said, *notes])
+
+
+def power_of_runs(runs: Sequence[Run]) -> Figure:
+    device = common_device(runs)
+    settings = by_setting(runs)
+    traced = {name: [(run.traces[device], *run.bounds_ns) for run in each] for name, each in settings.items()}
+    limits_w = {name: each[0].limit_w for name, each in settings.items() if device.startswith("gpu")}
+    known = {name: limit for name, limit in limits_w.items() if limit is not None}
+    return power(traced, device, known, power_notes(runs, [device]))
+
+
+def common_device(runs: Sequence[Run]) -> str:
+    """The one that every run has power of and that takes the most: a GPU where there is one."""
+    shared = [device for device in runs[0].traces if all(device in run.traces for run in runs)]
+    if not shared:
+        raise NotDrawn("the recordings have no device in common")
+    gpus = [device for device in shared if device.startswith("gpu")]
+    return max(
+        gpus or shared, key=lambda device: sum(run.traces[device].energy_j(*run.bounds_ns) for run in runs)
+    )
+
+
+def envelope(trace: PowerTrace, begin_ns: int, end_ns: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """Seconds since the beginning, and lowest, mean and highest power from there on; nan: not known.
+
+    A trace of few stretches is drawn as it is, and its lowest and highest are its mean.
+    """
+    inside = (trace.end_ns > begin_ns) & (trace.start_ns < end_ns)
+    start_ns, until_ns = trace.start_ns[inside], np.minimum(trace.end_ns[inside], end_ns)
+    power_w = trace.power_w[inside]
+    if start_ns.size <= MOST_PIECES:
+        gap = np.append(start_ns[1:] > until_ns[:-1], True) if start_ns.size else np.zeros(0, bool)
+        t_ns = np.insert(start_ns, np.flatnonzero(gap) + 1, until_ns[gap])
+        mean_w = np.insert(power_w, np.flatnonzero(gap) + 1, np.nan)
+        return np.maximum(t_ns - begin_ns, 0) * 1e-9, mean_w, mean_w, mean_w
+    edges_ns = np.linspace(begin_ns, end_ns, MOST_PIECES // 3 + 1).astype(np.int64)
+    covered_s = np.diff(trace.covered_until_ns(edges_ns)) * 1e-9
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_w = np.where(covered_s > 0, np.diff(trace.energy_until_j(edges_ns)) / covered_s, np.nan)
+    low_w, high_w = np.full(mean_w.size, np.inf), np.full(mean_w.size, -np.inf)
+    cell = np.clip(np.searchsorted(edges_ns, start_ns, side="right") - 1, 0, mean_w.size - 1)
+    np.minimum.at(low_w, cell, power_w)
+    np.maximum.at(high_w, cell, power_w)
+    low_w, high_w = np.fmin(low_w, mean_w), np.fmax(high_w, mean_w)
+    return (edges_ns[:-1] - begin_ns) / 1e9, low_w, mean_w, high_w

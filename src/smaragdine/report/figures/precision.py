@@ -1,0 +1,140 @@
+"""`asss` and `assw`: how alike a footprint stays with fewer readings or more runs (the paper's figure 7).
+
+Beside every score is that of busy times alone against the energies: above it is what the sensor adds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smaragdine.accounting.account import recording_inputs, thinned
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.precision import Experiment, Score
+from smaragdine.accounting.precision import assw as widened
+from smaragdine.report.figures import style
+from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting, only, working_device
+from smaragdine.report.figures.style import styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_PAPER = 5  # runs of one experiment
+
+_CURVES: dict[str, tuple[Callable[[Score], float | None], str, str, str]] = {
+    "energy": (lambda score: score.scores.energy.value, style.BLUE, "-", "o"),
+    "power": (lambda score: score.scores.power.value, style.VERMILLION, "--", "s"),
+    "busy times alone": (lambda score: score.scores.floor.value, style.FAINT, ":", ""),
+}
+
+
+@styled
+def asss(
+    runs: Sequence[Sequence[Score]], device: str, period_ms: float | None = None, notes: Sequence[str] = ()
+) -> Figure:
+    """The scores of each run with every n-th reading; `period_ms` is that between two readings."""
+    figure, (axes,) = style.sheet(height_mm=54)
+    x = [score.n * (period_ms or 1.0) for score in runs[0]]
+    lowest = min(_curve(axes, name, x, runs) for name in _CURVES)
+    axes.set_xscale("log")
+    axes.set_xlim(x[0] / 1.15, x[-1] * 1.15)
+    ticks = [value for i, value in enumerate(x) if i % 2 == 0 or len(x) < 7]
+    axes.set_xticks(ticks, [f"{float(f'{value:.3g}'):g}" for value in ticks], minor=False)
+    axes.minorticks_off()
+    axes.set_xlabel("Sampling period (ms)" if period_ms else "Every n-th reading kept (n, 1)")
+    _finish(axes, lowest)
+    spread = f"bands: standard deviation over {len(runs)} runs" if len(runs) > 1 else "one run: no spread"
+    text = _ends(runs)
+    title = "Accounting similarity with sample sparsing (ASSS)"
+    return style.describe(figure, title, f"{device}: {text}", [device, spread, *notes])
+
+
+@styled
+def assw(turns: Sequence[Sequence[Score]], device: str, runs_each: int, notes: Sequence[str] = ()) -> Figure:
+    """The scores of one experiment against n others; each turn takes another experiment as the one."""
+    figure, (axes,) = style.sheet(height_mm=54)
+    x = [float(score.n) for score in turns[0]]
+    lowest = min(_curve(axes, name, x, turns) for name in _CURVES)
+    every = max(1, len(x) // 8)
+    axes.set_xticks(x[::every], [f"{value:g}" for value in x[::every]])
+    axes.set_xlim(x[0] - 0.3, x[-1] + 0.3)
+    each = f"{runs_each} runs" if runs_each > 1 else "one run"
+    axes.set_xlabel(f"Other experiments pooled (number, of {each} each)")
+    _finish(axes, lowest)
+    spread = f"bands: standard deviation over {len(turns)} experiments, each in turn against the others"
+    title = "Accounting similarity with sample widening (ASSW)"
+    return style.describe(figure, title, f"{device}: {_ends(turns)}", [device, spread, *notes])
+
+
+def asss_of_runs(runs: Sequence[Run], ks: Sequence[int] = KS) -> Figure:
+    one_setting(runs)
+    device = working_device([run.footprint for run in runs])
+    found: list[list[Score]] = []
+    for run in runs:
+        events, meters = recording_inputs(run.recording)
+        found.append(thinned(events, meters, ks)[device])
+    period_ms = runs[0].channels[device].period_ms
+    shown = min(sum(score.scores.energy.value is not None for score in each) for each in found)
+    if shown < 3:
+        raise NotDrawn("the traced time has too few readings to leave any out")
+    return asss([each[:shown] for each in found], device, period_ms, _notes(runs, device))
+
+
+def assw_of_runs(runs: Sequence[Run]) -> Figure:
+    one_setting(runs)
+    if len(runs) < 3:
+        raise NotDrawn("it takes three runs of one setting or more")
+    footprints = [run.footprint for run in runs]
+    device = working_device(footprints)
+    size = _PAPER if len(runs) % _PAPER == 0 and len(runs) >= 3 * _PAPER else 1
+    experiments = [footprints[i : i + size] for i in range(0, len(runs), size)]
+    return assw(in_turns(experiments, device), device, size, _notes(runs, device))
+
+
+def in_turns(experiments: Sequence[Experiment], device: str) -> list[list[Score]]:
+    return [widened([*experiments[i:], *experiments[:i]], device).disjoint for i in range(len(experiments))]
+
+
+def _notes(runs: Sequence[Run], device: str) -> list[str]:
+    footprints: list[Footprint] = [only(run.footprint, [device]) for run in runs]
+    return footprint_notes(footprints)
+
+
+def _curve(axes: Axes, name: str, x: Sequence[float], runs: Sequence[Sequence[Score]]) -> float:
+    """Draws mean and standard deviation over runs; returns the lowest value drawn."""
+    value, colour, dashes, marker = _CURVES[name]
+    scores = np.array([[_number(value(score)) for score in each] for each in runs])
+    mean = scores.mean(axis=0)
+    axes.plot(x, mean, color=colour, ls=dashes, marker=marker, ms=3, mew=0, label=name)
+    std = scores.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(mean.size)
+    if len(runs) > 1:
+        axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.2, lw=0)
+    return float(np.nanmin(mean - std)) if np.isfinite(mean).any() else 1.0
+
+
+def _finish(axes: Axes, lowest: float) -> None:
+    axes.set_ylim(
+        0.0 if 0 <= lowest < 0.9 else lowest - 0.05 if lowest < 0 else lowest - (1 - lowest) * 0.2, None
+    )
+    top = 1.0 + (1.0 - axes.get_ylim()[0]) * 0.04
+    axes.set_ylim(top=top)
+    axes.set_ylabel("Pearson correlation (1)")
+    axes.grid(axis="y")
+    style.legend_above(axes)
+
+
+def _ends(runs: Sequence[Sequence[Score]]) -> str:
+    said: list[str] = []
+    for i in (0, -1):
+        mean = np.mean([_number(each[i].scores.energy.value) for each in runs])
+        said.append(f"{mean:.4f} at n = {runs[0][i].n}")
+    return f"energy correlates {' and '.join(said)}"
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,237 @@
+"""Recordings as figures need them: each accounted once, with a label, in groups of repeated runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from smaragdine.accounting.account import account_meters, recording_inputs
+from smaragdine.accounting.diagram import Node, diagram
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.merge import merge, merge_edges, renaming
+from smaragdine.accounting.overview import Overview, overview
+from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.rows import numbers, replace
+from smaragdine.accounting.steps import at_level
+from smaragdine.accounting.traces import device_traces, main_channels
+from smaragdine.recording.events import one_dictionary
+from smaragdine.recording.reader import Recording
+from smaragdine.sensors.base import Channel
+
+# base-2, base_run2, 2, auto2; not base512, nor lr-0.1
+_REPEAT = re.compile(
+    r"(.*?)(?:[-_ ](?:run|rep|seed)?[-_ ]?(\d{1,4})|(?:run|rep|seed|^)(\d{1,4})|(?<=[A-Za-z])(\d{1,2}))",
+    re.IGNORECASE,
+)
+
+
+class NotDrawn(Exception):
+    """A figure that recordings do not allow, and why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    recording: Recording
+    label: str
+    group: str  # runs of the same setting
+
+    @cached_property
+    def overview(self) -> Overview:
+        return overview(self.recording)
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """Of one step where there are steps, else of what was traced."""
+        found = self.overview
+        footprint = found.step or found.footprint
+        if footprint is None or not footprint.rows.num_rows:
+            raise NotDrawn(f"{self.label} has no events: nothing was traced")
+        return footprint
+
+    @cached_property
+    def summary_footprint(self) -> Footprint:
+        """With self-similar siblings merged, and how their sum spreads over steps.
+
+        That spread cannot be had from those of the parts: the events are accounted again by merged names.
+        """
+        merged = merge(self.footprint)
+        again = self.accounted_as(renaming(self.footprint))
+        key = ("device", "name", "phase")
+        spread_j = {
+            tuple(row[part] for part in key): (row["step_mean_j"], row["step_std_j"])
+            for row in again.rows.to_pylist()
+        }
+        known = [spread_j[row] for row in zip(*(merged.rows[k].to_pylist() for k in key), strict=True)]
+        mean_j, std_j = (np.array(each, dtype=np.float64) for each in zip(*known, strict=True))
+        rows = replace(merged.rows, {"step_mean_j": numbers(mean_j), "step_std_j": numbers(std_j)})
+        return dataclasses.replace(merged, rows=rows)
+
+    def accounted_as(self, names: Mapping[str, str], by_phase: bool = True) -> Footprint:
+        """The footprint with operations under other names: name → what it is called."""
+        events, meters = recording_inputs(self.recording)
+        name = events["name"].cast(pa.string()).combine_chunks().dictionary_encode()
+        renamed = pa.array([names.get(each, each) for each in name.dictionary.to_pylist()], pa.string())
+        columns = {"name": pa.DictionaryArray.from_arrays(name.indices, renamed)}
+        if not by_phase:
+            phase = events.schema.field("phase").type
+            columns["phase"] = pa.nulls(events.num_rows, phase)
+        for column, values in columns.items():
+            events = events.set_column(events.schema.get_field_index(column), column, values)
+        again = account_meters(one_dictionary(events), meters)
+        return again if self.overview.step is None else at_level(again, self.overview.untraced)
+
+    @cached_property
+    def diagram(self) -> Node:
+        """Of the device that does the work: a share of joules over all devices says little about any."""
+        edges = _inside(self.recording.edges, merge_edges(self.recording.edges, renaming(self.footprint)))
+        one = only(merge(self.footprint), [working_device([self.footprint])])
+        return diagram(one, edges)
+
+    @cached_property
+    def traces(self) -> dict[str, PowerTrace]:
+        """Of the devices that add up and have power."""
+        found = {d: t for d, t in device_traces(self.recording).items() if t.start_ns.size}
+        adding = {d: t for d, t in found.items() if self.channels[d].scope == "device"}
+        if not found:
+            raise NotDrawn(f"{self.label} has no power of any device")
+        return adding or found
+
+    @cached_property
+    def channels(self) -> dict[str, Channel]:
+        """Per device the one its power rests on."""
+        return main_channels(self.recording)
+
+    @property
+    def bounds_ns(self) -> tuple[int, int]:
+        return self.overview.summary.begin_ns, self.overview.summary.end_ns
+
+    @cached_property
+    def limit_w(self) -> float | None:
+        """The power limit of its GPUs, where they all have the same."""
+        limits = {
+            float(np.median(series.value))
+            for series in self.recording.series("telemetry")
+            if series.channel.quantity == "power_limit" and series.value.size
+        }
+        return limits.pop() if len(limits) == 1 else None
+
+
+def runs_of(recordings: Sequence[Recording]) -> list[Run]:
+    """Labels are the ends of the folders' paths that tell them apart."""
+    labels = _labels([recording.path.resolve().parts for recording in recordings])
+    numbered = [_number(label) for label in labels]
+    runs: list[Run] = []
+    for recording, label, (stem, _) in zip(recordings, labels, numbered, strict=True):
+        mates = [n for n, (other, _) in enumerate(numbered) if other == stem]
+        repeats = _repeated([recordings[n] for n in mates], [numbered[n][1] for n in mates])
+        runs.append(Run(recording, label, stem if repeats else label))
+    return runs
+
+
+def _labels(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    depth = 1
+    while depth < 4 and len({path[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    labels = ["/".join(path[-depth:]) for path in paths]
+    return [f"{label} ({i})" if labels.count(label) > 1 else label for i, label in enumerate(labels, 1)]
+
+
+def _number(label: str) -> tuple[str, int]:
+    """What a label is without the number at its end, and that number; the first may have none."""
+    above, _, last = label.rpartition("/")
+    match = _REPEAT.fullmatch(last)
+    if match is None:
+        return label, 1
+    number = next(text for text in match.groups()[1:] if text)
+    return "/".join(part for part in (above, match[1]) if part) or label, int(number)
+
+
+def _repeated(recordings: Sequence[Recording], numbers: Sequence[int]) -> bool:
+    """base-1 and base-2 repeat one setting; batch-32 and batch-64 do not, unless by the same command."""
+    if len(recordings) < 2:
+        return False
+    commands = {tuple(recording.info.get("command", [])) for recording in recordings}
+    first = min(numbers)
+    counted = sorted(numbers) == list(range(first, first + len(numbers))) and first in (0, 1)
+    return counted or (len(commands) == 1 and commands != {()} and len(set(numbers)) == len(numbers))
+
+
+def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """By power limit where runs differ in it, low to high; else by the folder's name without its number."""
+    limits = [run.limit_w for run in runs]
+    if None not in limits and len(set(limits)) > 1:
+        return {
+            f"{limit:g} W": [run for run in runs if run.limit_w == limit]
+            for limit in sorted({limit for limit in limits if limit is not None})
+        }
+    return by_folder(runs)
+
+
+def one_setting(runs: Sequence[Run]) -> None:
+    settings = by_setting(runs)
+    if len(settings) > 1:
+        raise NotDrawn(f"runs of {len(settings)} settings cannot be averaged; give those of one")
+
+
+def by_folder(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.group, []).append(run)
+    return groups
+
+
+def working_device(footprints: Sequence[Footprint]) -> str:
+    """The device of which operations take the most energy."""
+    energy_j = {
+        device: sum(f.devices[device].total_j - f.devices[device].idle_j for f in footprints)
+        for device in footprints[0].devices
+        if all(device in f.devices for f in footprints)
+    }
+    if not energy_j:
+        raise NotDrawn("the recordings have no device in common")
+    return max(energy_j, key=lambda device: energy_j[device])
+
+
+def only(footprint: Footprint, devices: Sequence[str]) -> Footprint:
+    kept = [device in devices for device in footprint.rows["device"].to_pylist()]
+    totals = {device: total for device, total in footprint.devices.items() if device in devices}
+    return dataclasses.replace(
+        footprint, rows=footprint.rows.filter(pa.array(kept, pa.bool_())), devices=totals
+    )
+
+
+def _inside(edges: pa.Table, merged: pa.Table) -> pa.Table:
+    """Merged edges without those from one merged sibling to another: inside, they would lead back."""
+    kept: list[bool] = []
+    for *names, new_source, new_target in zip(
+        *(table[side].to_pylist() for table in (edges, merged) for side in ("source", "target")), strict=True
+    ):
+        source, target = (name.split("/") for name in names)
+        parted = next((i for i, (a, b) in enumerate(zip(source, target, strict=False)) if a != b), None)
+        parts = new_source.split("/"), new_target.split("/")
+        kept.append(parted is None or parts[0][parted] != parts[1][parted])
+    return merged.filter(pa.array(kept, pa.bool_()))
+
+
+def provenance_notes(provenance: Iterable[tuple[str, str | None]]) -> list[str]:
+    """(device, provenance) as what to say on a figure: nothing of what was measured."""
+    said: dict[str, list[str]] = {}
+    for device, known in provenance:
+        if known not in (None, "measured") and device not in said.setdefault(str(known), []):
+            said[str(known)].append(device)
+    return [f"{', '.join(sorted(devices))} {known}" for known, devices in said.items()]
+
+
+def footprint_notes(footprints: Sequence[Footprint]) -> list[str]:
+    return provenance_notes((d, t.provenance) for f in footprints for d, t in f.devices.items())
+
+
+def power_notes(runs: Sequence[Run], devices: Sequence[str]) -> list[str]:
+    found = [(d, run.channels[d].provenance) for run in runs for d in devices if d in run.channels]
+    return provenance_notes(found)

@@ -1,0 +1,173 @@
+"""`top_energy` and `top_power`: names that take or draw the most (the paper's figure 5, STEF and STPF)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from smaragdine.accounting.arithmetic import average
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.rows import Floats, column
+from smaragdine.report.figures import style
+from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting, only, working_device
+from smaragdine.report.figures.style import styled
+from smaragdine.units import si
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TOP = 10
+LEAST_SHARE = 0.001  # of the device's energy: the power of what hardly ran is a matter of chance
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Names by falling value, each with its standard deviation and 95 % half-width; nan: not known."""
+
+    name: list[str]
+    phase: list[str | None]
+    value: Floats
+    std: Floats
+    interval: Floats
+    spread_over: str
+
+
+def top_energy(footprints: Sequence[Footprint], device: str | None = None, top: int = TOP) -> Figure:
+    """Of one run, or of the mean of several; `device` is the one that does the work unless given."""
+    device = device or working_device(footprints)
+    return _draw(energies(footprints, device), footprints, device, "Energy", "J", top)
+
+
+def top_power(footprints: Sequence[Footprint], device: str | None = None, top: int = TOP) -> Figure:
+    device = device or working_device(footprints)
+    return _draw(powers(footprints, device), footprints, device, "Power", "W", top)
+
+
+def top_energy_of_runs(runs: Sequence[Run]) -> Figure:
+    return top_energy(_summaries(runs))
+
+
+def top_power_of_runs(runs: Sequence[Run]) -> Figure:
+    return top_power(_summaries(runs))
+
+
+def _summaries(runs: Sequence[Run]) -> list[Footprint]:
+    one_setting(runs)
+    return [run.summary_footprint for run in runs]
+
+
+def energies(footprints: Sequence[Footprint], device: str) -> Bars:
+    rows, spread = _rows(footprints, device)
+    if spread is not None:
+        std_j = column(spread, "energy_std_j")
+    else:
+        std_j = _of_steps(rows) * column(rows, "energy_j")
+    return _ranked(rows, column(rows, "energy_j"), std_j, column(rows, "uncertainty_j"), footprints, device)
+
+
+def powers(footprints: Sequence[Footprint], device: str) -> Bars:
+    rows, spread = _rows(footprints, device)
+    energy_j, busy_s = column(rows, "energy_j"), column(rows, "busy_s")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        power_w, interval_w = energy_j / busy_s, column(rows, "uncertainty_j") / busy_s
+    std_w = column(spread, "power_std_w") if spread is not None else _of_steps(rows) * power_w
+    if spread is not None:
+        power_w = column(spread, "power_mean_w")
+    least_j = LEAST_SHARE * footprints[0].devices[device].total_j
+    kept = np.isfinite(power_w) & (energy_j >= least_j)
+    power_w = np.where(kept, power_w, np.nan)
+    return _ranked(rows, power_w, std_w, interval_w, footprints, device)
+
+
+def _rows(footprints: Sequence[Footprint], device: str) -> tuple[pa.Table, pa.Table | None]:
+    found = [only(footprint, [device]) for footprint in footprints]
+    if len(found) == 1:
+        return found[0].rows, None
+    over_runs = average(found)
+    return over_runs.mean.rows, over_runs.spread
+
+
+def _of_steps(rows: pa.Table) -> Floats:
+    """The standard deviation over steps, as a part of the mean: a footprint may be levelled."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return column(rows, "step_std_j") / column(rows, "step_mean_j")
+
+
+def _ranked(
+    rows: pa.Table,
+    value: Floats,
+    std: Floats,
+    interval: Floats,
+    footprints: Sequence[Footprint],
+    device: str,
+) -> Bars:
+    order = np.argsort(-value, kind="stable")
+    order = order[np.isfinite(value[order]) & (value[order] > 0)]
+    steps = max(footprint.devices[device].steps for footprint in footprints)
+    over = f"{len(footprints)} runs" if len(footprints) > 1 else f"{steps} steps" if steps > 1 else ""
+    name, phase = rows["name"].to_pylist(), rows["phase"].to_pylist()
+    return Bars(
+        [name[i] for i in order],
+        [phase[i] for i in order],
+        value[order],
+        std[order],
+        interval[order],
+        over if np.isfinite(std[order]).any() else "",
+    )
+
+
+@styled
+def _draw(bars: Bars, footprints: Sequence[Footprint], device: str, what: str, unit: str, top: int) -> Figure:
+    count = min(top, len(bars.name))
+    if not count:
+        raise NotDrawn(f"no operation took any energy on {device}")
+    figure, (axes,) = style.sheet(height_mm=22 + 5.9 * count)
+    value, std, interval = bars.value[:count], bars.std[:count], bars.interval[:count]
+    at = np.arange(count, dtype=float)
+    colours = [style.colour_of_phase(phase) for phase in bars.phase[:count]]
+    axes.barh(at, value, 0.34, color=colours)
+    known = np.isfinite(interval)
+    low = np.maximum(value - interval, 0.0)
+    axes.hlines(at[known], low[known], (value + interval)[known], color="#9A9A9A", lw=0.8, gid="interval")
+    if bars.spread_over:
+        spread = np.isfinite(std)
+        axes.errorbar(
+            value[spread], at[spread], xerr=std[spread], fmt="none", color=style.INK, lw=0.9, capsize=2
+        )
+    reach = np.nanmax(np.concatenate([value, value + np.nan_to_num(std), value + np.nan_to_num(interval)]))
+    for i in range(count):
+        axes.text(0, at[i] - 0.23, style.shortened(bars.name[i], style.COLUMN_MM - 8), va="bottom")
+    axes.set_ylim(count - 0.6, -0.95)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.set_xlim(0, float(reach) * 1.03)
+    axes.grid(axis="x")
+    per_step = footprints[0].devices[device].per_step
+    of = "in a step" if per_step else "while traced"
+    title = f"{what} {of}" if unit == "J" else "Mean power while busy"
+    style.quantity(axes.xaxis, f"{title} on {device}", unit, float(reach))
+    _legend(axes, bars.phase[:count])
+    notes = [f"whiskers: standard deviation over {bars.spread_over}"] if bars.spread_over else []
+    notes += ["grey lines: 95 % interval"] if known.any() else []
+    notes += [f"names with {100 * LEAST_SHARE:g} % of the energy or more"] if unit == "W" else []
+    notes += [] if notes else ["uncertainty not known"]
+    text = "; ".join(
+        f"{name} ({style.named_phase(phase)}) {si(float(v), unit)}"
+        for name, phase, v in zip(bars.name[:count], bars.phase[:count], value, strict=True)
+    )
+    notes += footprint_notes([only(footprint, [device]) for footprint in footprints])
+    return style.describe(figure, f"The {count} names with the most {what.lower()} on {device}", text, notes)
+
+
+def _legend(axes: Axes, phases: Sequence[str | None]) -> None:
+    from matplotlib.patches import Patch
+
+    there = [phase for phase in (*style.PHASES, None) if phase in phases]
+    there += sorted({phase for phase in phases if phase is not None} - set(style.PHASES))
+    patches = [Patch(color=style.colour_of_phase(phase), label=style.named_phase(phase)) for phase in there]
+    style.legend_above(axes, patches)

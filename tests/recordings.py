@@ -1,0 +1,162 @@
+"""A recording made by hand, small and exact: every reading and every event is a round number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from smaragdine.recording.events import write_edges, write_events, write_windows
+from smaragdine.recording.format import MARKS, channel_to_dict
+from smaragdine.recording.marks import marks_table
+from smaragdine.recording.writer import ReadingsWriter, TableWriter
+from smaragdine.sensors.base import Channel
+
+MS = 1_000_000
+S = 1_000_000_000
+T0 = 1_700_000_000 * S
+RUN_S = 4
+ODD = 'net/layer_0/a "b" \\ {c|d}_50%\n<script>'
+
+_GPU = Channel("gpu:0", "power", "W", "sample", "measured", 20.0, "nvml", window_ms=20.0, detail="ring")
+_CPU = Channel("cpu:0", "energy", "J", "counter", "estimated", 100.0, "estimate")
+
+
+def gpu_w(ms: int) -> float:
+    """200 W in every first half of 200 ms, else 100 W; 10 W in the first second."""
+    return 10.0 if ms < 1000 else 200.0 if ms % 200 < 100 else 100.0
+
+
+def _readings(gap: bool) -> list[tuple[int, list[tuple[int, int, float]]]]:
+    """From before the program began until after it ended, as a monitor does."""
+    gpu = [(T0 + ms * MS, 0, gpu_w(ms - 20)) for ms in range(-180, RUN_S * 1000 + 101, 20)]
+    if gap:
+        gpu = [row for row in gpu if not 3000 < (row[0] - T0) // MS <= 3600]
+    cpu = [(T0 + ms * MS, 1, 100 + 40.0 * ms / 1000) for ms in range(-200, RUN_S * 1000 + 101, 100)]
+    return [(0, gpu), (0, cpu)]
+
+
+def _events() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+
+    def add(
+        step: int, name: str, device: str, at: int, long: float, phase: str | None, lane: int | None
+    ) -> None:
+        begin = T0 + (1000 + 100 * step + at) * MS
+        long_ns = round(long * MS)
+        rows.append(
+            {
+                "name": name,
+                "device": device,
+                "start_ns": begin,
+                "duration_ns": long_ns,
+                "phase": phase,
+                "lane": lane,
+                "step": step,
+            }
+        )
+
+    for step in range(3, 7):
+        for layer in range(3):
+            add(step, f"net/layer_{layer}/MatMul", "gpu:0", 10 * layer, 10, "forward", 7)
+            add(step, f"net/layer_{layer}/MatMul", "gpu:0", 40 + 15 * layer, 15, "backward", 7)
+        add(step, "copy", "gpu:0", 5, 20, None, 9)  # beside the first lane
+        add(step, "copy", "gpu:0", 15, 20, None, 9)  # crosses the one before it
+        add(step, ODD, "gpu:0", 90, 0.5, "other", None)
+        add(step, "net", "cpu:0", 0, 60, "forward", 100)
+        add(step, "net/layer_0", "cpu:0", 0, 30, "forward", 100)
+        add(step, "net/layer_0/MatMul", "cpu:0", 10, 20, "forward", 100)  # ends with what it is in
+        add(step, "net/zero", "cpu:0", 30, 0, "forward", 100)
+        add(step, "ring", "nic:0", 0, 10, None, 1)
+    return rows
+
+
+def _marks() -> list[dict[str, Any]]:
+    who = {"rank": 0, "pid": 42, "source": "torch"}
+    rows: list[dict[str, Any]] = [
+        {"t_ns": T0, "name": "experiment_begin", "source": "run"},
+        {"t_ns": T0 + 900 * MS, "name": "train_begin", **who},
+        {"t_ns": T0 + RUN_S * S, "name": "experiment_end", "source": "run"},
+        {"t_ns": T0 + 3 * S, "name": "train_end", **who},
+        {"t_ns": T0 + 2500 * MS, "name": "checkpoint", "detail": 'to "disk"', **who, "source": "user"},
+    ]
+    for epoch in range(2):
+        rows.append({"t_ns": T0 + (1000 + 1000 * epoch) * MS, "name": "epoch_begin", "index": epoch, **who})
+        rows.append({"t_ns": T0 + (1990 + 1000 * epoch) * MS, "name": "epoch_end", "index": epoch, **who})
+    for step in range(18):
+        # Steps lie back to back; the first of each epoch has no beginning.
+        at_ms = 1000 + 100 * (step + 1) + (100 if step >= 9 else 0)
+        rows.append({"t_ns": T0 + at_ms * MS, "name": "step_end", "index": step, **who})
+    return rows
+
+
+def _window(stopped_ms: int) -> dict[str, Any]:
+    steps = [
+        {"index": i, "begin_ns": T0 + (1000 + 100 * i) * MS, "end_ns": T0 + (1100 + 100 * i) * MS}
+        for i in range(3, 7)
+    ]
+    return {
+        "framework": "torch",
+        "source": "torch",
+        "rank": 0,
+        "pid": 42,
+        "asked_ns": T0 + 1299 * MS,
+        "begin_ns": T0 + 1300 * MS,
+        "end_ns": T0 + 1700 * MS,
+        "stopped_ns": T0 + stopped_ms * MS,
+        "steps": steps,
+        "events": 60,
+        "busy_ns": 400 * MS,
+        "placed_ns": 400 * MS,
+        "counts_divide": True,
+        "remarks": [],
+    }
+
+
+def make(
+    folder: Path,
+    *,
+    power: bool = True,
+    events: bool = True,
+    gap: bool = False,
+    stopped_ms: int = 1701,
+    **info: Any,
+) -> Path:
+    """Four seconds, two epochs, eighteen steps of 100 ms, of which four are traced."""
+    folder.mkdir(parents=True)
+    channels = [_GPU, _CPU]
+    facts = {
+        "format_version": 1,
+        "smaragdine_version": "0",
+        "run_id": "0123456789abcdef",
+        "status": "complete",
+        "command": ["python", "/home/me/train_it.py", "--epochs", "2"],
+        "working_folder": str(folder.parent),
+        "begin_ns": T0,
+        "end_ns": T0 + RUN_S * S,
+        "clock": {"begin": {"wall_ns": T0 - S, "mono_ns": 5 * S}},
+        "channels": [channel_to_dict(channel) for channel in channels] if power else [],
+        "libraries": {"torch": "2.9"},
+        "host": {
+            "cpu": "Test CPU & Co",
+            "gpus": [{"device": "gpu:0", "name": "Test GPU", "power_limit_w": 700.0}],
+        },
+        **info,
+    }
+    (folder / "run.json").write_text(json.dumps(facts))
+    if power:
+        writer = ReadingsWriter(folder, channels)
+        writer.write(_readings(gap))
+        writer.close()
+    marks = TableWriter(folder / "marks.arrows", MARKS)
+    for batch in marks_table(_marks()).to_batches():
+        marks.write(batch)
+    marks.close()
+    if events:
+        assert write_events(folder, pa.Table.from_pylist(_events())) is None
+        edges = {"source": ["net/layer_0/MatMul"], "target": ["net/layer_1/MatMul"]}
+        assert write_edges(folder, pa.table(edges)) is None
+        assert write_windows(folder, pa.Table.from_pylist([_window(stopped_ms)])) is None
+    return folder

@@ -1,0 +1,133 @@
+"""`smaragdine report`: what a person reads, and what a machine does."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import smaragdine
+from traced_recording import event, mark, recording, ten_and_three, window
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    ten_and_three(folder / "steps")
+    recording(folder / "bare", [mark(t) for t in range(10, 100, 10)])
+    slices = [window(10, 20, 60, 61, []), window(100, 110, 160, 161, [], remarks=["said by the profiler"])]
+    events = [
+        event(f"net/layer_{i}/MatMul", at + 10 * i, at + 10 * i + 8, None)
+        for at in (20, 110)
+        for i in (0, 1, 2)
+    ]
+    recording(folder / "slices", (), slices, events)
+    one = [window(10, 20, 60, 61, [(0, 22, 30)], source=None)]
+    recording(folder / "found", (), one, [event("net/a", 23, 28, 0)])
+    return folder
+
+
+def report(runs: Path, *words: str, **env: str) -> str:
+    done = smaragdine("report", *words, cwd=runs, env=env)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def test_a_traced_run(runs: Path) -> None:
+    text = report(runs, "steps")
+    assert text.startswith("train.py\n")
+    assert "torch: traced 3 of 25 steps; 100.0% of the busy time" in text
+    assert "a traced step took 15.0 ms, an untraced one 10.0 ms (+50%)" in text
+    assert "starting and stopping the profiler took 10.0 ms" in text
+    assert any(f"the steps took {percent} % longer" in " ".join(text.split()) for percent in (12, 13))
+    assert "gpu:0, one step: 1.00 J in 10.0 ms, 60% busy" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["net/a", "forward", "400", "mJ"] in [line[:4] for line in lines]
+    assert ["(idle)", "400", "mJ", "40.0%"] in [line[:4] for line in lines]
+    assert ["total", "1.00", "J", "100.0%"] in [line[:4] for line in lines]
+    assert text.count("gpu:0") == 2  # the run's table, and the heading
+    assert "by phase: forward 100.0%" in text
+    assert "└── net" in text
+
+
+def test_all_traced_steps_as_they_were(runs: Path) -> None:
+    text = report(runs, "steps", "--traced", "--depth", "0")
+    assert "gpu:0, 3 traced steps: 3.60 J in 36.0 ms" in text
+    assert "└── " not in text
+
+
+def test_slices(runs: Path) -> None:
+    text = report(runs, "slices", "--summary", "--top", "1")
+    assert "torch: traced 2 slices of time (90.0 ms); nothing tells steps apart" in text
+    assert "gpu:0, while traced" in text
+    assert "net/layer_*/MatMul" in text
+    assert "! said by the profiler" in text
+    assert "traced 1 step, found in 1 slice of time" in report(runs, "found")
+
+
+def test_a_run_without_a_trace(runs: Path) -> None:
+    text = report(runs, "bare")
+    assert "40.0 J" in text
+    assert "no operations: nothing was traced" in text
+
+
+def numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from numbers(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from numbers(each)
+    elif isinstance(value, float):
+        yield value
+
+
+def test_for_machines(runs: Path) -> None:
+    found = {name: json.loads(report(runs, name, "--json")) for name in ("steps", "slices", "bare", "found")}
+    keys = set(found["steps"])
+    for name, each in found.items():
+        assert set(each) == keys, name
+        assert all(math.isfinite(number) for number in numbers(each)), name
+        assert each["total_j"] == pytest.approx(40.0)
+    steps = found["steps"]
+    assert steps["steps"] == {
+        "announced": 25,
+        "traced": 3,
+        "traced_s": pytest.approx(0.015),
+        "untraced": 9,
+        "untraced_s": pytest.approx(0.010),
+        "slower": pytest.approx(0.5),
+        "paused_s": pytest.approx(0.010),
+        "cost": pytest.approx(0.125),
+    }
+    for part in ("step", "traced"):
+        device = steps[part]["devices"]["gpu:0"]
+        rows_j = sum(row["energy_j"] for row in device["rows"])
+        assert rows_j + device["idle_j"] == pytest.approx(device["total_j"], rel=1e-9)
+    assert found["slices"]["steps"] is None
+    assert found["slices"]["tracing"]["windows"] == 2
+    assert found["bare"]["tracing"] is None
+    assert found["bare"]["traced"] is None
+
+
+def test_narrow_and_without_colours(runs: Path) -> None:
+    for name in ("steps", "slices", "bare"):
+        text = report(runs, name, COLUMNS="60", NO_COLOR="1")
+        assert max(map(len, text.splitlines())) <= 60
+        assert "\x1b" not in text
+        assert "\x1b" not in report(runs, name)
+    assert "\x1b" in report(runs, "steps", FORCE_COLOR="1")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"), [(["none"], "none"), ([], "RUN"), (["steps", "--top", "-1"], "--top")]
+)
+def test_a_mistake_is_one_line(runs: Path, words: list[str], named: str) -> None:
+    done = smaragdine("report", *words, cwd=runs)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert named in done.stderr

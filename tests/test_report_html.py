@@ -1,0 +1,567 @@
+"""The HTML report in a real Chromium: what it shows is what `report --json` says, to the last digit."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import recordings
+from cli import smaragdine
+from footprints import footprint
+from models import bert_keras
+from smaragdine.accounting.comparison import compare
+from smaragdine.accounting.comparison import to_json as comparison_json
+from smaragdine.accounting.merge import renaming
+from smaragdine.accounting.overview import Overview, overview, overview_json
+from smaragdine.accounting.steps import UntracedStep, at_level
+from smaragdine.errors import UserError
+from smaragdine.recording.reader import open_recording
+from smaragdine.report.html.page import html_page, write_html
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FIGURES = ("energy_j", "busy_s", "count", "uncertainty_j", "power_w")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Opens a report, and sees to it that it asks for nothing and complains of nothing."""
+    contexts, said, asked = [], [], []
+
+    def open_page(source: str | Path, view: str = "", **options):
+        path = source
+        if isinstance(source, str):
+            path = tmp_path / f"{len(contexts)}.html"
+            path.write_text(source, encoding="utf-8")
+        options = {"viewport": {"width": 1440, "height": 900}, "reduced_motion": "reduce", **options}
+        context = browser.new_context(**options)
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url.partition("#")[0]))
+        page.goto(path.as_uri() + view)
+        page.wait_for_selector("html[data-ready]")
+        assert set(asked) <= {path.as_uri()}
+        asked.clear()
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert asked == []
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """Two recordings of a BERT in Keras, made as a user does."""
+    for needed in ("keras", "torch"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"needs {needed}")
+    folder = tmp_path_factory.mktemp("bert")
+    extra = {"KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    for name, steps in (("a", "8"), ("b", "12")):
+        options = ("-o", name, "--trace-steps", "3", "--trace-skip", "2")
+        done = smaragdine("run", *options, bert_keras.__file__, steps, "functional", env=extra, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert_page(bert):
+    write_html([open_recording(bert / "a")], bert / "a.html")
+    return bert / "a.html"
+
+
+@pytest.fixture(scope="module")
+def said(bert):
+    done = smaragdine("report", bert / "a", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def by_hand(tmp_path):
+    return open_recording(recordings.make(tmp_path / "hand"))
+
+
+def json_rows(values, level="step", device="all", phase="all"):
+    """Rows of `report --json` as the page's choices name them."""
+    return [
+        {**row, "device": name, "phase": row["phase"] or "not known"}
+        for name, total in values[level]["devices"].items()
+        for row in total["rows"]
+        if device in ("all", name) and phase in ("all", row["phase"] or "not known")
+    ]
+
+
+def below(rows, path, figure="energy_j"):
+    return math.fsum(r[figure] for r in rows if f"{r['name']}/".startswith(f"{path}/" if path else ""))
+
+
+def attribute(element, figure):
+    text = element.get_attribute(f"data-{figure.replace('_', '-')}")
+    return None if text is None else float(text)
+
+
+def boxes(page):
+    return page.locator("#boxes .box").all()
+
+
+def box(page, path):
+    return page.locator(f'#boxes .box[data-path="{path}"]')
+
+
+def shown_path(page):
+    return page.locator("#crumbs [aria-current]").get_attribute("data-path")
+
+
+def check_boxes(page, rows, path):
+    """Every box is the exact sum of the rows below it, and all of them are their parent."""
+    shown = page.eval_on_selector_all("#boxes .box", "all => all.map(e => ({...e.dataset}))")
+    for one in shown:
+        if one["kind"] != "rest" and one["path"] != path:
+            assert float(one["energyJ"]) == below(rows, one["path"])
+            assert float(one["busyS"]) == below(rows, one["path"], "busy_s")
+    assert math.fsum(float(one["energyJ"]) for one in shown) == pytest.approx(below(rows, path), rel=1e-12)
+
+
+def largest_layer(page):
+    layers = [one for one in boxes(page) if one.get_attribute("data-kind") == "layer"]
+    return max(layers, key=lambda one: attribute(one, "energy_j"))
+
+
+def table_rows(page):
+    """All rows of the table, by scrolling through it: only those in sight are there."""
+    found = {}
+    table = page.locator("#table")
+    total = int(table.get_attribute("aria-rowcount")) - 1
+    table.evaluate("e => { e.scrollTop = 0; drawLines(); }")
+    while len(found) < total:
+        lines = page.eval_on_selector_all(
+            "#table .line", "all => all.map(e => [e.getAttribute('aria-rowindex'), {...e.dataset}])"
+        )
+        before = len(found)
+        found |= dict(lines)
+        table.evaluate("e => { e.scrollTop += e.clientHeight - 60; drawLines(); }")
+        assert len(found) > before or len(found) == total
+    return [found[key] for key in sorted(found, key=int)]
+
+
+def test_zoom_four_levels_down_and_back(visit, bert_page, said):
+    page = visit(bert_page)
+    rows = json_rows(said, device="cpu:0")
+    paths = [None]
+    check_boxes(page, rows, "")
+    for _ in range(4):
+        target = largest_layer(page)
+        paths.append(target.get_attribute("data-path"))
+        target.click()
+        assert shown_path(page) == paths[-1]
+        check_boxes(page, rows, paths[-1])
+    assert paths[-1].count("/") == 3
+    for path in reversed(paths[:-1]):
+        page.keyboard.press("Backspace")
+        assert shown_path(page) == path
+    page.go_back()  # the browser's own history has the same steps
+    assert shown_path(page) == paths[1]
+
+
+def test_the_table_is_the_json(visit, bert_page, said):
+    page = visit(bert_page)
+    wanted = {(r["name"], r["phase"]): r for r in json_rows(said, device="cpu:0")}
+    found = {(row["name"], row["phase"]): row for row in table_rows(page)}
+    assert found.keys() == wanted.keys()
+    for key, row in found.items():
+        for figure in FIGURES:
+            camel = "".join(p.capitalize() if i else p for i, p in enumerate(figure.split("_")))
+            value = wanted[key][figure]
+            assert (float(row[camel]) if camel in row else None) == value, (key, figure)
+        assert row["basis"] == wanted[key]["basis"]
+    energies = [float(row["energyJ"]) for row in found.values()]
+    assert energies == sorted(energies, reverse=True)
+
+
+def test_header_and_conservation(visit, bert_page, said):
+    page = visit(bert_page)
+    for device, figures in said["devices"].items():
+        line = page.locator(f'.devices tr[data-device="{device}"]')
+        assert attribute(line, "energy_j") == figures["energy_j"]
+        assert figures["provenance"] in line.inner_text()
+    assert attribute(page.locator(".devices .sum"), "energy_j") == said["total_j"]
+    total = said["step"]["devices"]["cpu:0"]
+    balance = page.locator("#balance [data-total-j]")
+    assert attribute(balance, "total_j") == total["total_j"]
+    assert attribute(balance, "idle_j") == total["idle_j"]
+    assert attribute(balance, "rows_j") == below(json_rows(said, device="cpu:0"), "")
+    assert attribute(balance, "rows_j") + total["idle_j"] == pytest.approx(total["total_j"], rel=1e-9)
+    assert "3 steps of 8 traced" in page.locator("header").inner_text()
+
+
+def test_phase_metric_and_level(visit, bert_page, said):
+    page = visit(bert_page, "#path=bert%2Fencoder")
+    for phase in ("forward", "backward"):
+        page.click(f'[data-set="phase"][data-value="{phase}"]')
+        check_boxes(page, json_rows(said, device="cpu:0", phase=phase), "bert/encoder")
+    page.click('[data-set="level"][data-value="traced"]')
+    check_boxes(page, json_rows(said, "traced", "cpu:0", "backward"), "bert/encoder")
+    page.click('[data-set="phase"][data-value="all"]')
+    rows = json_rows(said, "traced", "cpu:0")
+    layer = box(page, "bert/encoder/layer_0")
+    page.click('[data-set="metric"][data-value="time"]')
+    busy_s = below(rows, "bert/encoder/layer_0", "busy_s")
+    assert attribute(layer, "busy_s") == busy_s
+    assert attribute(layer, "share") == busy_s / below(rows, "bert/encoder", "busy_s")
+    page.click('[data-set="metric"][data-value="power"]')
+    assert attribute(layer, "power_w") == below(rows, "bert/encoder/layer_0") / busy_s
+    assert layer.locator(".big").inner_text().endswith("W")
+    # The address has all of it.
+    again = visit(bert_page, page.evaluate("location.hash"))
+    assert attribute(box(again, "bert/encoder/layer_0"), "power_w") == attribute(layer, "power_w")
+    assert again.locator("[aria-pressed=true][data-set=metric]").get_attribute("data-value") == "power"
+
+
+def test_dataflow_is_drawn(visit, bert_page):
+    page = visit(bert_page, "#path=bert%2Fencoder")
+    flows = page.eval_on_selector_all(
+        "path.flow", "all => all.map(e => [e.dataset.source, e.dataset.target])"
+    )
+    assert flows == [["layer_0", "layer_1"]]
+    left, right = (box(page, f"bert/encoder/layer_{i}").bounding_box() for i in (0, 1))
+    assert left["x"] + left["width"] < right["x"]
+    corner = "e => getComputedStyle(e).borderTopLeftRadius"
+    assert box(page, "bert/encoder/layer_0").evaluate(corner) != "0px"
+    leaf = visit(bert_page, "#path=bert%2Fclassifier").locator('.box[data-kind="operation"]').first
+    assert leaf.evaluate(corner) == "0px"
+
+
+def test_merged_layers(visit, by_hand):
+    seen = overview(by_hand)
+    names = renaming(seen.footprint)
+    assert names["net/layer_1/MatMul"] == names["net/layer_2/MatMul"] == "net/layer_*/MatMul"
+    rows = json_rows(overview_json(seen), device="gpu:0")
+    merged = [{**row, "name": names[row["name"]]} for row in rows]
+    page = visit(html_page([by_hand]), "#path=net")
+    assert {one.get_attribute("data-path") for one in boxes(page)} == {f"net/layer_{i}" for i in range(3)}
+    page.click('[data-set="merged"][data-value="true"]')
+    assert {one.get_attribute("data-path") for one in boxes(page)} == {"net/layer_0", "net/layer_*"}
+    check_boxes(page, merged, "net")
+    wanted = defaultdict(list)
+    for row in merged:
+        wanted[row["name"], row["phase"]].append(row["energy_j"])
+    inside = {key: math.fsum(parts) for key, parts in wanted.items() if key[0].startswith("net/")}
+    found = {(row["name"], row["phase"]): float(row["energyJ"]) for row in table_rows(page)}
+    assert found == inside
+
+
+def test_search_and_keyboard(visit, bert_page):
+    page = visit(bert_page)
+    page.keyboard.press("/")
+    page.keyboard.type("layer_1 attention self")
+    first = page.locator("#found li").first.get_attribute("data-path")
+    assert first == "bert/encoder/layer_1/attention/self"
+    page.keyboard.press("Enter")
+    assert shown_path(page) == first
+    focused = page.locator("#boxes :focus")
+    before = focused.bounding_box()["x"]
+    page.keyboard.press("ArrowRight")
+    after = focused.bounding_box()["x"]
+    assert after > before
+    page.keyboard.press("ArrowLeft")
+    assert focused.bounding_box()["x"] < after
+    page.keyboard.press("Escape")
+    assert shown_path(page) == "bert/encoder/layer_1/attention"
+    assert focused.get_attribute("data-path") == first  # the focus returns to what one left
+    page.keyboard.press("Enter")
+    assert shown_path(page) == first
+    page.keyboard.press("/")
+    page.keyboard.type("no such thing")
+    assert page.locator("#found").inner_text() == "no such name"
+    page.keyboard.press("Escape")
+    page.locator("#crumbs button").first.click()
+    assert shown_path(page) is None
+
+
+def test_an_operation_is_found_and_marked(visit, bert_page):
+    page = visit(bert_page)
+    page.fill("#search", "bert/classifier/mm")
+    page.keyboard.press("Enter")
+    assert shown_path(page) == "bert/classifier"
+    assert page.locator('.box[aria-pressed="true"]').get_attribute("data-path") == "bert/classifier/mm"
+    assert page.locator(".line[aria-current=true]").first.get_attribute("data-name") == "bert/classifier/mm"
+
+
+def test_the_icicle_zooms_both(visit, bert_page):
+    page = visit(bert_page)
+    canvas = page.locator("#icicle")
+    assert int(canvas.get_attribute("data-cells")) > 20
+    place = canvas.bounding_box()
+    page.mouse.move(place["x"] + 40, place["y"] + 30)
+    assert page.locator("#tip strong").inner_text() == "bert"
+    canvas.click(position={"x": 40, "y": 30})
+    assert shown_path(page) == "bert"
+
+
+def test_power_says_which_layer_ran(visit, by_hand):
+    """The second tenth of the window is in the backward pass of layer_0, at 100 W on average."""
+    page = visit(html_page([by_hand]))
+    page.locator("#ranges button", has_text="one step").click()
+    canvas = page.locator("#power")
+    canvas.scroll_into_view_if_needed()
+    place = canvas.bounding_box()
+    left, right = 54, 10  # beside the bands
+    x = place["x"] + left + 0.45 * (place["width"] - left - right)
+    page.mouse.move(x, place["y"] + 40)
+    lines = page.locator("#tip tr").all_inner_texts()
+    assert page.locator("#tip strong").inner_text().startswith("1.345")
+    assert "epoch 0" in page.locator("#tip strong").inner_text()
+    assert any(line.split("\t") == ["gpu:0", "100 W"] for line in lines)
+    assert any("net/layer_0, backward" in line for line in lines)
+
+
+def test_devices(visit, by_hand):
+    values = overview_json(overview(by_hand))
+    page = visit(html_page([by_hand]))
+    assert page.locator('[aria-pressed=true][data-set="device"]').inner_text() == "gpu:0"
+    for device in ("cpu:0", "all", "gpu:0"):
+        page.click(f'[data-set="device"][data-value="{device}"]')
+        check_boxes(page, json_rows(values, device=device), "")
+        wanted = {
+            (r["device"], r["name"], r["phase"]): r["energy_j"] for r in json_rows(values, device=device)
+        }
+        found = {(r["device"], r["name"], r["phase"]): float(r["energyJ"]) for r in table_rows(page)}
+        assert found == wanted
+    # A name that is an operation and a layer at once has a box of its own beside its parts.
+    page.click('[data-set="device"][data-value="cpu:0"]')
+    page.click('.box[data-path="net"]')
+    check_boxes(page, json_rows(values, device="cpu:0"), "net")
+    itself = page.locator(".box", has_text="net itself")
+    (alone,) = [r for r in json_rows(values, device="cpu:0") if r["name"] == "net"]
+    assert attribute(itself, "energy_j") == alone["energy_j"]
+    assert "nic:0" in page.locator("footer").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("level", "phase", "device"), [("traced", "other", "cpu:0"), ("nonsense", "no phase", "tpu:7")]
+)
+def test_a_link_from_elsewhere_still_opens(visit, by_hand, level, phase, device):
+    page = visit(html_page([by_hand]), f"#path=no%2Fsuch&level={level}&phase={phase}&device={device}&run=7")
+    assert page.locator("#crumbs").inner_text() == "all"
+
+
+def test_dark_and_light(visit, bert_page):
+    background = "getComputedStyle(document.body).backgroundColor"
+    page = visit(bert_page, color_scheme="dark")
+    dark = page.evaluate(background)
+    page.click("#theme")
+    light = page.evaluate(background)
+    assert [sum(map(int, c[4:-1].split(","))) > 380 for c in (dark, light)] == [False, True]
+    assert light == visit(bert_page).evaluate(background)
+
+
+def test_print(visit, bert_page):
+    page = visit(bert_page, "#path=bert%2Fencoder", color_scheme="dark")
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.locator("#controls").is_visible()
+    assert page.locator("#table .line").count() == 30
+    assert box(page, "bert/encoder/layer_0").is_visible()
+    assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("width", [1024, 390])
+def test_nothing_is_wider_than_the_screen(visit, bert_page, width):
+    page = visit(bert_page, "#path=bert%2Fencoder", viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_two_runs(visit, bert):
+    runs = [open_recording(bert / name) for name in ("a", "b")]
+    a, b = (overview(run) for run in runs)
+    page = visit(html_page(runs))
+    values = comparison_json(compare([a.step], [b.step], "cpu:0"))
+    assert page.locator('[aria-pressed=true][data-set="device"]').get_attribute("data-value") == "cpu:0"
+    wanted = {(one["name"], one["phase"] or "not known"): one for one in values["changes"]}
+    found = {(row["name"], row["phase"]): row for row in table_rows(page)}
+    alone = {(o["name"], o["phase"] or "not known") for o in (*values["only_a"], *values["only_b"])}
+    assert found.keys() == wanted.keys() | alone
+    for key, change in wanted.items():
+        row = found[key]
+        figures = [float(row[name]) for name in ("aJ", "bJ", "differenceJ")]
+        assert figures == [change["a_j"], change["b_j"], change["difference_j"]]
+        assert (float(row["halfWidthJ"]) if "halfWidthJ" in row else None) == change["half_width_j"]
+        assert row["verdict"] == change["verdict"]
+    line = page.locator('.devices tr[data-device="cpu:0"][data-difference-j]')
+    assert attribute(line, "difference_j") == values["devices"]["cpu:0"]["difference_j"]
+    sides = [json_rows(overview_json(side), device="cpu:0") for side in (a, b)]
+    page.click('.box[data-path="bert"]')
+    encoder = box(page, "bert/encoder")
+    before, after = (below(rows, "bert/encoder") for rows in sides)
+    assert (attribute(encoder, "a_j"), attribute(encoder, "b_j")) == (before, after)
+    for side, rows in zip(("0", "1"), sides, strict=True):
+        page.click(f'[data-set="run"][data-value="{side}"]')
+        assert shown_path(page) == "bert"
+        check_boxes(page, rows, "bert")
+
+
+def test_without_operations_in_one_run(visit, by_hand, tmp_path):
+    other = open_recording(recordings.make(tmp_path / "none", events=False))
+    page = visit(html_page([by_hand, other]))
+    assert "B has no traced operations" in page.locator("header").inner_text()
+    assert len(boxes(page)) > 1
+    page.click('[data-set="run"][data-value="1"]')
+    assert "nothing was traced" in page.locator("#empty").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("made", "where", "text"),
+    [
+        ({"events": False}, "#empty", "nothing was traced"),
+        ({"power": False}, "#empty", "no power was measured"),
+        ({"power": False}, "header", "Nothing was measured"),
+        ({"power": False}, "#time", "No power"),
+        ({"power": False, "events": False}, "#empty", "nothing was traced"),
+        ({"gap": True}, "header", "missing"),
+        ({"status": "failed", "exit_code": 3}, "header", "failed with exit code 3"),
+        ({"status": "killed", "signal": 9}, "header", "killed by signal 9"),
+        ({"status": "running", "supervisor_pid": 2**30, "end_ns": None}, "header", "interrupted"),
+        ({"problems": ["disk <full>"]}, "footer", "disk <full>"),
+    ],
+)
+def test_what_is_missing_is_said(visit, tmp_path, made, where, text):
+    info = {key: value for key, value in made.items() if value is not None}
+    folder = recordings.make(tmp_path / "run", **info)
+    if made.get("end_ns", 0) is None:
+        values = json.loads((folder / "run.json").read_text())
+        del values["end_ns"]
+        (folder / "run.json").write_text(json.dumps(values))
+    page = visit(html_page([open_recording(folder)]))
+    assert text in page.locator(where).inner_text()
+
+
+def made_overview(recording, rows, steps=20) -> Overview:
+    whole = footprint(rows, idle_j=3.0, steps=steps)
+    step = UntracedStep(0.1, 1.0, 0.05, 0.1, 0.973)
+    untraced = {"gpu:0": step}
+    seen = overview(recording)
+    return dataclasses.replace(seen, footprint=whole, untraced=untraced, step=at_level(whole, untraced))
+
+
+HOSTILE = [
+    "</script><script>document.title='x'</script>/op",
+    "<img src=x onerror=\"document.title='x'\">/op",
+    'it\'s "quoted" & <b>bold</b>/{{style}}',
+    "🧪/Ünïcode/漢字 \u202e turned",
+    "#path=x&y=%00/../etc?a=b+c d",
+    "long_" + "x" * 4000,
+    "//empty//",
+    "line\nbreak\ttab\x00nul/op",
+    recordings.ODD,
+]
+
+
+def test_hostile_names_are_text(visit, by_hand):
+    rows = [{"name": name, "energy_j": 1.0 + i, "phase": "forward"} for i, name in enumerate(HOSTILE)]
+    found = made_overview(by_hand, rows)
+    page = visit(html_page([by_hand], [found]))
+    title = page.title()
+    assert page.locator("script").count() == 1
+    assert page.locator("main img, main b b").count() == 0
+    seen = {row["name"]: float(row["energyJ"]) for row in table_rows(page)}
+    wanted = {row["name"]: row["energy_j"] for row in json_rows(overview_json(found))}
+    # An attribute takes any text but the null character.
+    assert {name.replace("\ufffd", "\x00"): energy for name, energy in seen.items()} == wanted
+    for name in HOSTILE[:5]:
+        top = name.partition("/")[0]
+        page.evaluate("setState({path: null})")
+        find = "(all, path) => all.find(e => e.dataset.path === path).click()"
+        page.eval_on_selector_all(".box", find, top)
+        assert shown_path(page) == top
+        assert page.title() == title
+        again = visit(html_page([by_hand], [found]), page.evaluate("location.hash"))
+        assert shown_path(again) == top
+
+
+def many_rows(count: int):
+    random = np.random.default_rng(0)
+    energy_j, wide = random.lognormal(0, 2, count * 2), random.random(count * 2)
+    busy_s = random.integers(1000, 100_000_000, count * 2) / 1e9
+    kinds = ("MatMul", "Add", "Mul", "Softmax", "LayerNorm")
+    for n in range(count):
+        path = f"model/stage_{n // 4000}/block_{n // 400 % 10}/layer_{n // 20 % 20}/part_{n % 20 // 5}"
+        for k, phase in enumerate(("forward", "backward")):
+            i = 2 * n + k
+            yield {
+                "name": f"{path}/op_{n % 5}_{kinds[n % 5]}",
+                "phase": phase,
+                "energy_j": float(energy_j[i]),
+                "busy_s": float(busy_s[i]),
+                "uncertainty_j": float(energy_j[i] * wide[i]),
+                "basis": "prior",
+                "count": 20.0,
+            }
+
+
+def test_twenty_thousand_names(visit, by_hand):
+    found = made_overview(by_hand, list(many_rows(20_000)))
+    text = html_page([by_hand], [found])
+    assert len(text.encode()) < 2_000_000
+    page = visit(text)
+    rows = json_rows(overview_json(found))
+    assert page.locator("#table").get_attribute("aria-rowcount") == "40001"
+    assert page.locator(".line").count() < 100  # only what is in sight
+    for path in ("model", "model/stage_3", "model/stage_3/block_7", "model/stage_3/block_7/layer_11"):
+        box(page, path).click()
+        check_boxes(page, rows, path)
+    page.click('[data-set="level"][data-value="traced"]')
+    check_boxes(page, json_rows(overview_json(found), "traced"), path)
+    page.fill("#search", "stage_2 block_4 softmax")
+    assert page.locator("#found li").count() == 30
+    page.evaluate("setState({path: null, level: 'step'})")
+    page.locator("#table").evaluate("e => { e.scrollTop = e.scrollHeight; drawLines(); }")
+    last = page.locator(".line").last
+    assert attribute(last, "energy_j") == min(row["energy_j"] for row in rows)
+
+
+def test_a_wide_level_is_folded_and_opens(visit, by_hand):
+    rows = [{"name": f"all/op_{i}", "energy_j": 100.0 / (i + 1)} for i in range(300)]
+    found = made_overview(by_hand, rows)
+    page = visit(html_page([by_hand], [found]), "#path=all")
+    assert len(boxes(page)) <= 49
+    check_boxes(page, json_rows(overview_json(found)), "all")
+    page.click(".box.rest")
+    assert len(boxes(page)) == 300
+    check_boxes(page, json_rows(overview_json(found)), "all")
+
+
+def test_more_than_two_runs(by_hand, tmp_path):
+    with pytest.raises(UserError, match="3 runs"):
+        write_html([by_hand] * 3, tmp_path / "three.html")
+
+
+def test_written_whole_or_not_at_all(by_hand, tmp_path):
+    with pytest.raises(UserError, match="cannot be written"):
+        write_html([by_hand], tmp_path / "nowhere" / "report.html")
+    write_html([by_hand], tmp_path / "report.html")
+    write_html([by_hand], tmp_path / "report.html")
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == ["report.html"]

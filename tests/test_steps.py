@@ -1,0 +1,173 @@
+"""Traced and untraced steps, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from footprints import assert_conserved, energies, footprint, footprints, row
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.overview import overview
+from smaragdine.accounting.steps import UntracedStep, at_level, joined, steps_of, traced_spans
+from traced_recording import MS, T0, event, mark, recording, ten_and_three, window
+
+
+def spans_ms(pairs: object) -> list[tuple[float, float]]:
+    return [((int(b) - T0) / MS, (int(e) - T0) / MS) for b, e in pairs]  # pyright: ignore
+
+
+def test_which_steps_were_traced_and_which_were_not(tmp_path: Path) -> None:
+    steps = steps_of(ten_and_three(tmp_path / "run"))
+    assert steps is not None
+    assert (steps.source, steps.count) == ("torch", 25)
+    assert spans_ms(steps.traced_ns) == [(103, 118), (118, 133), (133, 148)]
+    # Those after the window, but not the one an epoch begins in, nor the one in which the profiler stopped.
+    expected = [(180 + 10 * i, 190 + 10 * i) for i in range(10) if i != 4]
+    assert spans_ms(steps.untraced_ns) == expected
+
+
+def test_where_few_steps_follow_those_before_count_too(tmp_path: Path) -> None:
+    steps = steps_of(ten_and_three(tmp_path / "run", later=3))
+    assert steps is not None
+    # Not the first, which has no beginning, nor the second, which still compiles.
+    before = [(10 * i, 10 * i + 10) for i in range(2, 10)]
+    assert spans_ms(steps.untraced_ns) == [*before, (180, 190), (190, 200)]
+
+
+def test_what_tracing_cost(tmp_path: Path) -> None:
+    steps = steps_of(ten_and_three(tmp_path / "run"))
+    assert steps is not None
+    assert steps.traced_s == pytest.approx(0.015)
+    assert steps.untraced_s == pytest.approx(0.010)
+    assert steps.slower == pytest.approx(0.5)
+    assert steps.paused_s == pytest.approx(0.003 + 0.007)
+    assert steps.tails_s == pytest.approx(0.015)
+    assert steps.elapsed_s == pytest.approx(0.270)
+    # Three steps 5 ms longer each, 15 ms more at two thirds of the speed, 10 ms of pauses; 240 ms without.
+    assert steps.cost == pytest.approx((0.015 + 0.005 + 0.010) / 0.240)
+
+
+def test_without_untraced_steps_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
+    marks = [mark(t) for t in (10, 20, 30)]
+    made = recording(tmp_path / "run", marks, [window(10, 11, 30, 31, [(1, 11, 20), (2, 20, 30)])])
+    steps = steps_of(made)
+    assert steps is not None
+    assert (len(steps.untraced_ns), steps.untraced_s, steps.slower, steps.cost) == (0, None, None, None)
+
+
+def test_slices_have_no_steps_and_steps_found_in_them_no_marks(tmp_path: Path) -> None:
+    assert steps_of(recording(tmp_path / "slices", windows=[window(10, 11, 30, 31, [])])) is None
+    assert steps_of(recording(tmp_path / "none")) is None
+    found = recording(
+        tmp_path / "found", windows=[window(10, 11, 40, 41, [(0, 12, 20), (1, 20, 30)], source=None)]
+    )
+    steps = steps_of(found)
+    assert steps is not None
+    assert (steps.source, steps.count, len(steps.traced_ns), steps.tails_s) == (None, 0, 2, 0.0)
+
+
+def test_the_lowest_rank_speaks_for_all(tmp_path: Path) -> None:
+    windows = [
+        window(10, 11, 30, 31, [(1, 11, 30)], rank=1, pid=8),
+        window(12, 13, 32, 33, [(1, 13, 32)], rank=0, pid=9),
+        window(5, 6, 7, 8, [(1, 6, 7)], rank=0, pid=9, source="torch:forward"),
+    ]
+    marks = [mark(t, pid=pid, source="torch") for t in (10, 20) for pid in (8, 9)]
+    steps = steps_of(recording(tmp_path / "run", marks, windows[:2]))
+    assert steps is not None
+    assert spans_ms(steps.traced_ns) == [(13, 32)]
+    assert steps.count == 2
+    steps = steps_of(recording(tmp_path / "two", marks, windows))  # of two sources, the first one's steps
+    assert steps is not None
+    assert (steps.source, spans_ms(steps.traced_ns)) == ("torch:forward", [(6, 7)])
+
+
+def test_when_each_device_was_traced(tmp_path: Path) -> None:
+    events = [
+        event("a", 12, 18, 0),
+        event("a", 38, 45, 1),  # a GPU lags behind
+        event("a", 61, 62, 2),
+        event("load", 11, 14, 0, device="cpu:0"),
+        event("save", 39, 43, 1, device="cpu:0"),  # and a call may last beyond the step
+    ]
+    windows = [
+        window(9, 10, 41, 44, [(0, 10, 20), (1, 20, 40)]),
+        window(59, 60, 70, 71, []),
+    ]
+    made = recording(tmp_path / "run", (), windows, events)
+    found = {device: spans_ms(spans) for device, spans in traced_spans(made, made.events).items()}
+    assert found == {
+        "": [(10, 40), (60, 70)],
+        "cpu:0": [(10, 43), (60, 70)],
+        "gpu:0": [(12, 45), (61, 62)],
+    }
+
+
+def test_joined_spans_are_disjoint() -> None:
+    assert joined([(5, 7), (0, 2), (2, 3), (6, 9)]) == [(0, 3), (5, 9)]
+    assert joined([]) == []
+
+
+def made() -> Footprint:
+    return footprint(
+        [{"name": "a", "energy_j": 3.0, "busy_s": 0.4, "count": 4.0}, {"name": "b", "energy_j": 1.0}],
+        idle_j=2.0,
+        steps=2,
+    )
+
+
+def test_a_step_at_the_level_of_the_untraced_ones() -> None:
+    step = at_level(made(), {"gpu:0": UntracedStep(0.01, 5.0, 0.2, 1.0, 2.0)})
+    assert energies(step) == pytest.approx({"a": 3.0, "b": 1.0})
+    total = step.devices["gpu:0"]
+    assert (total.total_j, total.idle_j, total.covered_s) == (5.0, 1.0, 0.01)
+    assert (row(step, "a")["busy_s"], row(step, "a")["count"]) == (pytest.approx(0.2), 2.0)
+    assert_conserved(step)
+
+
+def test_a_step_that_idles_all_its_energy_away() -> None:
+    step = at_level(made(), {"gpu:0": UntracedStep(0.01, 5.0, 0.2, 5.0, 0.0)})
+    assert energies(step) == {"a": 0.0, "b": 0.0}
+    assert_conserved(step)
+
+
+def test_without_untraced_steps_a_traced_one_stands(tmp_path: Path) -> None:
+    step = at_level(made(), {})
+    assert energies(step) == {"a": 1.5, "b": 0.5}
+    assert step.devices["gpu:0"].total_j == 3.0
+    assert_conserved(step)
+
+
+@given(footprints(), st.floats(1e-3, 1e3), st.floats(0, 1))
+def test_conserved_at_any_level(traced: Footprint, energy_j: float, idle: float) -> None:
+    untraced = {}
+    for device in list(traced.devices)[:1]:
+        total = traced.devices[device]
+        operations_j = math.fsum(traced.device_rows(device)["energy_j"].to_pylist()) / total.steps
+        if operations_j > 0:
+            factor = (energy_j - idle * energy_j) / operations_j
+            untraced[device] = UntracedStep(1.0, energy_j, 0.5, energy_j - factor * operations_j, factor)
+        else:
+            untraced[device] = UntracedStep(1.0, energy_j, 0.5, energy_j, None)
+    assert_conserved(at_level(traced, untraced))
+
+
+def test_from_a_recording_to_a_step(tmp_path: Path) -> None:
+    """100 W all the time: 6 ms of every traced step are busy, and an untraced step lasts 10 ms."""
+    found = overview(ten_and_three(tmp_path / "run"))
+    assert found.footprint is not None
+    assert found.step is not None
+    assert_conserved(found.footprint)
+    assert_conserved(found.step)
+    assert energies(found.footprint) == pytest.approx({"net/a": 1.2, "net/b": 0.6})
+    # A GPU is known from its first traced kernel to its last: 104 to 140 ms.
+    assert found.footprint.devices["gpu:0"].total_j == pytest.approx(3.6)
+    assert found.step.devices["gpu:0"].total_j == pytest.approx(1.0)
+    assert energies(found.step) == pytest.approx({"net/a": 0.4, "net/b": 0.2})
+    assert found.untraced["gpu:0"].idle_j == pytest.approx(0.4)
+    assert pa.compute.sum(found.step.rows["count"]).as_py() == 2.0

@@ -1,0 +1,472 @@
+"""Which steps are traced, and what that may cost: the policy by itself, with a profiler that is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smaragdine.tracing.assemble.recording import assemble
+from smaragdine.tracing.hook import marks, trace, tracers, windows
+
+MS = 1_000_000
+S = 1_000 * MS
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ns = 1_000 * S
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class FakeTracer:
+    """A profiler that takes time to start and to stop, writes so many bytes, and fails on demand."""
+
+    FRAMEWORK, FORMAT, SUFFIX = "fake", "kineto", ".json"
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self.clock = clock
+        self.start_ns, self.stop_ns, self.bytes_per_s = 10 * MS, 40 * MS, 1000
+        self.calls: list[str] = []
+        self.running = 0
+        self.fails: set[str] = set()
+
+    def start(self) -> int:
+        self.calls.append("start")
+        if "start" in self.fails:
+            raise RuntimeError("a profiler is running already")
+        self._passes(self.start_ns)
+        self.running += 1
+        return self.clock()
+
+    def stop(self, begun_ns: int, path: str) -> dict[str, Any]:
+        self.calls.append("stop")
+        self.running -= 1
+        size = int((self.clock() - begun_ns) / S * self.bytes_per_s)
+        self._passes(self.stop_ns)
+        if "stop" in self.fails:
+            raise OSError("no space left on device")
+        Path(path).write_bytes(b"x" * size)
+        return {"edges": [["a", "b"]]}
+
+    def _passes(self, ns: int) -> None:
+        if isinstance(self.clock, Clock):
+            self.clock.now_ns += ns
+
+
+class Program:
+    """A training whose steps take `step_ns`, half as long again while the profiler runs."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.clock = Clock()
+        self.tracer = FakeTracer(self.clock)
+        self.folder = folder / "traces"
+        self.plan = windows.Plan(windows.Settings(str(self.folder), **settings), self.clock)
+        self.step_ns = 100 * MS
+        self.slower_ns = 50 * MS
+        self.lost_ns = 0  # what all the tracing took, as only we know
+        self.next = 0
+        monkeypatch.setattr(tracers, "of_source", lambda source: self.tracer)
+
+    def steps(self, count: int, source: str = "keras") -> None:
+        for _ in range(count):
+            self.clock.now_ns += self.step_ns + (self.slower_ns if self.tracer.running else 0)
+            self.lost_ns += self.slower_ns if self.tracer.running else 0
+            before_ns = self.clock.now_ns
+            self.plan.step_ended(source, self.next, self.clock.now_ns)
+            self.lost_ns += self.clock.now_ns - before_ns
+            self.next += 1
+
+    def metas(self) -> list[dict[str, Any]]:
+        paths = sorted(self.folder.glob("*.meta.json"), key=lambda path: int(path.name.split("-")[2][:-10]))
+        return [json.loads(path.read_text()) for path in paths]
+
+    def traced(self) -> list[list[int]]:
+        return [[step[0] for step in meta["steps"]] for meta in self.metas()]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Program]:
+    return lambda **settings: Program(tmp_path, monkeypatch, **settings)
+
+
+@pytest.mark.parametrize(
+    ("steps", "skip", "expected"),
+    [(3, 5, [5, 6, 7]), (1, 1, [1]), (2, 0, [1, 2]), (20, 10, list(range(10, 30)))],
+)
+def test_so_many_steps_after_so_many_others(program: Any, steps: int, skip: int, expected: list[int]) -> None:
+    run = program(steps=steps, skip=skip)
+    run.tracer.bytes_per_s = 1
+    run.step_ns = 10 * MS
+    run.steps(60)
+    assert run.traced() == [expected]
+    assert run.tracer.calls == ["start", "stop"]
+    assert run.plan.done
+    (meta,) = run.metas()
+    begins = [step[1] for step in meta["steps"]]
+    ends = [step[2] for step in meta["steps"]]
+    assert begins == [meta["begin_ns"], *ends[:-1]]
+    assert meta["begin_ns"] - meta["asked_ns"] == run.tracer.start_ns
+    assert meta["stopped_ns"] - meta["end_ns"] == run.tracer.stop_ns
+    assert meta["end_ns"] == ends[-1]
+    assert meta["edges"] == [["a", "b"]]
+
+
+@pytest.mark.parametrize("source", ["torch", "torch:1", windows.FORWARD])
+def test_pytorch_runs_into_the_step_after_the_last(program: Any, source: str) -> None:
+    run = program(steps=3, skip=5)
+    run.steps(20, source)
+    (meta,) = run.metas()
+    assert [step[0] for step in meta["steps"]] == [5, 6, 7]
+    assert meta["end_ns"] - meta["steps"][-1][2] == run.step_ns + run.slower_ns
+    # It is slower too, and paid for.
+    assert run.plan.cost.spent_s == pytest.approx(run.lost_ns * 1e-9, rel=1e-6)
+
+
+def test_the_first_window_is_short_and_later_ones_keep_to_their_bytes(program: Any) -> None:
+    run = program(steps=0, skip=1)
+    run.slower_ns, run.step_ns = 0, 1 * S
+    run.tracer.bytes_per_s = (64 << 20) // 5
+    run.steps(40)
+    lengths = [len(steps) for steps in run.traced()]
+    assert lengths[0] == 2  # two seconds of whose size nothing was known
+    assert set(lengths[1:-1]) <= {5, 6}  # whole steps
+    assert not run.plan.done
+    for meta in run.metas():
+        assert (meta["end_ns"] - meta["begin_ns"]) / S * run.tracer.bytes_per_s < 1.3 * (64 << 20)
+
+
+@pytest.mark.parametrize("source", ["keras", "torch"])
+@pytest.mark.parametrize("budget", [0.01, 0.05])
+def test_the_budget_is_kept_at_every_step(program: Any, budget: float, source: str) -> None:
+    run = program(steps=60, skip=3, budget=budget)
+    dice = random.Random(1)
+    begin_ns = run.clock.now_ns + run.step_ns
+    window_ns = 0
+    for _ in range(6000):
+        run.step_ns = dice.choice([90, 100, 110]) * MS
+        before_ns = run.lost_ns
+        run.steps(1, source)
+        window_ns = max(window_ns, run.lost_ns - before_ns)
+        elapsed_ns = run.clock.now_ns - begin_ns
+        # What one window can be misjudged by: a pause, and a step or two.
+        assert run.lost_ns <= budget * elapsed_ns + window_ns + 2 * (run.slower_ns + 20 * MS)
+    assert run.lost_ns <= budget * (run.clock.now_ns - begin_ns)
+    assert sum(map(len, run.traced())) == 60
+    assert len(run.traced()) > 1
+
+
+def test_a_tiny_budget_traces_nothing(program: Any) -> None:
+    run = program(steps=20, skip=2, budget=0.001)
+    run.steps(200)
+    assert run.tracer.calls == []
+
+
+def test_a_slice_counts_whole_against_the_budget(program: Any) -> None:
+    run = program(steps=20, skip=2, budget=0.1)
+    plan, clock = run.plan, run.clock
+    assert not plan.slice_affordable(1.0)
+    clock.now_ns += 14 * S
+    assert not plan.slice_affordable(1.0)  # half a second is put aside for a profiler nobody knows
+    clock.now_ns += 2 * S
+    assert plan.slice_affordable(1.0)
+    plan.open(run.tracer)
+    clock.now_ns += 1 * S
+    plan.close()
+    assert plan.cost.spent_s == pytest.approx(1.05)
+    assert not plan.slice_affordable(1.0)
+    clock.now_ns += 5 * S
+    assert plan.slice_affordable(1.0)
+
+
+def test_an_evaluation_is_no_part_of_a_step(program: Any) -> None:
+    run = program(steps=6, skip=2)
+    run.steps(4)
+    run.clock.now_ns += 1 * S
+    run.plan.interrupted()
+    run.clock.now_ns += 60 * S
+    run.plan.step_begins(run.clock.now_ns)
+    run.steps(8)
+    first, second = run.metas()
+    assert [step[0] for step in first["steps"]] == [2, 3]
+    assert len(second["steps"]) == 4
+    assert max(step[2] - step[1] for step in first["steps"] + second["steps"]) <= run.step_ns + run.slower_ns
+    assert run.plan.cost.longest_s <= (run.step_ns + run.slower_ns) * 1e-9
+
+
+def test_the_gap_between_two_epochs_is_no_part_of_a_step(program: Any) -> None:
+    run = program(steps=6, skip=2)
+    run.steps(4)
+    run.clock.now_ns += 5 * S
+    run.plan.step_begins(run.clock.now_ns)
+    run.steps(4)
+    (meta,) = run.metas()
+    assert {step[2] - step[1] for step in meta["steps"]} == {run.step_ns + run.slower_ns}
+
+
+def test_a_window_without_a_step_leaves_nothing(program: Any) -> None:
+    run = program(steps=6, skip=2)
+    run.steps(2)
+    assert run.tracer.running == 1
+    run.plan.interrupted()
+    assert run.tracer.running == 0
+    assert list(run.folder.iterdir()) == []
+
+
+def test_a_second_source_is_inside_the_first_ones_steps(program: Any) -> None:
+    run = program(steps=4, skip=2)
+    for _ in range(20):
+        run.steps(1, "torch")
+        run.steps(3, "torch:1")
+    (meta,) = run.metas()
+    assert meta["source"] == "torch"
+    assert [step[0] for step in meta["steps"]] == [8, 12, 16, 20]
+
+
+def test_a_training_that_ends_early_gives_way_to_the_next(program: Any) -> None:
+    run = program(steps=3, skip=10)
+    run.steps(5, "torch")  # a trial
+    run.steps(60, "torch:1")
+    (meta,) = run.metas()
+    assert meta["source"] == "torch:1"
+    assert len(meta["steps"]) == 3
+
+
+def test_calls_of_a_model_give_way_to_its_training(program: Any) -> None:
+    run = program(steps=3, skip=2)
+    run.steps(10, windows.FORWARD)
+    assert run.plan.done
+    run.steps(10, "torch")
+    run.steps(40, windows.FORWARD)  # its evaluation
+    assert [meta["source"] for meta in run.metas()] == [windows.FORWARD, "torch"]
+    assert run.traced() == [[2, 3, 4], [12, 13, 14]]
+
+
+def test_steps_end_a_slice(program: Any) -> None:
+    run = program(steps=3, skip=2)
+    run.plan.open(run.tracer)
+    run.steps(10)
+    assert run.traced() == [[], [2, 3, 4]]
+    assert [meta["source"] for meta in run.metas()] == [None, "keras"]
+
+
+@pytest.mark.parametrize("fails", ["start", "stop"])
+def test_a_profiler_that_fails_is_not_asked_again(program: Any, fails: str) -> None:
+    run = program(steps=3, skip=2)
+    run.tracer.fails = {fails}
+    for _ in range(20):
+        trace._try(run.plan, lambda: run.steps(1))
+    assert run.tracer.running == 0
+    assert run.tracer.calls == (["start"] if fails == "start" else ["start", "stop"])
+    assert run.plan.done
+    assert not run.folder.exists() or not list(run.folder.iterdir())
+
+
+def test_whatever_goes_wrong_no_profiler_goes_on(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = program(steps=3, skip=2)
+    run.steps(3)
+    assert run.tracer.running == 1
+    monkeypatch.setattr(run.plan, "_enough", lambda window: 1 / 0)
+    trace._try(run.plan, lambda: run.steps(1))
+    assert (run.tracer.running, run.plan.done) == (0, True)
+    run.steps(5)
+    assert run.tracer.calls == ["start", "stop"]
+
+
+def test_a_folder_that_cannot_be_made_stops_the_profiler(program: Any) -> None:
+    run = program(steps=3, skip=2)
+    run.folder.write_text("a file")
+    for _ in range(10):
+        trace._try(run.plan, lambda: run.steps(1))
+    assert run.tracer.running == 0
+    assert run.plan.done
+
+
+def test_a_meta_file_that_cannot_be_written_takes_the_raw_file_along(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = program(steps=3, skip=2)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(windows, "json", types.SimpleNamespace(dump=full))
+    for _ in range(10):
+        trace._try(run.plan, lambda: run.steps(1))
+    assert list(run.folder.iterdir()) == []
+
+
+def test_a_window_that_no_step_ends_is_overdue(program: Any) -> None:
+    run = program(steps=5, skip=2)
+    run.steps(4)
+    assert not run.plan.overdue()
+    run.clock.now_ns += 9 * S
+    assert not run.plan.overdue()
+    run.clock.now_ns += 2 * S
+    assert run.plan.overdue()
+    run.plan.close()
+    assert not run.plan.overdue()
+
+
+def test_long_steps_are_waited_for(program: Any) -> None:
+    run = program(steps=5, skip=2)
+    run.step_ns = 30 * S
+    run.steps(3)
+    run.clock.now_ns += 300 * S
+    assert not run.plan.overdue()
+
+
+# The watch, and how marks reach the plan.
+
+
+class Watched:
+    def __init__(self, folder: Path) -> None:
+        self.tracer = FakeTracer(__import__("time").time_ns)
+        self.folder = folder / "traces"
+        self.spool = folder / "spool"
+        self.spool.mkdir()
+
+    def begin(self, **settings: Any) -> None:
+        trace.begin(windows.Settings(str(self.folder), **settings))
+
+    def errors(self) -> list[str]:
+        marks.flush()
+        lines = [json.loads(line) for file in self.spool.iterdir() for line in file.read_text().splitlines()]
+        return [line["detail"]["error"] for line in lines if line["name"] == "hook_error"]
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    made = Watched(tmp_path)
+    monkeypatch.setattr(tracers, "of_source", lambda source: made.tracer)
+    monkeypatch.setattr(tracers, "in_use", lambda: "jax")
+    monkeypatch.setattr(tracers, "named", lambda framework: made.tracer)
+    monkeypatch.setattr(trace, "_TICK_S", 0.01)
+    monkeypatch.setattr(trace, "_SLICE_S", 0.05)
+    monkeypatch.setattr(trace, "_watching", None)
+    monkeypatch.setattr(trace.atexit, "register", lambda function: None)
+    monkeypatch.setattr(marks, "_failed", set())
+    marks.set_spool(str(made.spool))
+    yield made
+    trace.end()
+    marks.set_spool(None)
+
+
+def eventually(condition: Callable[[], Any]) -> None:
+    done = threading.Event()
+    for _ in range(2000):
+        if condition():
+            return
+        done.wait(0.01)
+    raise AssertionError("not within 20 s")
+
+
+def test_a_program_without_steps_gets_slices(watched: Watched) -> None:
+    watched.begin(quiet_s=0.02)
+    trace.framework_loaded()
+    eventually(lambda: watched.tracer.calls == ["start", "stop"] * trace._SLICES)
+    trace.end()
+    metas = sorted(watched.folder.glob("*.meta.json"))
+    assert len(metas) == trace._SLICES
+    assert all(json.loads(path.read_text())["steps"] == [] for path in metas)
+
+
+def test_a_second_trace_is_watched_too(watched: Watched) -> None:
+    for _ in range(2):
+        watched.tracer.calls.clear()
+        watched.begin(quiet_s=0.02)
+        trace.framework_loaded()
+        eventually(lambda: watched.tracer.calls[:2] == ["start", "stop"])
+        trace.end()
+        assert watched.tracer.running == 0
+
+
+def test_nothing_begins_once_the_program_ends(watched: Watched) -> None:
+    watched.begin(quiet_s=0.3)
+    trace.framework_loaded()
+    trace.finish()
+    done = threading.Event()
+    done.wait(0.6)
+    assert watched.tracer.calls == []
+
+
+def test_marks_open_and_close_windows(watched: Watched) -> None:
+    watched.begin(steps=3, skip=2, quiet_s=60)
+    for index in range(3):
+        marks.soon(marks.time.time_ns(), "step_end", index, "keras")
+    assert watched.tracer.running == 1
+    marks.mark("evaluate_begin", source="keras")
+    assert watched.tracer.running == 0
+    marks.mark("evaluate_end", source="keras")
+    marks.soon(marks.time.time_ns(), "step_end", 3, "keras")
+    assert watched.tracer.running == 1
+    marks.soon(marks.time.time_ns(), "step_end", 4, "keras")
+    marks.mark("train_end", source="keras")
+    assert watched.tracer.running == 0
+    metas = [json.loads(path.read_text()) for path in sorted(watched.folder.glob("*.meta.json"))]
+    assert [[step[0] for step in meta["steps"]] for meta in metas] == [[2], [4]]
+    assert watched.errors() == []
+
+
+def test_what_goes_wrong_is_said_once(watched: Watched) -> None:
+    watched.tracer.fails = {"start"}
+    watched.begin(steps=3, skip=1, quiet_s=60)
+    for index in range(5):
+        marks.mark("step_end", index, source="keras")
+    assert watched.errors() == ["RuntimeError: a profiler is running already"]
+    assert watched.tracer.calls == ["start"]
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_forked_child_traces_only_where_its_parent_did_not(watched: Watched, traced: bool) -> None:
+    watched.begin(steps=2, skip=1, quiet_s=60)
+    if traced:
+        marks.mark("step_end", 0, source="keras")
+        assert watched.tracer.running == 1
+    trace._lock.acquire()  # as another thread may hold it just then
+    child = os.fork()
+    if child == 0:
+        try:
+            calls = list(watched.tracer.calls)
+            for index in range(5):
+                marks.mark("step_end", index, source="keras")
+            trace.finish()
+            os._exit(0 if watched.tracer.calls[len(calls) :] == ([] if traced else ["start", "stop"]) else 1)
+        finally:
+            os._exit(2)
+    trace._lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert watched.tracer.running == (1 if traced else 0)
+
+
+def test_raw_files_of_preparations_are_dropped(tmp_path: Path) -> None:
+    """Slices and calls of a model before its training are none of its steps."""
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for number, (source, steps) in enumerate(
+        [(None, []), (windows.FORWARD, [[0, 1, 2]]), ("torch", [[0, 3, 4]])]
+    ):
+        meta = {
+            "framework": "torch",
+            "format": "kineto",
+            "suffix": ".json",
+            "rank": 0,
+            "pid": 7,
+            "source": source,
+        }
+        meta |= {"steps": steps, "begin_ns": 0, "end_ns": 9, "asked_ns": 0, "stopped_ns": 9}
+        (traces / f"torch-7-{number}.meta.json").write_text(json.dumps(meta))
+        (traces / f"torch-7-{number}.json").write_text("no trace")
+    said = assemble(tmp_path)
+    assert len(said) == 1
+    assert "torch-7-2" in said[0]
+    assert sorted(path.name for path in traces.iterdir()) == ["torch-7-2.json", "torch-7-2.meta.json"]

@@ -1,0 +1,134 @@
+"""Recordings of traced runs, made by hand: every figure can be worked out on paper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from smaragdine.recording.events import write_edges, write_events, write_windows
+from smaragdine.recording.format import EDGES, MARKS, WINDOWS, channel_to_dict
+from smaragdine.recording.reader import Recording, open_recording
+from smaragdine.recording.writer import ReadingsWriter, TableWriter
+from smaragdine.sensors.base import Channel
+
+MS = 1_000_000
+T0 = 1_700_000_000_000_000_000
+PID = 7
+GPU = Channel("gpu:0", "energy", "J", "counter", "measured", 1.0, "test")
+
+
+def mark(t_ms: float, name: str = "step_end", **more: Any) -> dict[str, Any]:
+    return {
+        "t_ns": T0 + round(t_ms * MS),
+        "name": name,
+        "index": None,
+        "rank": 0,
+        "pid": PID,
+        "source": "torch",
+        "total": None,
+        "detail": None,
+        **more,
+    }
+
+
+def window(asked: float, begin: float, end: float, stopped: float, steps: Sequence[Any], **more: Any) -> Any:
+    """Times in ms; steps are (index, begin, end)."""
+    times = {"asked_ns": asked, "begin_ns": begin, "end_ns": end, "stopped_ns": stopped}
+    return {
+        "framework": "torch",
+        "source": "torch" if steps else None,
+        "rank": 0,
+        "pid": PID,
+        **{name: T0 + round(t * MS) for name, t in times.items()},
+        "steps": [
+            {"index": index, "begin_ns": T0 + round(b * MS), "end_ns": T0 + round(e * MS)}
+            for index, b, e in steps
+        ],
+        "events": 0,
+        "busy_ns": 1000,
+        "placed_ns": 1000,
+        "counts_divide": True,
+        "remarks": [],
+        **more,
+    }
+
+
+def event(name: str, begin: float, end: float, step: int | None, phase: str = "forward", **more: Any) -> Any:
+    return {
+        "name": name,
+        "device": "gpu:0",
+        "start_ns": T0 + round(begin * MS),
+        "duration_ns": round((end - begin) * MS),
+        "phase": phase,
+        "lane": 0,
+        "step": step,
+        **more,
+    }
+
+
+def recording(
+    folder: Path,
+    marks: Sequence[dict[str, Any]] = (),
+    windows: Sequence[dict[str, Any]] = (),
+    events: Sequence[dict[str, Any]] = (),
+    power_w: Sequence[tuple[float, float]] = ((400.0, 100.0),),
+    **info: Any,
+) -> Recording:
+    """`power_w` are (until when in ms, watts), read every ms."""
+    folder.mkdir()
+    (folder / "spool").mkdir()
+    end_ns = T0 + round(power_w[-1][0] * MS)
+    facts = {
+        "format_version": 1,
+        "status": "complete",
+        "command": ["train.py"],
+        "begin_ns": T0,
+        "end_ns": end_ns,
+        "clock": {"begin": {"wall_ns": T0, "mono_ns": 5}},
+        "host": {},
+        "channels": [channel_to_dict(GPU)],
+        **info,
+    }
+    (folder / "run.json").write_text(json.dumps(facts))
+    readings: list[tuple[int, int, float]] = [(T0, 0, 0.0)]
+    t_ms = 0
+    for until_ms, watts in power_w:
+        while t_ms < until_ms:
+            t_ms += 1
+            readings.append((T0 + t_ms * MS, 0, readings[-1][2] + watts / 1000))
+    writer = ReadingsWriter(folder, [GPU])
+    writer.write([(0, readings)])
+    writer.close()
+    table = TableWriter(folder / "marks.arrows", MARKS)
+    for batch in pa.Table.from_pylist(list(marks), schema=MARKS).to_batches():
+        table.write(batch)
+    table.close()
+    if windows:
+        assert write_windows(folder, pa.Table.from_pylist(list(windows), schema=WINDOWS)) is None
+    if events:
+        assert write_events(folder, pa.Table.from_pylist(list(events))) is None
+        assert write_edges(folder, EDGES.empty_table()) is None
+    return open_recording(folder)
+
+
+def ten_and_three(folder: Path, later: int = 11, **more: Any) -> Recording:
+    """Steps of 10 ms; three of 15 ms traced, and a fourth into which the profiler ran on.
+
+    0 … 100 ms, the profiler from 100 (from 103) to 163 (to 170), then steps again from 180 on.
+    """
+    ends = [*range(10, 101, 10), 118, 133, 148, 163, *(180 + 10 * i for i in range(later))]
+    marks = [mark(t, index=index) for index, t in enumerate(ends)]
+    marks += [mark(t + 1, source="torch:1") for t in ends]  # of another optimizer, and another process
+    marks += [mark(t + 2, pid=8) for t in ends]
+    marks.append(mark(225, "epoch_begin", source="torch.dataloader"))
+    steps = [(10, 103, 118), (11, 118, 133), (12, 133, 148)]
+    events: list[Any] = []
+    for index, begin, _ in steps:
+        # 6 ms of work and 9 of waiting
+        events += [event("net/a", begin + 1, begin + 5, index), event("net/b", begin + 5, begin + 7, index)]
+    windows = [window(100, 103, 163, 170, steps, events=len(events))]
+    return recording(folder, marks, windows, events, **more)

@@ -54,7 +54,8 @@ def device_table(device: str, total: DeviceTotal, footprint: Footprint, top: int
     lines = [Line(row["name"], _figures(row, total)) for row in rows.slice(0, top).to_pylist()]
     if (hidden := rows.slice(top)).num_rows:
         left_j = float(hidden["energy_j"].to_numpy().sum())
-        lines.append(Line(f"… {hidden.num_rows:,} more names", _sum(left_j, total), "dim"))
+        names = "name" if hidden.num_rows == 1 else "names"
+        lines.append(Line(f"… {hidden.num_rows:,} more {names}", _sum(left_j, total), "dim"))
     lines.append(Line("(idle)", _sum(total.idle_j, total), "dim"))
     lines.append(Line("total", _sum(total.total_j, total), "bold"))
     there = {header for line in lines for header, figure in line.figures.items() if figure != _NONE}

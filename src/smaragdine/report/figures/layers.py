@@ -36,16 +36,13 @@ def layers(
         spread_over = f"{len(runs)} runs"
     wide = len(first) > 26
     figure, (axes,) = style.sheet(height_mm=56, width_mm=style.PAGE_MM if wide else style.COLUMN_MM)
-    phases = [phase for phase in (*style.PHASES, None) if any(phase in node.by_phase for node in first)]
-    phases += sorted({p for node in first for p in node.by_phase if p is not None} - set(style.PHASES))
+    phases = style.ordered_phases(phase for node in first for phase in node.by_phase)
     highest_j = 0.0
     for at, node in enumerate(first):
         bottom_j = 0.0
         for phase in phases:
-            parts = [_find(run, node.path) for run in runs]
-            mean_j = math.fsum(part.by_phase.get(phase, 0.0) for part in parts if part) / len(runs)
-            label = style.named_phase(phase) if at == 0 else None
-            axes.bar(at, mean_j, 0.74, bottom_j, color=style.colour_of_phase(phase), label=label)
+            mean_j = math.fsum(_phase_j(_find(run, node.path), phase) for run in runs) / len(runs)
+            axes.bar(at, mean_j, 0.74, bottom_j, color=style.colour_of_phase(phase))
             bottom_j += mean_j
         spread_j = (std_j or {}).get(node.path, math.nan)
         if math.isfinite(spread_j):
@@ -63,7 +60,7 @@ def layers(
     whole = f"{above}/{family}" if above else family
     axes.set_xlabel(style.shortened(f"Layer * of {whole}", 68))
     style.quantity(axes.yaxis, f"Energy of {of} on {device}", "J", highest_j)
-    style.legend_above(axes)
+    style.phase_legend(axes, phases)
     said = [f"whiskers: standard deviation over {spread_over}" if spread_over else "spread not known", *notes]
     text = f"{whole}: " + ", ".join(f"{node.name} {joules(node.energy_j)}" for node in first)
     return style.describe(figure, "Energy by layer and phase", text, said)
@@ -111,3 +108,9 @@ def _find(run: Sequence[Node], path: str) -> Node | None:
 def _of(run: Sequence[Node], path: str) -> float:
     node = _find(run, path)
     return node.energy_j if node is not None else 0.0
+
+
+def _phase_j(node: Node | None, phase: str) -> float:
+    if node is None:
+        return 0.0
+    return math.fsum(value for known, value in node.by_phase.items() if style.named_phase(known) == phase)

@@ -12,7 +12,7 @@ from smaragdine.accounting.noise import deviation
 from smaragdine.accounting.overview import phases_j
 from smaragdine.report.figures import style
 from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting
-from smaragdine.report.figures.stages import IDLE, ordered_phases, worth_saying
+from smaragdine.report.figures.stages import IDLE, worth_saying
 from smaragdine.report.figures.style import styled
 from smaragdine.units import joules
 
@@ -30,15 +30,14 @@ def phases(runs: Sequence[Footprint]) -> Figure:
         raise NotDrawn("no device has any energy")
     figure, (axes,) = style.sheet(height_mm=26 + 7 * len(devices))
     found = [{device: _shares(one, device) for device in devices if device in one.devices} for one in runs]
-    every = ordered_phases({phase for one in found for shares in one.values() for phase in shares})
-    said = {phase for one in found for shares in one.values() for phase in worth_saying(shares, 1.0)}
+    every = style.ordered_phases(phase for one in found for shares in one.values() for phase in shares)
     for at, device in enumerate(devices):
         left = 0.0
         for phase in every:
             shares = [one[device].get(phase, 0.0) for one in found if device in one]
             share = math.fsum(shares) / len(shares)
-            colour = style.IDLE if phase == IDLE else style.colour_of_phase(phase)
-            axes.barh(at, share, 0.62, left, color=colour, label=phase if at == 0 and phase in said else None)
+            colour = style.colour_of_phase(phase)
+            axes.barh(at, share, 0.62, left, color=colour)
             text = f"{share:.0%}"
             if share * 55 > style.width_mm(text) + 1:
                 axes.text(left + share / 2, at, text, ha="center", va="center", color=style.ink_on(colour))
@@ -54,7 +53,7 @@ def phases(runs: Sequence[Footprint]) -> Figure:
     axes.set_xlabel("Share of the device's energy (%)")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    style.legend_above(axes)
+    style.phase_legend(axes, worth_saying(shares for one in found for shares in one.values()))
     of = "a step" if all(total.per_step for total in mean.devices.values()) else "what was traced"
     text = "; ".join(
         f"{device}: " + ", ".join(f"{phase} {share:.1%}" for phase, share in _shares(mean, device).items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from smaragdine.accounting.arithmetic import adding_devices, scale
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IDLE = "idle"
+_THIN = 0.002
 
 
 @styled
@@ -26,10 +27,8 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step") -> Figur
     """Stage → the footprints of its runs; `of` is what one footprint covers."""
     figure, (axes,) = style.sheet(height_mm=62)
     parts = {stage: [phase_energies_j(one) for one in each] for stage, each in runs.items()}
-    phases = ordered_phases({phase for each in parts.values() for one in each for phase in one})
+    phases = style.ordered_phases(phase for each in parts.values() for one in each for phase in one)
     totals = {stage: [math.fsum(one.values()) for one in each] for stage, each in parts.items()}
-    every_j = math.fsum(math.fsum(each) for each in totals.values())
-    said = worth_saying(
         {p: math.fsum(one.get(p, 0.0) for each in parts.values() for one in each) for p in phases}, every_j
     )
     wide = 0.62 if len(parts) > 2 else 0.25 * len(parts)
@@ -62,7 +61,7 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step") -> Figur
     axes.set_ylim(0, highest * 1.08)
     axes.grid(axis="y")
     style.quantity(axes.yaxis, f"Energy of {of}", "J", highest)
-    style.legend_above(axes)
+    style.phase_legend(axes, worth_saying(one for each in parts.values() for one in each))
     counts = {len(each) for each in runs.values()}
     said = f"{min(counts)}–{max(counts)}" if len(counts) > 1 else f"{counts.pop()}"
     whiskers = f"whiskers: standard deviation over {said} runs" if spread else "one run each: no whiskers"
@@ -91,15 +90,8 @@ def phase_energies_j(footprint: Footprint) -> dict[str, float]:
     return {**phases_j(footprint, devices), IDLE: idle_j}
 
 
-def ordered_phases(phases: set[str]) -> list[str]:
-    known = [*style.PHASES, style.named_phase(None), IDLE]
-    return [*(phase for phase in known if phase in phases), *sorted(phases - set(known))]
-
-
-def worth_saying(values: Mapping[str, float], whole: float) -> set[str]:
-    """Those that one can see: a legend has no room for what is drawn thinner than a line."""
-    return {name for name, value in values.items() if value >= 0.002 * whole}
-
-
-def _colour(phase: str) -> str:
-    return style.IDLE if phase == IDLE else style.colour_of_phase(phase)
+def worth_saying(parts: Iterable[Mapping[str, float]]) -> set[str]:
+    """Phases that one can see: a legend has no room for what is drawn thinner than a line."""
+    return {
+        phase for part in parts for phase, value in part.items() if value > _THIN * math.fsum(part.values())
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from smaragdine.errors import UserError
@@ -283,9 +283,22 @@ def wrapped(text: str, most_mm: float) -> list[str]:
     return lines
 
 
-def colour_of_phase(phase: str | None) -> str:
-    return PHASES.get(phase or "", UNKNOWN)
-
-
 def named_phase(phase: str | None) -> str:
     return phase or "not known"
+
+
+def colour_of_phase(phase: str | None) -> str:
+    return IDLE if phase == "idle" else PHASES.get(phase or "", UNKNOWN)
+
+
+def ordered_phases(phases: Iterable[str | None]) -> list[str]:
+    """By name: the known ones in the order of a step, then others, idle last."""
+    named = {named_phase(phase) for phase in phases}
+    known = [*PHASES, *sorted(named - {*PHASES, "idle"}), "idle"]
+    return [phase for phase in known if phase in named]
+
+
+def phase_legend(axes: Axes, phases: Iterable[str | None]) -> None:
+    from matplotlib.patches import Patch
+
+    legend_above(axes, [Patch(color=colour_of_phase(name), label=name) for name in ordered_phases(phases)])

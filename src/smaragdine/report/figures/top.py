@@ -18,7 +18,6 @@ from smaragdine.report.figures.style import styled
 from smaragdine.units import si
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 TOP = 10
@@ -151,7 +150,7 @@ def _draw(bars: Bars, footprints: Sequence[Footprint], device: str, what: str, u
     of = "in a step" if per_step else "while traced"
     title = f"{what} {of}" if unit == "J" else "Mean power while busy"
     style.quantity(axes.xaxis, f"{title} on {device}", unit, float(reach))
-    _legend(axes, bars.phase[:count])
+    style.phase_legend(axes, bars.phase[:count])
     notes = [f"whiskers: standard deviation over {bars.spread_over}"] if bars.spread_over else []
     notes += ["grey lines: 95 % interval"] if known.any() else []
     notes += [f"names with {100 * LEAST_SHARE:g} % of the energy or more"] if unit == "W" else []
@@ -162,12 +161,3 @@ def _draw(bars: Bars, footprints: Sequence[Footprint], device: str, what: str, u
     )
     notes += footprint_notes([only(footprint, [device]) for footprint in footprints])
     return style.describe(figure, f"The {count} names with the most {what.lower()} on {device}", text, notes)
-
-
-def _legend(axes: Axes, phases: Sequence[str | None]) -> None:
-    from matplotlib.patches import Patch
-
-    there = [phase for phase in (*style.PHASES, None) if phase in phases]
-    there += sorted({phase for phase in phases if phase is not None} - set(style.PHASES))
-    patches = [Patch(color=style.colour_of_phase(phase), label=style.named_phase(phase)) for phase in there]
-    style.legend_above(axes, patches)

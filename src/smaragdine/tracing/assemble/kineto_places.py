@@ -91,6 +91,9 @@ def places_of(
         elif not thread and type(sequence) is int:
             if place.phase == UNDECIDED:
                 place = Place(place.path, FORWARD, place.region)
+            elif place.phase == OPTIMIZING:
+                # Optimizers want no gradients: it is the loss, in their closure.
+                place = Place(PROGRAM, FORWARD)
             by_sequence[call.tid, sequence] = place
         elif call.name.startswith(REGION):
             phase = FORWARD if place.phase == UNDECIDED else place.phase
@@ -133,8 +136,9 @@ def _below(path: str, below: str) -> str:
 
 def _annotated(name: str, place: Place) -> Place:
     if name.startswith(PREFIX):
-        # A module called in backward is recomputed there: the backward pass pays for it.
-        phase = FORWARD if place.phase in (UNDECIDED, OTHER) else place.phase
+        # A module called in backward is recomputed there: the backward pass pays for it. One called in an
+        # optimizer's step is called by its closure.
+        phase = BACKWARD if place.phase == BACKWARD else FORWARD
         return Place(name.removeprefix(PREFIX), phase)
     optimizer = _OPTIMIZER_STEP.match(name)
     if optimizer is not None:

@@ -5,6 +5,8 @@ import weakref
 
 import torch
 
+from . import training
+
 # Modules that only stand around the user's own, and what they call it.
 _WRAPPERS = {
     "DataParallel": "module",
@@ -34,7 +36,7 @@ class Paths:
         elif not stack:
             # A part called by itself later (recomputed in backward, say) is known by its place in this one.
             under_way = calls_under_way()
-            root = under_way[0] if under_way else module
+            root = under_way[0] if under_way else _whole(module)
             self._register(root, self._root_name(root))
             if self._known(module) is None:
                 self._register(module, "%s/%s" % (self._known(root), own_name(module)))
@@ -75,6 +77,12 @@ class Paths:
             name = "%s_%d" % (base, number)
         self.roots[name] = weakref.ref(module)
         return name
+
+
+def _whole(module):
+    model = training.model()
+    inside = isinstance(model, torch.nn.Module) and any(part is module for part in model.modules())
+    return model if inside else module
 
 
 def calls_under_way():

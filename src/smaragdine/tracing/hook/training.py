@@ -35,3 +35,8 @@ def active():
     # A trainer that died in an exception nobody told us about, or that was left behind by fork, owns nothing.
     owner = _owner
     return owner is not None and owner[1]() is not None and owner[0] == os.getpid()
+
+
+def model():
+    """The model being trained, where its trainer calls parts of it and never the whole: Lightning's."""
+    return getattr(_owner[1](), "lightning_module", None) if active() else None

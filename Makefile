@@ -16,7 +16,9 @@ CONSTRAIN := $(if $(shell command -v nvidia-smi 2>/dev/null),,--constraint const
 .PHONY: demo test lint bench clean
 
 demo: $(DEMO)/$(FRAMEWORK)
-	KERAS_BACKEND=$(FRAMEWORK) $(DEMO)/bin/smaragdine run examples/bert.py
+	@run=runs/demo-$$(date +%Y%m%d-%H%M%S); \
+	KERAS_BACKEND=$(FRAMEWORK) $(DEMO)/bin/smaragdine run -o $$run examples/bert.py && \
+	$(DEMO)/bin/smaragdine report $$run --html $$run/report.html
 
 $(DEMO)/$(FRAMEWORK): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12")'
@@ -26,8 +28,14 @@ $(DEMO)/$(FRAMEWORK): pyproject.toml constraints.txt
 	@$(DEMO)/bin/pip install $(PIP_FLAGS) $(CONSTRAIN) --editable . keras $(PACKAGES_$(FRAMEWORK))
 	@touch $@
 
-test: lint
-	$(TEST)/bin/python -m pytest --quiet
+# Those that measure time or load the machine on purpose run alone; the others, which mostly wait for frameworks
+# to start, two at a time.
+ALONE := $(addprefix tests/test_,$(addsuffix .py,bad_input estimate hook launchers nvml perf plugin processes \
+	rapl recording run run_gpu sampler sockets summary virtual))
+
+test: lint $(TEST)/tools
+	$(TEST)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE)) tests
+	$(TEST)/bin/python -m pytest --quiet $(ALONE)
 
 lint: $(TEST)/installed
 	$(TEST)/bin/ruff check
@@ -44,6 +52,17 @@ $(TEST)/installed: pyproject.toml constraints.txt
 	@$(TEST)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --no-deps tf_keras
 	@touch $@
 
+# A browser for the HTML report, promtool for Prometheus' text, npm for speedscope's schema: tests that need one
+# are skipped where it is missing, and it is installed where that is allowed.
+$(TEST)/tools: | $(TEST)/installed
+	@for tool in chromium promtool npm; do command -v $$tool >/dev/null || missing=1; done; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing chromium, promtool and npm for the tests"; \
+		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+			chromium prometheus npm) >/dev/null 2>&1 || echo "some are not to be had: their tests are skipped"; \
+	fi
+	@touch $@
+
 bench: $(TEST)/installed
 	$(TEST)/bin/python bench/sampler.py
 	$(TEST)/bin/python bench/overhead.py
@@ -51,6 +70,7 @@ bench: $(TEST)/installed
 	$(TEST)/bin/python bench/reading.py
 	$(TEST)/bin/python bench/intervals.py
 	$(TEST)/bin/python bench/accounting.py
+	$(TEST)/bin/python bench/tracing.py --steps 200 --layers 2 --hidden 64 --batch 4 --length 32
 
 clean:
 	rm -rf $(TEST) $(DEMO) build dist .pytest_cache .ruff_cache .hypothesis

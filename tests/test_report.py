@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,9 @@ def test_a_traced_run(runs: Path) -> None:
     assert any(f"the steps took {percent} % longer" in " ".join(text.split()) for percent in (12, 13))
     assert "gpu:0, one step: 1.00 J in 10.0 ms, 60% busy" in text
     lines = [line.split() for line in text.splitlines()]
-    assert ["net/a", "forward", "400", "mJ"] in [line[:4] for line in lines]
-    assert ["(idle)", "400", "mJ", "40.0%"] in [line[:4] for line in lines]
-    assert ["total", "1.00", "J", "100.0%"] in [line[:4] for line in lines]
+    assert ["net/a", "forward"] in [line[:2] for line in lines]
+    assert ["(idle)", "400", "mJ", "██▍", "40.0%"] in [line[:5] for line in lines]
+    assert ["total", "1.00", "J", "██████", "100.0%"] in [line[:5] for line in lines]
     assert text.count("gpu:0") == 2  # the run's table, and the heading
     assert "by phase: forward 100.0%" in text
     assert "└── net" in text
@@ -131,3 +132,51 @@ def test_a_mistake_is_one_line(runs: Path, words: list[str], named: str) -> None
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert named in done.stderr
+
+
+def names_of(text: str) -> list[str]:
+    lines = text[text.index("one step") :].splitlines()[2:]
+    return [line.split()[0] for line in lines[: next(i for i, line in enumerate(lines) if "(idle)" in line)]]
+
+
+def test_by_layer_by_phase_and_in_another_order(runs: Path) -> None:
+    by_name = names_of(report(runs, "steps"))
+    assert set(names_of(report(runs, "steps", "--by", "layer", "--depth", "1"))) == {"net"}
+    assert names_of(report(runs, "steps", "--by", "phase")) == ["forward"]
+    for sort in ("power", "time", "count"):
+        assert sorted(names_of(report(runs, "steps", "--sort", sort))) == sorted(by_name)
+    assert "one step" not in report(runs, "steps", "--by", "device")
+
+
+def test_by_step(runs: Path) -> None:
+    text = report(runs, "steps", "--by", "step", "--top", "2")
+    rows = [line for line in text.splitlines() if re.match(r"\d+", line)]
+    assert len(rows) == 2
+    assert all("(traced)" in row for row in rows)  # they are the longest
+    assert "mean ± std, untraced" in text
+    assert "announced no steps" in report(runs, "slices", "--by", "step")
+
+
+def test_two_runs_side_by_side(runs: Path) -> None:
+    text = report(runs, "steps", "steps")
+    assert "A  steps\nB  steps\n" in text
+    assert re.search(r"gpu:0 +40.0 J +40.0 J +1.000", text)
+    found = json.loads(report(runs, "steps", "steps", "--json"))
+    assert found["reports"][0] == json.loads(report(runs, "steps", "--json"))
+    done = smaragdine("report", "steps", "bare", cwd=runs)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "bare cannot be compared by operation: it has no events" in done.stderr
+    assert smaragdine("report", "steps", "steps", "steps", cwd=runs).returncode == 2
+
+
+def test_files_for_people(runs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    assert report(runs, "steps", "--html", str(page)) == f"{page}\n"
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    pytest.importorskip("matplotlib")
+    figures = tmp_path / "figures"
+    done = smaragdine(
+        "report", "steps", "--figures", str(figures), "--only", "top_energy", "--format", "svg", cwd=runs
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(figures / "top_energy.svg") in done.stdout.splitlines()

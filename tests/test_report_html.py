@@ -21,10 +21,14 @@ from smaragdine.accounting.comparison import compare
 from smaragdine.accounting.comparison import to_json as comparison_json
 from smaragdine.accounting.merge import renaming
 from smaragdine.accounting.overview import Overview, overview, overview_json
+from smaragdine.accounting.power import PowerTrace, within
 from smaragdine.accounting.steps import UntracedStep, at_level
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
+from smaragdine.report.html.pack import pack
 from smaragdine.report.html.page import html_page, write_html
+from smaragdine.report.html.timeline import layer_columns, power_columns
+from smaragdine.report.html.tree import tree_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FIGURES = ("energy_j", "busy_s", "count", "uncertainty_j", "power_w")
@@ -461,8 +465,9 @@ def test_what_is_missing_is_said(visit, tmp_path, made, where, text):
 
 def made_overview(recording, rows, steps=20) -> Overview:
     whole = footprint(rows, idle_j=3.0, steps=steps)
-    step = UntracedStep(0.1, 1.0, 0.05, 0.1, 0.973)
-    untraced = {"gpu:0": step}
+    factor, idle_j = 0.973, 0.1
+    energy_j = factor * (whole.devices["gpu:0"].total_j - 3.0) / steps + idle_j
+    untraced = {"gpu:0": UntracedStep(0.1, energy_j, 0.05, idle_j, factor)}
     seen = overview(recording)
     return dataclasses.replace(seen, footprint=whole, untraced=untraced, step=at_level(whole, untraced))
 
@@ -539,6 +544,7 @@ def test_twenty_thousand_names(visit, by_hand):
     assert page.locator("#found li").count() == 30
     page.evaluate("setState({path: null, level: 'step'})")
     page.locator("#table").evaluate("e => { e.scrollTop = e.scrollHeight; drawLines(); }")
+    assert page.locator("#balance .missing").count() == 0
     last = page.locator(".line").last
     assert attribute(last, "energy_j") == min(row["energy_j"] for row in rows)
 
@@ -552,6 +558,106 @@ def test_a_wide_level_is_folded_and_opens(visit, by_hand):
     page.click(".box.rest")
     assert len(boxes(page)) == 300
     check_boxes(page, json_rows(overview_json(found)), "all")
+
+
+def test_numbers_come_through_exactly(visit, by_hand):
+    """Whatever is packed, the script reads: the same bits, and not a number where it was none."""
+    random = np.random.default_rng(1)
+    bits = random.integers(0, 2**64, 1000, dtype=np.uint64).view(np.float64)
+    given = {
+        "bits": bits[np.isfinite(bits)],
+        "signs": np.array([0.0, -0.0, -1.5, 5e-324, 1.7976931348623157e308]),
+        "unknown": np.array([1.0, np.nan, 3.0]),
+        "ns": random.integers(0, 10**12, 500) / 1e9,
+        "times": np.cumsum(random.integers(0, 10**10, 500)),
+        "small": np.arange(5),
+        "wide": np.array([-(2**40), 2**52, 0]),
+        "none": np.zeros(0),
+    }
+    page = visit(html_page([by_hand]))
+    read = """async text => {
+      const said = values => Array.from(values, v => Object.is(v, -0) ? "-0" : String(v));
+      return Object.fromEntries(Object.entries(await unpack(text)).map(([k, values]) => [k, said(values)]));
+    }"""
+    found = page.evaluate(read, pack(given))
+    for name, values in given.items():
+        seen = np.array([float(text.replace("NaN", "nan")) for text in found[name]])
+        assert seen.astype(np.float64).tobytes() == values.astype(np.float64).tobytes(), name
+
+
+def test_a_long_trace_is_drawn_from_few_points():
+    random = np.random.default_rng(2)
+    edges_ns = np.concatenate([[0], np.cumsum(random.integers(1, 9, 200_000))]) * 1_000_000
+    power_w = random.random(200_000) * 300
+    kept = random.random(200_000) > 0.1  # the rest is not known
+    trace = PowerTrace(edges_ns[:-1][kept], edges_ns[1:][kept], power_w[kept])
+    end_ns = int(edges_ns[-1])
+    window = (end_ns // 4, end_ns // 4 + 3_000_000_000)
+    points = power_columns(trace, 0, end_ns, [window], 4000)
+    start_ns, stop_ns = points["start_ns"], points["end_ns"]
+    assert start_ns.size <= 4000
+    assert (start_ns[1:] >= stop_ns[:-1]).all()
+    for i in random.integers(0, start_ns.size, 200):
+        begin, end = int(start_ns[i]), int(stop_ns[i])
+        here = trace.power_w[(trace.end_ns > begin) & (trace.start_ns < end)]
+        assert points["low_w"][i] == np.float32(here.min())
+        assert points["high_w"][i] == np.float32(here.max())
+        mean_w = trace.energy_j(begin, end) / trace.covered_s(begin, end)
+        assert points["mean_w"][i] == pytest.approx(mean_w, rel=1e-6)
+    inside = (start_ns >= window[0]) & (stop_ns <= window[1])
+    # In the window as it was measured.
+    assert np.array_equal(points["low_w"][inside], points["high_w"][inside])
+    exact = within(trace, [window])
+    assert np.array_equal(start_ns[inside], exact.start_ns)
+
+
+def test_the_layer_at_work(by_hand):
+    """What began later has the floor; an operation in no layer stands for itself."""
+    tree = tree_of(overview(by_hand).footprint, None)
+    found = layer_columns(by_hand.events, "gpu:0", tree, recordings.T0, 1000)
+    paths = [tree.paths[node] for node in found["node"]]
+    phases = [found["phases"][code] for code in found["phase"]]
+    begin_ms, long_ms = found["start_ns"] / 1e6 - 1300, found["length_ns"] / 1e6
+    step = [
+        ("net/layer_0", "forward", 0, 5),
+        ("copy", None, 5, 5),
+        ("net/layer_1", "forward", 10, 5),
+        ("copy", None, 15, 5),
+        ("net/layer_2", "forward", 20, 10),
+        ("net/layer_0", "backward", 40, 15),
+        ("net/layer_1", "backward", 55, 15),
+        ("net/layer_2", "backward", 70, 15),
+        (recordings.ODD.rpartition("/")[0], "other", 90, 0.5),
+    ]
+    wanted = [(path, phase, 100 * i + at, long) for i in range(4) for path, phase, at, long in step]
+    assert list(zip(paths, phases, begin_ms.tolist(), long_ms.tolist(), strict=True)) == wanted
+    few = layer_columns(by_hand.events, "gpu:0", tree, recordings.T0, 5)
+    assert few["left_out"] == len(wanted) - 5
+    assert np.array_equal(few["start_ns"], found["start_ns"][:5])
+    assert np.array_equal(few["length_ns"], found["length_ns"][:5])
+
+
+def test_power_is_drawn_where_it_was(visit, by_hand):
+    """10 W in the first second; then 200 W and 100 W in turns: the middle of three lines is at 100 W."""
+    page = visit(html_page([by_hand]))
+    heights = page.evaluate("""() => {
+      const canvas = at("power");
+      const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, 88);
+      const accent = token("accent").match(/[0-9a-f]{2}/gi).map(text => parseInt(text, 16));
+      const lowest = s => {
+        const x = Math.round(54 + (s / 4) * (canvas.clientWidth - 64));
+        const near = y => accent.every((value, i) => Math.abs(data[4 * (y * width + x) + i] - value) < 40);
+        for (let y = 87; y >= 0; y--) if (near(y)) return y;
+      };
+      return [0.5, 1.05, 1.15].map(lowest);
+    }""")
+    top, height = 12, 74
+    assert heights == pytest.approx([top + height * (1 - w / 200) for w in (10, 200, 100)], abs=2)
+
+
+def test_the_title_is_text(visit, tmp_path):
+    run = open_recording(recordings.make(tmp_path / "<b>{{data}}<title>&amp;"))
+    assert visit(html_page([run])).title() == f"{run.path.name} – Smaragdine"
 
 
 def test_more_than_two_runs(by_hand, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from smaragdine.shown import show_with
 from smaragdine.version import __version__
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ _WHERE = {
     "open": ("smaragdine.recording.reader", "open_recording"),
     "Footprint": ("smaragdine.accounting.footprint", "Footprint"),
     "Recording": ("smaragdine.recording.reader", "Recording"),
+    "load_ipython_extension": ("smaragdine.notebook", "load_ipython_extension"),
 }
 
 
@@ -57,3 +59,12 @@ def __getattr__(name: str) -> Any:
 
     module, attribute = _WHERE[name]
     return getattr(importlib.import_module(module), attribute)
+
+
+def _html(shown: Any) -> str:
+    from smaragdine.report.notebook import html
+
+    return html(shown)
+
+
+show_with(_html)

@@ -1,5 +1,3 @@
-import sys
+from smaragdine.cli.main import program
 
-from smaragdine.cli.main import main
-
-sys.exit(main())
+program()

@@ -18,6 +18,7 @@ import pyarrow as pa
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.rows import column
 from smaragdine.errors import UserError
+from smaragdine.shown import Shown
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Node:
+class Node(Shown):
     """A layer or an operation, with all that is below it. Over all devices of the footprint."""
 
     name: str  # the last segment of its path; of the root, nothing

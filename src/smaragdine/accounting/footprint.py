@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from smaragdine.errors import UserError
+from smaragdine.shown import Shown
 
 ROWS = pa.schema(
     [
@@ -51,7 +52,7 @@ class DeviceTotal:
 
 
 @dataclass(frozen=True)
-class Footprint:
+class Footprint(Shown):
     """Rows by device and falling energy. Immutable; arithmetic gives new ones."""
 
     rows: pa.Table

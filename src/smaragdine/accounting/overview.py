@@ -16,6 +16,7 @@ from smaragdine.accounting.steps import Steps, UntracedStep, at_level, joined, s
 from smaragdine.accounting.summary import RunSummary, summarise
 from smaragdine.accounting.summary import to_json as summary_json
 from smaragdine.accounting.traces import device_traces
+from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
@@ -41,6 +42,7 @@ class Overview:
     steps: Steps | None = None
     untraced: Mapping[str, UntracedStep] = field(default_factory=dict[str, UntracedStep])
     step: Footprint | None = None  # of one step, at the level of the untraced ones where there are any
+    absent: str | None = None  # why there are no footprints, though there are events
 
 
 def overview(
@@ -50,8 +52,11 @@ def overview(
     tracing = _tracing(recording)
     if not recording.events.num_rows:
         return Overview(summary, tracing)
-    events, meters = recording_inputs(recording, None, baseline, facts)
-    footprint = account_meters(events, meters)
+    try:
+        events, meters = recording_inputs(recording, None, baseline, facts)
+        footprint = account_meters(events, meters)
+    except UserError as error:
+        return Overview(summary, tracing, absent=str(error))
     steps = steps_of(recording)
     if steps is None or not any(total.steps for total in footprint.devices.values()):
         return Overview(summary, tracing, footprint)
@@ -106,4 +111,5 @@ def overview_json(found: Overview) -> dict[str, Any]:
         "untraced_step": {device: asdict(step) for device, step in found.untraced.items()},
         "step": None if found.step is None else to_json(found.step),
         "traced": None if found.footprint is None else to_json(found.footprint),
+        "absent": found.absent,
     }

@@ -20,11 +20,13 @@ import pyarrow.compute
 from smaragdine.accounting.arithmetic import per_step, scale
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.meters import Meters, Spans
+from smaragdine.accounting.traces import device_traces
 from smaragdine.recording.reader import Recording
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 # Between two ends of steps they say that more than a step lies there.
 _BOUNDARIES = frozenset(
@@ -258,3 +260,48 @@ def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             whole.append((begin, end))
     return whole
+
+
+@dataclass(frozen=True)
+class StepEnergies:
+    """Every announced step, as long as the time since the one before. Whole devices, whoever used them."""
+
+    index: Ints
+    spans_ns: Ints  # rows of begin and end
+    traced: npt.NDArray[np.bool_]  # the profiler ran, started or stopped in it
+    energy_j: Mapping[str, Floats]  # per device
+
+    @property
+    def length_s(self) -> Floats:
+        return np.asarray((self.spans_ns[:, 1] - self.spans_ns[:, 0]) * 1e-9, dtype=np.float64)
+
+    @property
+    def sum_j(self) -> Floats:
+        return np.sum([np.zeros(len(self.spans_ns)), *self.energy_j.values()], axis=0)
+
+
+def step_energies(recording: Recording) -> StepEnergies | None:
+    """Of the process that announced most steps; None where nobody did."""
+    ends = recording.marks.filter(pc.equal(recording.marks["name"], "step_end"))
+    if ends.num_rows < 2:
+        return None
+    groups = ends.group_by(["pid", "source"]).aggregate([([], "count_all"), ("rank", "min")]).to_pylist()
+    most = max(groups, key=lambda each: (each["count_all"], -(each["rank_min"] or 0)))
+    mine = pc.and_(pc.equal(ends["pid"], most["pid"]), pc.equal(ends["source"], most["source"]))
+    ends = ends.filter(mine).sort_by("t_ns")
+    t_ns = ends["t_ns"].to_numpy()
+    spans = np.stack([t_ns[:-1], t_ns[1:]], axis=1)
+    traced = np.zeros(len(spans), dtype=np.bool_)
+    for window in recording.windows.to_pylist():
+        if window["pid"] == most["pid"]:
+            traced |= (spans[:, 1] > window["asked_ns"]) & (spans[:, 0] < window["stopped_ns"])
+    return StepEnergies(
+        ends["index"].fill_null(-1).to_numpy()[1:],
+        spans,
+        traced,
+        {
+            device: np.diff(trace.energy_until_j(t_ns))
+            for device, trace in device_traces(recording).items()
+            if trace.start_ns.size
+        },
+    )

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from smaragdine.errors import UserError
 from smaragdine.version import __version__
@@ -15,6 +16,7 @@ VERBS = {
     "run": "record a training script: energy per device and per epoch",
     "show": "a recording at a glance",
     "report": "where the joules went: what was traced, and what one step costs",
+    "export": "for other tools: Perfetto, speedscope, tables, Prometheus, LaTeX, TensorBoard",
     "account": "which operation used how much energy: a footprint",
     "compare": "what changed between runs, and what of it is noise",
     "doctor": "what can be measured on this machine, what not, and how to fix it",
@@ -36,6 +38,19 @@ example:
   smaragdine run train.py --epochs 3
   smaragdine show runs/2026-11-15-train
 """
+
+
+def program() -> NoReturn:
+    """The command itself. Its process ends here: on the way out of an interpreter, threads of libraries that
+    nobody has joined can abort it (Arrow's, once in hundreds of runs on a busy machine)."""
+    code = main()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # closed by the caller
+                stream.flush()
+    except OSError:
+        code = code or 141
+    os._exit(code)
 
 
 def main(argv: list[str] | None = None) -> int:

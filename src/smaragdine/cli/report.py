@@ -2,53 +2,174 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from smaragdine.accounting.overview import overview, overview_json
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.overview import Overview, overview, overview_json
 from smaragdine.cli.parsing import Parser, add_merge_options, count
-from smaragdine.recording.reader import open_recording
+from smaragdine.errors import UserError
+from smaragdine.recording.reader import Recording, open_recording
 
 _EXAMPLE = """\
   smaragdine report runs/2026-11-15-train
-  smaragdine report runs/first --summary --top 10 --depth 0
+  smaragdine report runs/first --html report.html
+  smaragdine report runs/first --by layer --depth 3 --sort power
+  smaragdine report runs/before runs/after                      # what got better, what worse, what is noise
+  smaragdine report runs/* --figures figures --only cumulative,epochs --format pdf
   smaragdine report runs/first --json | jq '.step.devices["gpu:0"].rows[:5]'"""
 
 
-def main(words: list[str]) -> int:
+def _parser() -> Parser:
     parser = Parser(
         "report",
         "Where the energy of a recording went: per device, and per operation of one step. Names, busy times\n"
         "and powers come from the traced steps, length and level of a step from the untraced ones.",
         _EXAMPLE,
     )
-    parser.add_argument("recording", metavar="RUN", help="the folder of a recording")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--traced", action="store_true", help="all traced steps as they were, not one step")
-    add_merge_options(parser)
-    parser.add_argument("--top", metavar="N", type=count, default=15, help="how many names (15)")
     parser.add_argument(
-        "--depth", metavar="N", type=count, default=2, help="of the tree of layers (2; 0: none)"
+        "recordings", metavar="RUN", nargs="+", help="the folder of a recording; two are compared"
     )
-    parser.add_argument(
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--html", metavar="FILE", help="one file that opens in any browser, offline")
+    shown = parser.add_argument_group("what is printed")
+    shown.add_argument(
+        "--by", choices=("name", "layer", "phase", "device", "step"), default="name", help="of what (name)"
+    )
+    shown.add_argument(
+        "--sort", choices=("energy", "power", "time", "count"), default="energy", help="by falling … (energy)"
+    )
+    shown.add_argument("--top", metavar="N", type=count, default=10, help="how many (10)")
+    shown.add_argument("--depth", metavar="N", type=count, default=2, help="of layers (2; 0: no tree)")
+    shown.add_argument("--traced", action="store_true", help="all traced steps as they were, not one step")
+    add_merge_options(shown)
+    shown.add_argument(
         "--baseline", metavar="RUN", help="a recording of the idle machine, for the static part of CPU power"
     )
-    options = parser.parse_args(words)
-    recording = open_recording(options.recording)
-    found = overview(recording, open_recording(options.baseline) if options.baseline else None)
-    if options.json:
-        json.dump(overview_json(found), sys.stdout, indent=1, allow_nan=False)
-        print()
+    figures = parser.add_argument_group("figures, for a paper (needs matplotlib: smaragdine[figures])")
+    figures.add_argument(
+        "--figures", metavar="DIR", help="draw all that the recordings allow into this folder"
+    )
+    figures.add_argument("--only", metavar="NAME,…", help="only these: docs/gallery.md has their names")
+    figures.add_argument("--format", metavar="F,…", default="pdf,svg,png", help="pdf,svg,png")
+    return parser
+
+
+def main(words: list[str]) -> int:
+    options = _parser().parse_args(words)
+    recordings = [open_recording(path) for path in options.recordings]
+    if options.figures:
+        _draw(recordings, options)
+    if options.html:
+        _write_html(recordings, options)
+    if options.figures or options.html:
         return 0
+    if len(recordings) > 2:
+        raise UserError(
+            "a report is of one run, or of two side by side",
+            f"{len(recordings)} were given",
+            "smaragdine compare takes more; so does --figures",
+        )
+    baseline = open_recording(options.baseline) if options.baseline else None
+    found = [overview(recording, baseline) for recording in recordings]
+    if len(found) == 2:
+        return _print_both(recordings, found, options)
+    if options.json:
+        return _print_json(overview_json(found[0]))
+    _print_one(recordings[0], found[0], options)
+    return 0
+
+
+def _shown(found: Overview, options: argparse.Namespace) -> Footprint | None:
+    """The footprint that is printed: of one step, where there are steps."""
+    from smaragdine.accounting.merge import merge, parse_rule
+
     shown = found.footprint if options.traced or found.step is None else found.step
     if shown is not None and (options.summary or options.merge):
-        from smaragdine.accounting.merge import merge, parse_rule
-
         shown = merge(shown, [parse_rule(text) for text in options.merge])
-    from smaragdine.report.overview import overview_tables
-    from smaragdine.report.terminal import console
+    return shown
+
+
+def _print_one(recording: Recording, found: Overview, options: argparse.Namespace) -> None:
+    from smaragdine.accounting.grouping import grouped, in_order
+    from smaragdine.report.overview import overview_tables, step_tables
+    from smaragdine.report.terminal import console, run_tables
 
     out = console()
     out.print(" ".join(recording.info.get("command", [])), style="bold", markup=False, soft_wrap=True)
-    out.print(overview_tables(found, shown, options.top, min(options.depth, 100)))
+    if options.by == "device":
+        out.print(run_tables(found.summary))
+        return
+    if options.by == "step":
+        out.print(step_tables(recording, options.top))
+        return
+    shown = _shown(found, options)
+    tree = min(options.depth, 100) if options.by == "name" else 0
+    rows = shown
+    if rows is not None:
+        rows = in_order(grouped(rows, options.by, max(options.depth, 1)), options.sort)
+    out.print(overview_tables(found, shown, rows, options.top, tree))
+
+
+def _print_both(
+    recordings: Sequence[Recording], found: Sequence[Overview], options: argparse.Namespace
+) -> int:
+    from smaragdine.accounting.comparison import compare, to_json
+
+    sides: list[Footprint] = []
+    for recording, each in zip(recordings, found, strict=True):
+        footprint = _shown(each, options)
+        if footprint is None:
+            why = "it has no events" if each.absent is None else each.absent
+            raise UserError(
+                f"{recording.path} cannot be compared by operation", why, "smaragdine show has its energy"
+            )
+        sides.append(footprint)
+    comparison = compare(sides[:1], sides[1:])
+    if options.json:
+        paths = [str(recording.path) for recording in recordings]
+        reports = [overview_json(each) for each in found]
+        return _print_json({"a": paths[0], "b": paths[1], **to_json(comparison), "reports": reports})
+    from smaragdine.report.comparison import comparison_tables
+    from smaragdine.report.overview import both_summaries
+    from smaragdine.report.terminal import console
+
+    out = console()
+    for side, recording in zip("AB", recordings, strict=True):
+        out.print(f"{side}  {recording.path}", markup=False, soft_wrap=True)
+    out.print()
+    out.print(both_summaries(found[0].summary, found[1].summary))
+    out.print(comparison_tables(comparison, options.top))
+    return 0
+
+
+def _write_html(recordings: Sequence[Recording], options: argparse.Namespace) -> None:
+    from smaragdine.accounting.merge import parse_rule
+    from smaragdine.report.html.page import write_html
+
+    baseline = open_recording(options.baseline) if options.baseline else None
+    overviews = [overview(recording, baseline) for recording in recordings] if baseline else None
+    path = Path(options.html)
+    write_html(recordings, path, overviews, [parse_rule(text) for text in options.merge])
+    print(path)
+
+
+def _draw(recordings: Sequence[Recording], options: argparse.Namespace) -> None:
+    from smaragdine.report.figures.draw import draw
+
+    names = options.only.split(",") if options.only else None
+    drawn = draw(recordings, Path(options.figures), names, options.format.split(","))
+    for name, why in drawn.left_out.items():
+        print(f"not drawn: {name}: {why}", file=sys.stderr)
+    for path in drawn.files:
+        print(path)
+
+
+def _print_json(values: dict[str, Any]) -> int:
+    json.dump(values, sys.stdout, indent=1, allow_nan=False)
+    print()
     return 0

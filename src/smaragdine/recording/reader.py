@@ -38,6 +38,7 @@ from smaragdine.recording.format import (
 )
 from smaragdine.recording.marks import read_spool
 from smaragdine.sensors.base import Channel
+from smaragdine.shown import Shown
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Recording:
+class Recording(Shown):
     path: Path
     info: dict[str, Any] = field(repr=False)
 

@@ -11,12 +11,13 @@ from rich.tree import Tree
 from smaragdine.accounting.diagram import Node
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
 from smaragdine.report.fitting import FittingTable, Line, visible
-from smaragdine.units import joules, seconds, watts
+from smaragdine.units import joules, plus_minus, seconds, watts
 
-_HEADERS = ("phase", "energy", "± 95 %", "share", "power", "busy", "count", "basis")
+_HEADERS = ("phase", "energy ± 95 %", "share", "power", "busy", "count", "basis")
 # What gives way, first to last, where a terminal is too narrow for names and all figures.
-_GIVES_WAY = ("basis", "busy", "count", "power", "share", "± 95 %", "phase")
+_GIVES_WAY = ("basis", "busy", "count", "power", "share", "phase")
 _NONE = "–"
+_BAR = 6  # characters
 
 
 def footprint_tables(footprint: Footprint, top: int) -> RenderableType:
@@ -66,8 +67,7 @@ def device_table(device: str, total: DeviceTotal, footprint: Footprint, top: int
 def _figures(row: dict[str, Any], total: DeviceTotal) -> dict[str, str]:
     return {
         "phase": visible(row["phase"] or _NONE),
-        "energy": joules(row["energy_j"]),
-        "± 95 %": joules(row["uncertainty_j"]),
+        "energy ± 95 %": _within(row["energy_j"], row["uncertainty_j"]),
         "share": _share(row["energy_j"], total),
         "power": watts(row["power_w"]),
         "busy": seconds(row["busy_s"]),
@@ -77,11 +77,25 @@ def _figures(row: dict[str, Any], total: DeviceTotal) -> dict[str, str]:
 
 
 def _sum(energy_j: float, total: DeviceTotal) -> dict[str, str]:
-    return {"energy": joules(energy_j), "share": _share(energy_j, total)}
+    return {"energy ± 95 %": joules(energy_j), "share": _share(energy_j, total)}
+
+
+def _within(energy_j: float, uncertainty_j: float | None) -> str:
+    """No digits that the uncertainty does not allow."""
+    return joules(energy_j) if uncertainty_j is None else plus_minus(energy_j, uncertainty_j, "J")
 
 
 def _share(energy_j: float, total: DeviceTotal) -> str:
-    return f"{energy_j / total.total_j:.1%}" if total.total_j > 0 else _NONE
+    if total.total_j <= 0:
+        return _NONE
+    part = energy_j / total.total_j
+    return f"{_bar(part)} {part:6.1%}"
+
+
+def _bar(part: float) -> str:
+    """In eighths of a character."""
+    eighths = round(max(0.0, min(part, 1.0)) * _BAR * 8)
+    return ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(_BAR)
 
 
 def _device_remarks(total: DeviceTotal) -> list[Text]:

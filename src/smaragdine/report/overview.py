@@ -11,28 +11,36 @@ from rich.text import Text
 from smaragdine.accounting.diagram import diagram
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.overview import Overview, Tracing, phases_j
-from smaragdine.accounting.steps import Steps, UntracedStep
-from smaragdine.report.fitting import visible
+from smaragdine.accounting.power import Floats
+from smaragdine.accounting.steps import Steps, UntracedStep, step_energies
+from smaragdine.accounting.summary import RunSummary
+from smaragdine.recording.reader import Recording
+from smaragdine.report.fitting import FittingTable, Line, visible
 from smaragdine.report.footprint import device_table, diagram_tree, footprint_remarks
 from smaragdine.report.terminal import run_tables
-from smaragdine.units import joules, seconds
+from smaragdine.units import joules, plus_minus, seconds
 
 _LEAST_SHARE = 0.02  # of its parent; smaller ones are summed up in the tree
 _LEVEL = (0.8, 1.25)  # outside, traced and untraced steps are not the same work
 
 
-def overview_tables(found: Overview, shown: Footprint | None, top: int, depth: int) -> RenderableType:
-    """`shown` is the footprint to print: a step's, or what was traced, merged or not."""
+def overview_tables(
+    found: Overview, shown: Footprint | None, rows: Footprint | None, top: int, depth: int
+) -> RenderableType:
+    """`shown` is the footprint to print: a step's, or what was traced, merged or not; `rows` the same in the
+    groups and the order asked for."""
     parts: list[RenderableType] = [run_tables(found.summary), Text("")]
     if found.tracing is not None:
         parts += [_dim(line) for line in _tracing_lines(found.tracing, found.steps)]
-    elif shown is None:
+    elif shown is None and found.absent is None:
         parts.append(
             _dim("no operations: nothing was traced (smaragdine run traces where a framework is used)")
         )
     remarks: list[RenderableType] = []
-    if shown is not None:
-        parts += _operations(found, shown, top, depth)
+    if found.absent is not None:
+        parts.append(_warning(f"no energy per operation: {found.absent}"))
+    if shown is not None and rows is not None:
+        parts += _operations(found, shown, rows, top, depth)
         remarks += [*_level_remarks(found.untraced), *footprint_remarks(shown)]
     if found.tracing is not None:
         remarks += [_warning(remark) for remark in found.tracing.remarks]
@@ -78,12 +86,15 @@ def _share(part: float) -> str:
     return f"{part:.1%}" if part == 1 else f"{min(part, 0.999):.1%}"
 
 
-def _operations(found: Overview, shown: Footprint, top: int, depth: int) -> list[RenderableType]:
+def _operations(
+    found: Overview, shown: Footprint, rows: Footprint, top: int, depth: int
+) -> list[RenderableType]:
     parts: list[RenderableType] = []
     devices = [device for device in shown.devices if shown.device_rows(device).num_rows]
+    devices.sort(key=lambda device: -shown.devices[device].total_j)
     for device in devices:
-        table = device_table(device, shown.devices[device], shown, top)
-        parts += [Text(""), _heading(device, found, shown), dataclasses.replace(table, title="operation")]
+        table = device_table(device, rows.devices[device], rows, top)
+        parts += [Text(""), _heading(device, found, shown), dataclasses.replace(table, title="")]
     for device in [device for device in shown.devices if device not in devices]:
         total_j = shown.devices[device].total_j
         parts.append(_dim(f"{visible(device)}: {joules(total_j)}, shared by no operation"))
@@ -125,6 +136,58 @@ def _level_remarks(untraced: Mapping[str, UntracedStep]) -> Sequence[Text]:
         for device, step in untraced.items()
         if step.factor is not None and not low <= step.factor <= high
     ]
+
+
+def both_summaries(a: RunSummary, b: RunSummary) -> RenderableType:
+    """Two runs device by device."""
+    lines: list[Line] = []
+    for device in dict.fromkeys([*a.devices, *b.devices]):
+        both = [side.devices.get(device) for side in (a, b)]
+        if all(each is None or each.scope != "device" for each in both):
+            continue
+        energies = [None if each is None else each.energy_j for each in both]
+        figures = {
+            "A": "–" if energies[0] is None else joules(energies[0]),
+            "B": "–" if energies[1] is None else joules(energies[1]),
+        }
+        if energies[0] and energies[1] is not None:
+            figures["B ÷ A"] = f"{energies[1] / energies[0]:.3f}"
+        lines.append(Line(device, figures))
+    times = {"A": seconds(a.duration_s), "B": seconds(b.duration_s)}
+    lines.append(
+        Line("time", {**times, "B ÷ A": f"{b.duration_s / a.duration_s:.3f}" if a.duration_s else "–"})
+    )
+    return Group(FittingTable("whole run", ("A", "B", "B ÷ A"), lines, ("B ÷ A",)), Text(""))
+
+
+def step_tables(recording: Recording, top: int) -> RenderableType:
+    """The steps that took most energy, and what one takes on the mean; whole devices, whoever used them."""
+    table = step_energies(recording)
+    if table is None:
+        return _dim("the program announced no steps")
+    devices = list(table.energy_j)
+    length_s = table.length_s
+    sums_j = table.sum_j
+    lines = [
+        Line(
+            f"{table.index[i]}{' (traced)' if table.traced[i] else ''}",
+            {
+                "time": seconds(float(length_s[i])),
+                **{d: joules(float(table.energy_j[d][i])) for d in devices},
+            },
+        )
+        for i in (-sums_j).argsort(kind="stable")[:top].tolist()
+    ]
+    for name, chosen in (("mean ± std, untraced", ~table.traced), ("mean ± std, traced", table.traced)):
+        if chosen.sum() > 1:
+            figures = {"time": _mean_std(length_s[chosen], "s")}
+            figures |= {device: _mean_std(table.energy_j[device][chosen], "J") for device in devices}
+            lines.append(Line(f"{name} ({chosen.sum()})", figures, "bold"))
+    return FittingTable("step", ("time", *devices), lines, tuple(reversed(devices)))
+
+
+def _mean_std(values: Floats, unit: str) -> str:
+    return plus_minus(float(values.mean()), float(values.std(ddof=1)), unit)
 
 
 def _dim(line: str) -> Text:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smaragdine.accounting.power import Floats, PowerTrace
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import Run, by_setting, power_notes
 from smaragdine.report.figures.style import styled
 from smaragdine.units import joules, seconds
@@ -25,13 +25,14 @@ Powered = tuple[Sequence[PowerTrace], int, int]  # the power of a run's devices,
 def cumulative(settings: Mapping[str, Sequence[Powered]], of: str, notes: Sequence[str] = ()) -> Figure:
     """Setting → its runs. A line ends with the shortest of its runs; dots are where each run ended."""
     figure, (axes,) = style.sheet(height_mm=58 + 3.2 * max(0, len(settings) - 3))
+    names, key = lettering.distinct(settings, 26)
     longest_s, most_j, said = 0.0, 0.0, list[str]()
     for n, (setting, runs) in enumerate(settings.items()):
         colour, dashes = style.SERIES[n % len(style.SERIES)], style.DASHES[n % len(style.DASHES)]
         t_s, mean_j, std_j = over_runs(runs)
         if len(runs) > 1:
             axes.fill_between(t_s, mean_j - std_j, mean_j + std_j, color=colour, alpha=0.25, lw=0)
-        axes.plot(t_s, mean_j, color=colour, ls=dashes, label=style.shortened(setting, 30))
+        axes.plot(t_s, mean_j, color=colour, ls=dashes, label=names[n])
         ends = [((end - begin) * 1e-9, _energy_j(traces, begin, end)) for traces, begin, end in runs]
         axes.plot(*zip(*ends, strict=True), ls="none", marker="o", ms=2.5, mew=0, color=colour, gid="ends")
         longest_s, most_j = max(longest_s, *(t for t, _ in ends)), max(most_j, *(e for _, e in ends))
@@ -48,7 +49,7 @@ def cumulative(settings: Mapping[str, Sequence[Powered]], of: str, notes: Sequen
     counts = {len(runs) for runs in settings.values()}
     bands = "bands: standard deviation over runs; dots: where each run ended"
     spread = "one run: no spread; the dot is its end" if counts == {1} else bands
-    return style.describe(figure, f"Energy of {of} over time", "; ".join(said), [of, spread, *notes])
+    return style.describe(figure, f"Energy of {of} over time", "; ".join(said), [of, spread, *key, *notes])
 
 
 def cumulative_of_runs(runs: Sequence[Run]) -> Figure:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from smaragdine.accounting.diagram import Node, zoom
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.layout import Layout, Way, layout
 from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, working_device
 from smaragdine.report.figures.style import styled
@@ -23,7 +23,7 @@ MOST_BOXES = 12
 _LEVELS = 4
 _MARGIN_MM = 3.5
 _BOX_MM = 8.4
-_WIDEST_MM = 27.0
+_WIDEST_MM = {style.COLUMN_MM: 27.0, style.PAGE_MM: 36.0}
 _TITLE_MM = 5.0
 _GAP_MM = 4.0
 _REST = " rest"  # no segment of a path begins with a blank: no child can be named so
@@ -34,7 +34,7 @@ def diagram(
     levels: Sequence[Node], device: str = "", width_mm: float = style.COLUMN_MM, more: Sequence[str] = ()
 ) -> Figure:
     """One panel for each node: its children. A box that the next panel opens has a thick outline."""
-    panels = [(node, *_shown(node)) for node in levels]
+    panels = [(node, *_shown(node, width_mm)) for node in levels]
     placed = [_place(node, texts, width_mm) for node, texts, _ in panels]
     device_note = f"share of each panel's energy on {device}" if device else "share of each panel's energy"
     notes = [
@@ -46,9 +46,9 @@ def diagram(
         *more,
         *footprint_notes([levels[0].footprint]),
     ]
-    below_mm = 3.2 * len(style.wrapped("; ".join(notes), width_mm - 2)) + 2
+    below_mm = 3.2 * len(lettering.wrapped("; ".join(notes), width_mm - 2)) + 2
     height_mm = sum(_TITLE_MM + one.height_mm + _GAP_MM for one in placed) + below_mm
-    figure, (axes,) = style.sheet(height_mm, width_mm=width_mm)
+    figure, (axes,) = style.sheet(height_mm, wide_mm=width_mm)
     figure.set_layout_engine("none")
     axes.set_position((0, 0, 1, 1))
     axes.set_axis_off()
@@ -93,24 +93,28 @@ def main_levels(root: Node, most: int = _LEVELS) -> list[Node]:
 def _place(node: Node, texts: dict[str, tuple[str, str]], width_mm: float) -> Layout:
     edges = [(edge.source, edge.target) for edge in node.edges]
     widths_mm = {
-        key: max(11.0, *(style.width_mm(line) + 3.0 for line in text)) for key, text in texts.items()
+        key: max(11.0, *(lettering.width_mm(line) + 3.0 for line in text)) for key, text in texts.items()
     }
     return layout(widths_mm, edges, width_mm - 2 * _MARGIN_MM, _BOX_MM)
 
 
 def _fits_a_column(levels: Sequence[Node]) -> bool:
-    return all(_place(node, _shown(node)[0], style.COLUMN_MM).bands <= 1 for node in levels)
+    return all(_place(node, _shown(node, style.COLUMN_MM)[0], style.COLUMN_MM).bands <= 1 for node in levels)
 
 
-def _shown(node: Node) -> tuple[dict[str, tuple[str, str]], list[Node]]:
+def _shown(node: Node, width_mm: float) -> tuple[dict[str, tuple[str, str]], list[Node]]:
     """Box → its two lines, and the children that share one box because they are small."""
     large = [child for child in node.children if (child.share or 0.0) >= LEAST_SHARE]
     if len(large) > MOST_BOXES:
         most = sorted(large, key=lambda child: -child.energy_j)[: MOST_BOXES - 1]
         large = [child for child in large if any(child is one for one in most)]
     rest = [child for child in node.children if not any(child is one for one in large)]
+    widest_mm = _WIDEST_MM.get(width_mm, 27.0)
     texts = {
-        child.name: (style.shortened(child.name or "(no name)", _WIDEST_MM - 3), f"{child.share or 0.0:.1%}")
+        child.name: (
+            lettering.shortened(child.name or "(no name)", widest_mm - 3),
+            f"{child.share or 0.0:.1%}",
+        )
         for child in large
     }
     share = sum(child.share or 0.0 for child in rest)
@@ -123,11 +127,10 @@ def _title(axes: Axes, node: Node, y_mm: float, width_mm: float) -> None:
     energy = joules(node.energy_j)
     if _interval(node):
         energy = plus_minus(node.energy_j, _interval(node), "J")
-    room_mm = width_mm - style.width_mm(energy) - 2 * _MARGIN_MM - 3
-    name = (
-        "whole program" if node.is_root else style.shortened(node.path, room_mm * 0.92, style.TEXT_PT + 0.5)
-    )
-    axes.text(_MARGIN_MM, y_mm, name, va="top", weight="bold", fontsize=style.TEXT_PT + 0.5)
+    room_mm = width_mm - lettering.width_mm(energy) - 2 * _MARGIN_MM - 3
+    size_pt = style.TEXT_PT + 0.5
+    name = "whole program" if node.is_root else lettering.shortened(node.path, room_mm * 0.92, size_pt)
+    axes.text(_MARGIN_MM, y_mm, name, va="top", weight="bold", fontsize=size_pt)
     axes.text(width_mm - _MARGIN_MM, y_mm + 0.2, energy, va="top", ha="right")
 
 

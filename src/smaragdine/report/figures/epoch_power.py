@@ -19,7 +19,7 @@ from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.power import Floats, PowerTrace
 from smaragdine.accounting.steps import joined
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.power import common_device
 from smaragdine.report.figures.runs import NotDrawn, Run, one_setting, only, power_notes, working_device
 from smaragdine.report.figures.style import styled
@@ -86,7 +86,7 @@ def epoch_power(
 def epoch_power_of_runs(runs: Sequence[Run], layer: str | None = None) -> Figure:
     """Highlights the layer that takes the most, unless one is named; of the first run that traced it."""
     one_setting(runs)
-    traced = [run for run in runs if run.recording.events.num_rows]
+    traced = [run for run in runs if run.overview.footprint is not None]
     device = working_device([run.footprint for run in traced]) if traced else common_device(runs)
     epochs = [[(e.start_ns, e.end_ns) for e in run.overview.summary.epochs] for run in runs]
     of = "epoch"
@@ -165,7 +165,7 @@ def _legend(axes: Axes, ran: Ran | None) -> None:
 
     handles: list[Any] = list(axes.get_lines()[:1])
     if ran is not None and ran.spans_s:
-        handles.append(Patch(fc=style.VERMILLION, alpha=_SHADE, label=style.shortened(ran.layer, 44)))
+        handles.append(Patch(fc=style.VERMILLION, alpha=_SHADE, label=lettering.shortened(ran.layer, 44)))
     style.legend_above(axes, handles)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smaragdine.accounting.summary import Epoch
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import NotDrawn, Run, by_setting, power_notes
 from smaragdine.report.figures.style import styled
 from smaragdine.units import joules, seconds
@@ -29,8 +29,17 @@ def epochs(
     figure, (energy, time) = style.sheet(52 + 1.5 * count, columns=2)
     energies_j = {name: _energies_j(each, devices) for name, each in settings.items()}
     times_s = {name: [epoch.duration_s for epoch in each] for name, each in settings.items()}
+    limits = all(name.endswith(" W") for name in settings)
+    room_mm = 30 / count
+    names, key = lettering.distinct(
+        (name.removesuffix(" W") if limits else name for name in settings), max(room_mm, 12)
+    )
     for axes, values in ((energy, energies_j), (time, times_s)):
-        _boxes(axes, values)
+        _boxes(axes, values, names)
+        if any(lettering.width_mm(name) > room_mm for name in names):
+            axes.tick_params(axis="x", rotation=90)
+        if limits:
+            axes.set_xlabel("Power limit (W)")
     style.quantity(energy.yaxis, "Energy of an epoch", "J", max(max(v) for v in energies_j.values()))
     style.quantity(time.yaxis, "Time of an epoch", "s", max(max(v) for v in times_s.values()))
     numbers = sorted({len(each) for each in settings.values()})
@@ -38,6 +47,7 @@ def epochs(
     said = [
         f"boxes: quartiles and median of {of} epochs; whiskers: up to 1.5 interquartile ranges",
         " + ".join(devices),
+        *key,
         *notes,
     ]
     text = "; ".join(
@@ -70,14 +80,8 @@ def _energies_j(each: Sequence[Epoch], devices: Sequence[str]) -> list[float]:
     return [sum(epoch.devices[device].energy_j or 0.0 for device in devices) for epoch in each]
 
 
-def _boxes(axes: Axes, values: Mapping[str, Sequence[float]]) -> None:
+def _boxes(axes: Axes, values: Mapping[str, Sequence[float]], names: Sequence[str]) -> None:
     line: dict[str, Any] = {"color": style.INK, "lw": 0.8}
-    room_mm = 30 / len(values)
-    if all(name.endswith(" W") for name in values):
-        names = [name.removesuffix(" W") for name in values]
-        axes.set_xlabel("Power limit (W)")
-    else:
-        names = [style.shortened(name, max(room_mm, 12)) for name in values]
     found = axes.boxplot(
         list(values.values()),
         tick_labels=names,
@@ -97,7 +101,5 @@ def _boxes(axes: Axes, values: Mapping[str, Sequence[float]]) -> None:
             # Side by side in the order of the epochs: no chance is needed to keep dots apart.
             off = np.linspace(-0.18, 0.18, len(each)) if len(each) > 1 else np.zeros(1)
             axes.plot(at + off, each, ls="none", marker="o", ms=1.6, mew=0, color=style.FAINT, gid="dots")
-    if any(style.width_mm(name) > room_mm for name in names):
-        axes.tick_params(axis="x", rotation=90)
     axes.tick_params(axis="x", length=0)
     axes.grid(axis="y")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from smaragdine.accounting.diagram import Node, diagram, walk
 from smaragdine.accounting.noise import deviation
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.epoch_power import repeating
 from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting, only, working_device
 from smaragdine.report.figures.style import styled
@@ -35,7 +35,7 @@ def layers(
         std_j = {path: deviation(values) for path, values in each_j.items()}
         spread_over = f"{len(runs)} runs"
     wide = len(first) > 26
-    figure, (axes,) = style.sheet(height_mm=56, width_mm=style.PAGE_MM if wide else style.COLUMN_MM)
+    figure, (axes,) = style.sheet(height_mm=56, wide_mm=style.PAGE_MM if wide else style.COLUMN_MM)
     phases = style.ordered_phases(phase for node in first for phase in node.by_phase)
     highest_j = 0.0
     for at, node in enumerate(first):
@@ -58,7 +58,7 @@ def layers(
     family = re.sub(r"\d+", "*", first[0].path.rpartition("/")[2])
     above = first[0].path.rpartition("/")[0]
     whole = f"{above}/{family}" if above else family
-    axes.set_xlabel(style.shortened(f"Layer * of {whole}", 68))
+    axes.set_xlabel(lettering.shortened(f"Layer * of {whole}", 68))
     style.quantity(axes.yaxis, f"Energy of {of} on {device}", "J", highest_j)
     style.phase_legend(axes, phases)
     said = [f"whiskers: standard deviation over {spread_over}" if spread_over else "spread not known", *notes]

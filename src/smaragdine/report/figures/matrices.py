@@ -12,7 +12,7 @@ from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.power import Floats
 from smaragdine.accounting.similarity import constant_power, matrix, mean_difference
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import NotDrawn, Run, by_folder, footprint_notes, only, working_device
 from smaragdine.report.figures.style import styled
 
@@ -48,6 +48,7 @@ def similarity(footprints: Mapping[str, Footprint], device: str | None = None) -
     names = f"Pearson correlation (1) over {common} common names" + (f" on {device}" if device else "")
     off = known[known < 1]
     text = f"between {off.min():.4f} and {off.max():.4f}" if off.size else "all alike"
+    text = f"{', '.join(footprints)}: {text}"
     title = "Similarity of footprints"
     return style.describe(figure, title, text, [names, *_key(list(footprints)), *footprint_notes(runs)])
 
@@ -69,9 +70,8 @@ def difference(footprints: Mapping[str, Footprint], device: str | None = None) -
         said.append(f"{quantity} up to {most / scale:.3g} {name}")
     where = f" on {device}" if device else ""
     notes = [f"mean difference over common names{where}, row − column", *_key(list(footprints))]
-    return style.describe(
-        figure, "Difference of footprints", "; ".join(said), [*notes, *footprint_notes(runs)]
-    )
+    text = f"{', '.join(footprints)}: {'; '.join(said)}"
+    return style.describe(figure, "Difference of footprints", text, [*notes, *footprint_notes(runs)])
 
 
 def similarity_of_runs(runs: Sequence[Run]) -> Figure:
@@ -110,7 +110,7 @@ def _values(rows: Sequence[Sequence[Any]]) -> Floats:
 
 def _panels(count: int, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
     """Beside each other as far as the page goes, with cells that hold a number."""
-    name_mm = max(style.width_mm(label) for label in _short(labels)) + 3
+    name_mm = max(lettering.width_mm(label) for label in _short(labels)) + 3
     least_mm = _CELL_MM * len(labels) + 3
     columns = max(1, min(count, int((style.PAGE_MM - name_mm) // least_mm)))
     narrow = columns * least_mm + name_mm <= style.COLUMN_MM
@@ -145,17 +145,15 @@ def _draw(axes: Axes, values: Floats, labels: Sequence[str], look: dict[str, Any
 
 
 def _short(labels: Sequence[str]) -> list[str]:
-    return [style.shortened(label, _LABEL_MM) for label in labels]
+    return lettering.distinct(labels, _LABEL_MM)[0]
 
 
 def _turned(labels: Sequence[str]) -> bool:
-    return any(style.width_mm(label) > _CELL_MM - 0.8 for label in _short(labels))
+    return any(lettering.width_mm(label) > _CELL_MM - 0.8 for label in _short(labels))
 
 
 def _key(labels: Sequence[str]) -> list[str]:
-    """Labels that do not stand on the figure in full."""
-    pairs = zip(_short(labels), labels, strict=True)
-    return [f"{short} is {label}" for short, label in pairs if short != label]
+    return lettering.distinct(labels, _LABEL_MM)[1]
 
 
 def _signed(value: float) -> str:

@@ -10,7 +10,7 @@ from smaragdine.accounting.arithmetic import adding_devices, average
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.noise import deviation
 from smaragdine.accounting.overview import phases_j
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting
 from smaragdine.report.figures.stages import IDLE, worth_saying
 from smaragdine.report.figures.style import styled
@@ -39,7 +39,7 @@ def phases(runs: Sequence[Footprint]) -> Figure:
             colour = style.colour_of_phase(phase)
             axes.barh(at, share, 0.62, left, color=colour)
             text = f"{share:.0%}"
-            if share * 55 > style.width_mm(text) + 1:
+            if share * 55 > lettering.width_mm(text) + 1:
                 axes.text(left + share / 2, at, text, ha="center", va="center", color=style.ink_on(colour))
             left += share
             if len(shares) > 1 and 0 < left < 0.9999:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smaragdine.accounting.power import Floats, PowerTrace
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import NotDrawn, Run, by_setting, power_notes
 from smaragdine.report.figures.style import styled
 from smaragdine.units import watts
@@ -36,8 +36,9 @@ def power(
     each_mm = 40 if rows == 1 else 24 if rows < 5 else 19
     figure, panels = style.sheet(14 + each_mm * rows, rows=rows, sharex=True, sharey=True)
     longest_s = max((end - begin) * 1e-9 for runs in settings.values() for _, begin, end in runs)
+    names, key = lettering.distinct(settings, 44)
     highest_w, coarse, means = 0.0, False, list[str]()
-    for axes, (setting, runs) in zip(panels, settings.items(), strict=True):
+    for axes, name, (setting, runs) in zip(panels, names, settings.items(), strict=True):
         for n, (trace, begin_ns, end_ns) in enumerate(runs):
             colour = style.SERIES[n % len(style.SERIES)]
             t_s, low_w, mean_w, high_w = envelope(trace, begin_ns, end_ns)
@@ -50,11 +51,10 @@ def power(
         if limit_w is not None and limit_w < 3 * highest_w:
             axes.axhline(limit_w, color=style.FAINT, ls="--", lw=0.8)
             highest_w = max(highest_w, limit_w)
-        title = setting
-        if limit_w is not None:
-            limit = f"{limit_w:g} W"
-            title = f"{limit} limit" if setting == limit else f"{setting}, {limit} limit"
-        axes.set_title(style.shortened(title, 66))
+        if limit_w is None:
+            axes.set_title(name)
+        else:
+            axes.set_title(f"{name} limit" if setting == f"{limit_w:g} W" else f"{name}, {limit_w:g} W limit")
         axes.grid(axis="y")
         covered_s = [trace.covered_s(begin, end) for trace, begin, end in runs]
         mean = sum(t.energy_j(b, e) for t, b, e in runs) / max(sum(covered_s), 1e-12)
@@ -71,7 +71,7 @@ def power(
     said = [] if drawn == {1} else ["one line for each run"]
     said += ["bands: lowest to highest reading around the mean"] if coarse else []
     said += ["dashed: power limit"] if limits_w else []
-    return style.describe(figure, f"Power of {device} over time", "; ".join(means), [*said, *notes])
+    return style.describe(figure, f"Power of {device} over time", "; ".join(means), [*said, *key, *notes])
 
 
 def power_of_runs(runs: Sequence[Run]) -> Figure:

@@ -51,7 +51,7 @@ class Run:
         found = self.overview
         footprint = found.step or found.footprint
         if footprint is None or not footprint.rows.num_rows:
-            raise NotDrawn(f"{self.label} has no events: nothing was traced")
+            raise NotDrawn(found.absent or f"{self.label} has no events: nothing was traced")
         return footprint
 
     @cached_property
@@ -136,7 +136,7 @@ def runs_of(recordings: Sequence[Recording]) -> list[Run]:
 
 def _labels(paths: Sequence[tuple[str, ...]]) -> list[str]:
     depth = 1
-    while depth < 4 and len({path[-depth:] for path in paths}) < len(paths):
+    while len({path[-depth:] for path in paths}) < len({path[-4:] for path in paths}):
         depth += 1
     labels = ["/".join(path[-depth:]) for path in paths]
     return [f"{label} ({i})" if labels.count(label) > 1 else label for i, label in enumerate(labels, 1)]

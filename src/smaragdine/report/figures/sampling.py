@@ -9,7 +9,7 @@ import numpy as np
 
 from smaragdine.accounting.power import Floats, Ints
 from smaragdine.recording.reader import Series
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import NotDrawn, Run, provenance_notes
 from smaragdine.report.figures.style import styled
 from smaragdine.units import si
@@ -74,7 +74,7 @@ def _ridge(axes: Axes, n: int, name: str, values: Floats, gaps: Mapping[str, Flo
     low_s, middle_s, high_s = (si(float(quantile), "s") for quantile in quantiles)
     text = f"median {middle_s}, CV {100 * cv:.1f} %"
     side = axes.get_yaxis_transform()
-    axes.text(0.0, n - 0.47, style.shortened(name, 30), transform=side, va="bottom", weight="bold")
+    axes.text(0.0, n - 0.47, lettering.shortened(name, 30), transform=side, va="bottom", weight="bold")
     axes.text(1.0, n - 0.47, text, transform=side, va="bottom", ha="right")
     rate = si(1 / float(quantiles[1]), "Hz")
     return f"{name}: median {middle_s} ({rate}), 98 % within {low_s} to {high_s}, CV {100 * cv:.1f} %"

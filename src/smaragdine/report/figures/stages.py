@@ -10,7 +10,7 @@ from smaragdine.accounting.arithmetic import adding_devices, scale
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.noise import deviation
 from smaragdine.accounting.overview import phases_j
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import Run, by_folder, footprint_notes
 from smaragdine.report.figures.style import styled
 from smaragdine.units import joules, plus_minus
@@ -29,8 +29,6 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step") -> Figur
     parts = {stage: [phase_energies_j(one) for one in each] for stage, each in runs.items()}
     phases = style.ordered_phases(phase for each in parts.values() for one in each for phase in one)
     totals = {stage: [math.fsum(one.values()) for one in each] for stage, each in parts.items()}
-        {p: math.fsum(one.get(p, 0.0) for each in parts.values() for one in each) for p in phases}, every_j
-    )
     wide = 0.62 if len(parts) > 2 else 0.25 * len(parts)
     spread = any(len(each) > 1 for each in totals.values())
     highest = 0.0
@@ -38,14 +36,7 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step") -> Figur
         bottom_j = 0.0
         for phase in phases:
             mean_j = math.fsum(one.get(phase, 0.0) for one in each) / len(each)
-            axes.bar(
-                at,
-                mean_j,
-                wide,
-                bottom_j,
-                color=_colour(phase),
-                label=phase if at == 0 and phase in said else None,
-            )
+            axes.bar(at, mean_j, wide, bottom_j, color=style.colour_of_phase(phase))
             bottom_j += mean_j
         total_j = math.fsum(totals[stage]) / len(each)
         std_j = deviation(totals[stage]) if len(each) > 1 else 0.0
@@ -55,7 +46,8 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step") -> Figur
         said = plus_minus(total_j, std_j, "J") if len(each) > 1 else joules(total_j)
         axes.annotate(said, (at, total_j + std_j), (0, 2.5), textcoords="offset points", ha="center")
     room_mm = 68 / len(parts) - 1
-    axes.set_xticks(range(len(parts)), [style.shortened(stage, room_mm) for stage in parts])
+    names, key = lettering.distinct(parts, room_mm)
+    axes.set_xticks(range(len(parts)), names)
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(parts) - 0.4)
     axes.set_ylim(0, highest * 1.08)
@@ -66,7 +58,7 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step") -> Figur
     said = f"{min(counts)}–{max(counts)}" if len(counts) > 1 else f"{counts.pop()}"
     whiskers = f"whiskers: standard deviation over {said} runs" if spread else "one run each: no whiskers"
     text = "; ".join(f"{s}: {joules(math.fsum(t) / len(t))}" for s, t in totals.items())
-    notes = [whiskers, *footprint_notes([one for each in runs.values() for one in each])]
+    notes = [whiskers, *key, *footprint_notes([one for each in runs.values() for one in each])]
     return style.describe(figure, f"Energy of {of} by stage and phase", text, notes)
 
 

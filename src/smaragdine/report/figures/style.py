@@ -7,12 +7,11 @@ Figures are made at their final size, so that a point in the file is a point on 
 from __future__ import annotations
 
 import functools
-import math
-import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from smaragdine.errors import UserError
+from smaragdine.report.figures.lettering import FONT, TEXT_PT, width_mm, wrapped
 from smaragdine.report.fitting import visible
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 COLUMN_MM = 84.0
 PAGE_MM = 174.0
-TEXT_PT = 7.0
+_USUAL_LINES = 2  # of notes, that a figure has room for
 INK = "#222222"
 FAINT = "#6b6b6b"
 
@@ -55,7 +54,7 @@ _LOOK: dict[str, Any] = {
     "figure.constrained_layout.h_pad": 0.04,
     "figure.constrained_layout.w_pad": 0.03,
     "figure.dpi": 100,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.family": FONT,
     "font.size": TEXT_PT,
     "grid.color": "#E4E4E4",
     "grid.linewidth": 0.5,
@@ -117,13 +116,13 @@ def look() -> Any:
 
 
 def sheet(
-    height_mm: float, rows: int = 1, columns: int = 1, width_mm: float = COLUMN_MM, **grid: Any
+    height_mm: float, rows: int = 1, columns: int = 1, wide_mm: float = COLUMN_MM, **grid: Any
 ) -> tuple[Figure, list[Axes]]:
     """An empty figure of a width and height on paper, and its axes, row by row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width_mm / 25.4, height_mm / 25.4), layout="constrained")
+    figure = Figure(figsize=(wide_mm / 25.4, height_mm / 25.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False, **grid)
     return figure, [each for row in axes for each in row]
@@ -131,9 +130,11 @@ def sheet(
 
 def describe(figure: Figure, title: str, text: str, notes: Sequence[str] = ()) -> Figure:
     """Title and alt text, and below the drawing what one must know to read it."""
-    width_mm = figure.get_figwidth() * 25.4
+    wide_mm = figure.get_figwidth() * 25.4
     if notes:
-        lines = wrapped("; ".join(notes), width_mm - 2)
+        lines = wrapped("; ".join(notes), wide_mm - 2)
+        if len(lines) > _USUAL_LINES and figure.get_layout_engine() is not None:
+            figure.set_figheight(figure.get_figheight() + (len(lines) - _USUAL_LINES) * 3.0 / 25.4)
         figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=TEXT_PT, color=FAINT)
     if figure.get_layout_engine() is not None:
         # Once, here: left to each file that is saved, it would depend on those saved before.
@@ -199,7 +200,7 @@ def legend_above(axes: Axes, handles: Sequence[Any] = (), title: str | None = No
         rows = -(-len(shown) // columns)
         return sum(max(wide_mm[i : i + rows]) for i in range(0, len(shown), rows))
 
-    fitting = [n for n in range(1, len(shown) + 1) if needed_mm(n) <= COLUMN_MM - 10]
+    fitting = [n for n in range(1, len(shown) + 1) if needed_mm(n) <= COLUMN_MM - 13]
     axes.legend(
         handles=shown,
         loc="lower left",
@@ -233,54 +234,6 @@ def ink_on(colour: Any) -> str:
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     ink = 0.016  # that of INK
     return INK if (luminance + 0.05) ** 2 > (ink + 0.05) * 1.05 else "#FFFFFF"
-
-
-def width_mm(text: str, size_pt: float = TEXT_PT, weight: Literal["normal", "bold"] = "normal") -> float:
-    """How wide a text is on paper."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextToPath
-
-    font = FontProperties(family="DejaVu Sans", size=size_pt, weight=weight)
-    width_pt, _, _ = TextToPath().get_text_width_height_descent(text, font, ismath=False)
-    return float(width_pt) / 72 * 25.4
-
-
-def shortened(name: str, most_mm: float, size_pt: float = TEXT_PT) -> str:
-    """A name that fits. What tells names apart is at the ends, so the middle goes: whole segments first."""
-    name = visible(name)
-    if width_mm(name, size_pt) <= most_mm:
-        return name
-    segments = name.split("/")
-    for gone in range(1, len(segments) - 1):
-        first = (len(segments) - gone + 1) // 2
-        short = "/".join([*segments[:first], "…", *segments[first + gone :]])
-        if width_mm(short, size_pt) <= most_mm:
-            return short
-    last = name if len(segments) < 3 else f"…/{segments[-1]}"
-    if width_mm(last, size_pt) <= most_mm:
-        return last
-    kept = max(2, math.floor(len(last) * most_mm / width_mm(last, size_pt)))
-    while kept > 2 and width_mm(_cut(last, kept), size_pt) > most_mm:
-        kept -= 1
-    return _cut(last, kept)
-
-
-def _cut(text: str, kept: int) -> str:
-    head = (kept - 1) // 2
-    return f"{text[:head]}…{text[len(text) - (kept - 1 - head) :]}"
-
-
-def wrapped(text: str, most_mm: float) -> list[str]:
-    """Lines of words that fit."""
-    lines: list[str] = []
-    text = re.sub(r"(\d) (%|[kmµ]?[JWs]\b)", "\\1\u00a0\\2", visible(text))  # a number stays with its unit
-    for word in text.split(" "):
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and width_mm(longer) <= most_mm:
-            lines[-1] = longer
-        else:
-            lines.append(shortened(word, most_mm))
-    return lines
 
 
 def named_phase(phase: str | None) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.rows import Floats, column
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting, only, working_device
 from smaragdine.report.figures.style import styled
 from smaragdine.units import si
@@ -140,7 +140,7 @@ def _draw(bars: Bars, footprints: Sequence[Footprint], device: str, what: str, u
         )
     reach = np.nanmax(np.concatenate([value, value + np.nan_to_num(std), value + np.nan_to_num(interval)]))
     for i in range(count):
-        axes.text(0, at[i] - 0.23, style.shortened(bars.name[i], style.COLUMN_MM - 8), va="bottom")
+        axes.text(0, at[i] - 0.23, lettering.shortened(bars.name[i], style.COLUMN_MM - 8), va="bottom")
     axes.set_ylim(count - 0.6, -0.95)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)

@@ -36,7 +36,7 @@ def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) 
     info = recording.info
     figures = overview_json(found)
     data: dict[str, Any] = {
-        "title": recording.path.name,
+        "title": title_of(recording),
         "command": shlex.join(info.get("command", [])),
         "host": _host(info),
         "libraries": info.get("libraries", {}),
@@ -69,6 +69,10 @@ def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) 
         data["levels"] = _levels(found, figures, tree)
         data["layers"] = _layers(recording, found, tree)
     return data
+
+
+def title_of(recording: Recording) -> str:
+    return recording.path.resolve().name
 
 
 def comparison_data(a: Overview, b: Overview, edges: pa.Table | None = None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from smaragdine.accounting.summary import summarise
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.report.export.output import new_file
-from smaragdine.report.html.data import comparison_data, run_data
+from smaragdine.report.html.data import comparison_data, run_data, title_of
 from smaragdine.report.html.pack import pack
 from smaragdine.version import __version__
 
@@ -83,7 +83,7 @@ def html_page(
         "runs": [run_data(run, seen, rules) for run, seen in zip(recordings, found, strict=True)],
         "comparison": changes,
     }
-    return page_of(document, " and ".join(recording.path.name for recording in recordings))
+    return page_of(document, " and ".join(title_of(recording) for recording in recordings))
 
 
 def _seen(recording: Recording) -> Overview:

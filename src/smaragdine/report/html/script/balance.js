@@ -4,7 +4,10 @@ function drawBalance(view) {
   box.hidden = !view || view.kind !== "run";
   if (box.hidden) return;
   const { rows_j, idle_j, total_j } = conservation(view.run, view.level, view.device);
-  const whole = view.phase === "all" ? view : view.run.view({ ...state, level: view.level, device: view.device, phase: "all" });
+  const whole =
+    view.phase === "all"
+      ? view
+      : view.run.view({ ...state, level: view.level, device: view.device, phase: "all" });
   const parts = [...whole.phases(), ["idle", idle_j]].filter(([, energy]) => energy > 0);
   const shade = { forward: 0.5, backward: 0.95, optimizer: 0.72, idle: 0.04 };
   const bar = element(
@@ -35,6 +38,9 @@ function drawBalance(view) {
         `operations ${si(rows_j, "J", 4)} + idle ${si(idle_j, "J", 4)} = ${si(total_j, "J", 4)}`,
       ),
       untracedText(view),
+      Math.abs(rows_j + idle_j - total_j) > 1e-6 * total_j
+        ? element("span", { class: "missing" }, "  ·  this does not add up")
+        : "",
     ),
     bar,
   );

@@ -1,6 +1,6 @@
 // The Energy Distribution Diagram: one level as boxes. Rounded: a layer, sharp: a tensor operation.
 
-const FOLD = { share: 0.001, least: 3, most: 48, ever: 600 };
+const FOLD = { share: 0.001, least: 3, many: 16, shareOfMany: 0.01, most: 48, ever: 600 };
 
 function boxesAt(view, node, metric) {
   const weight = view.weight(metric);
@@ -21,8 +21,8 @@ const countOf = (view, box) => (view.kind === "changes" ? 1 : view.figures(box.n
 // What is too small to be read is one box, unless all are asked for.
 function folded(boxes, total) {
   const most = state.everything ? FOLD.ever : FOLD.most;
-  const small = (box, i) =>
-    i >= most || (!state.everything && !(box.value >= FOLD.share * total) && box.id !== selectedNode());
+  const least = (i) => (state.everything ? 0 : i < FOLD.many ? FOLD.share : FOLD.shareOfMany) * total;
+  const small = (box, i) => box.id !== selectedNode() && (i >= most || !(box.value >= least(i)));
   const kept = boxes.filter((box, i) => !small(box, i));
   const rest = boxes.filter(small);
   return rest.length < FOLD.least && boxes.length <= most ? { kept: boxes, rest: [] } : { kept, rest };

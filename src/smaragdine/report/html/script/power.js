@@ -27,7 +27,7 @@ function drawPower(view, node, report) {
   at("time").hidden = false;
   const canvas = at("power");
   if (!bands.length) {
-    canvas.hidden = true;
+    canvas.hidden = at("ranges").hidden = true;
     at("power-note").textContent = "No power: no device has a reading in this recording.";
     return;
   }

@@ -13,15 +13,21 @@ const RUN_COLUMNS = [
   { key: "phase", title: "phase", text: true },
   { key: "device", title: "device", text: true },
   { key: "energy_j", title: "energy ± 95 %", cell: (e) => energyText(e.energy_j, e.uncertainty_j) },
-  { key: "share", title: "share", cell: (e) => percent(e.share, e.uncertainty_j / e.energy_j) },
+  {
+    key: "share",
+    title: "share",
+    hint: "of all operations",
+    cell: (e) => percent(e.share, e.uncertainty_j / e.energy_j),
+  },
   {
     key: "power_w",
     title: "power",
+    hint: "mean while busy",
     cell: (e) => si(e.power_w, "W", e.uncertainty_j > 0.1 * e.energy_j ? 2 : 3),
   },
   { key: "busy_s", title: "busy", cell: (e) => seconds(e.busy_s) },
   { key: "count", title: "count", cell: (e) => countText(e.count) },
-  { key: "basis", title: "rests on", text: true },
+  { key: "basis", title: "rests on", hint: "what the uncertainty rests on", text: true },
 ];
 const CHANGE_COLUMNS = [
   { key: "name", title: "name", text: true },
@@ -110,6 +116,7 @@ function drawTable(view, node) {
           "button",
           {
             type: "button",
+            title: column.hint,
             "data-sort": column.key,
             on: {
               click: () =>

@@ -312,7 +312,11 @@ def test_the_program_may_start_its_own(trained, program):
 
 def test_nothing_is_lost_however_late(trained):
     counts = [
-        Counter((row["name"], row["phase"]) for row in traced(trained, "keras-tf", mode)[0].to_pylist())
+        Counter(
+            (row["name"], row["phase"])
+            for row in traced(trained, "keras-tf", mode)[0].to_pylist()
+            if not row["name"].startswith("input/")  # made ahead, by threads of their own
+        )
         for mode in ("traced", "late")
     ]
     assert counts[0] == counts[1]

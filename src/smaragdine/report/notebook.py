@@ -10,8 +10,7 @@ from smaragdine.accounting.diagram import Node
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
 from smaragdine.accounting.merge import merge
 from smaragdine.accounting.overview import Overview, overview
-from smaragdine.accounting.summary import RunSummary, summarise
-from smaragdine.errors import UserError
+from smaragdine.accounting.summary import RunSummary
 from smaragdine.recording.reader import Recording
 from smaragdine.report.fitting import visible
 from smaragdine.units import joules, seconds, watts
@@ -79,16 +78,15 @@ def _whole(parts: Iterable[str]) -> str:
 def _recording(recording: Recording) -> list[str]:
     command = " ".join(word for word in recording.info.get("command", []) if isinstance(word, str))
     parts = [f"<div><b>{_text(command or str(recording.path))}</b></div>", _line(str(recording.path), "dim")]
-    try:
-        return parts + overview_html(overview(recording))
-    except UserError as error:
-        return [*parts, *_run(summarise(recording)), _line(str(error), "warn")]
+    return parts + overview_html(overview(recording))
 
 
 def overview_html(found: Overview) -> list[str]:
     """The run's energy per device, and where a step's, or all that was traced, went."""
     parts = _run(found.summary)
     shown = found.footprint if found.step is None else found.step
+    if found.absent is not None:
+        return [*parts, _line(found.absent, "warn")]
     if shown is None:
         return [*parts, _line("no operations: nothing was traced", "dim")]
     if found.steps is not None:

@@ -16,7 +16,7 @@ from smaragdine.accounting.event_energy import Floats, event_energies_j
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.merge import Rule, merge, merge_edges, renaming
 from smaragdine.accounting.overview import Overview, overview
-from smaragdine.accounting.summary import RunSummary, summarise
+from smaragdine.accounting.summary import RunSummary
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 
@@ -59,10 +59,8 @@ def gather(
     baseline: Recording | None = None,
 ) -> Run:
     """A recording without events, or without power, is exported as far as it goes."""
-    try:
-        found, why_none = overview(recording, baseline), ""
-    except UserError as error:
-        found, why_none = Overview(summarise(recording)), str(error)
+    found = overview(recording, baseline)
+    why_none = found.absent or ""
     traced = traced or found.step is None
     footprint = found.footprint if traced else found.step
     if footprint is None and not why_none:

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from smaragdine.accounting.merge import Rule
 from smaragdine.accounting.overview import Overview, overview
-from smaragdine.accounting.summary import summarise
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.report.export.output import new_file
@@ -76,7 +75,7 @@ def html_page(
             f"a report of {len(recordings)} runs cannot be drawn",
             remedy="Name one run, or two to see them side by side; smaragdine compare takes more",
         )
-    found = [_seen(recording) for recording in recordings] if overviews is None else list(overviews)
+    found = [overview(recording) for recording in recordings] if overviews is None else list(overviews)
     changes = comparison_data(found[0], found[1], _all_edges(recordings)) if len(found) == 2 else None
     document: dict[str, Any] = {
         "version": __version__,
@@ -84,14 +83,6 @@ def html_page(
         "comparison": changes,
     }
     return page_of(document, " and ".join(title_of(recording) for recording in recordings))
-
-
-def _seen(recording: Recording) -> Overview:
-    """What can be said of it: operations without power are none, and the page says so."""
-    try:
-        return overview(recording)
-    except UserError:
-        return Overview(summarise(recording))
 
 
 def _all_edges(recordings: Sequence[Recording]) -> pa.Table:

@@ -182,17 +182,19 @@ def _account_device(source: Columns, device: str, meter: Meter, events: int) -> 
     )
 
 
-def _sharpened(source: Columns, device: str, meter: Meter, idle_w: float) -> PowerTrace:
+def power_of(source: Columns, device: str, meter: Meter) -> Levels:
+    """A device's power, sharpened where its idle power is known."""
+    if meter.idle_w is None or device not in source.devices:
+        return levels(meter.trace)
     parts = list(blocks(source, device))
     start_ns = np.concatenate([part.start_ns for part in parts])
     end_ns = np.concatenate([part.end_ns for part in parts])
-    return sharpen(meter.trace, busy_spans(start_ns, end_ns), idle_w, meter.sensor.limit_w)
+    return levels(sharpen(meter.trace, busy_spans(start_ns, end_ns), meter.idle_w, meter.sensor.limit_w))
 
 
 def _integrate(source: Columns, device: str, meter: Meter, events: int) -> tuple[Ledger, list[Look]]:
     read, keys, sensor = levels(meter.trace), source.keys, meter.sensor
-    idle_w = meter.idle_w if events else None
-    power = read if idle_w is None else levels(_sharpened(source, device, meter, idle_w))
+    power = power_of(source, device, meter)
     off_ns = sensor.timing_ns
     # As the clocks say, and moved by as much as they may disagree.
     moved = [Levels(read.edge_ns + by_ns, read.power_w) for by_ns in (0, -off_ns, off_ns)]
@@ -218,8 +220,8 @@ def _integrate(source: Columns, device: str, meter: Meter, events: int) -> tuple
             all_seen.append(part)
     ledger.close()
     joined = [join(parts) for parts in seen if parts]
-    if idle_w is not None:
-        joined = [without_idle(each, idle_w, sensor.limit_w) for each in joined]
+    if meter.idle_w is not None:
+        joined = [without_idle(each, meter.idle_w, sensor.limit_w) for each in joined]
     return ledger, [infer(each, sensor, keys) for each in joined if each.energy_j.size]
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from smaragdine.accounting.account import power_of
 from smaragdine.accounting.columns import Columns, blocks, columns, device_counts
-from smaragdine.accounting.engine import Levels, chunks, in_threads, levels, share, sum_by
-from smaragdine.accounting.idle import busy_spans, sharpen
+from smaragdine.accounting.engine import chunks, in_threads, share, sum_by
 from smaragdine.accounting.meters import Meter, Meters
 
 Floats = npt.NDArray[np.float64]
@@ -30,7 +30,7 @@ def event_energies_j(events: pa.Table, meters: Meters) -> Floats:
 
 
 def _add_device(energy_j: Floats, source: Columns, device: str, meter: Meter) -> None:
-    power = _levels(source, device, meter)
+    power = power_of(source, device, meter)
     edges_ns = power.edge_ns[[0, -1]].tolist() if power.edge_ns.size else []
     begin_ns, until_ns = min([source.first_ns, *edges_ns]), max([source.last_ns, *edges_ns])
     parts = chunks(blocks(source, device), begin_ns, until_ns)
@@ -42,12 +42,3 @@ def _add_device(energy_j: Floats, source: Columns, device: str, meter: Meter) ->
         some = (known_ns > 0) | (chunk.end_ns == chunk.start_ns)
         rows = chunk.step[some]
         energy_j[rows] = np.nan_to_num(energy_j[rows]) + added_j[some]
-
-
-def _levels(source: Columns, device: str, meter: Meter) -> Levels:
-    if meter.idle_w is None:
-        return levels(meter.trace)
-    parts = list(blocks(source, device))
-    start_ns = np.concatenate([part.start_ns for part in parts])
-    end_ns = np.concatenate([part.end_ns for part in parts])
-    return levels(sharpen(meter.trace, busy_spans(start_ns, end_ns), meter.idle_w, meter.sensor.limit_w))

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ import os
 import resource
 import shutil
 import sys
+import time
 import torch
 
 CASE = sys.argv[1]
@@ -235,6 +237,7 @@ def test_a_loop_that_only_predicts_gets_slices(tmp_path: Path) -> None:
 JAX = """
 import glob
 import sys
+import time
 import tempfile
 import time
 import jax
@@ -294,6 +297,7 @@ TENSORFLOW = """
 import glob
 import os
 import sys
+import time
 import tempfile
 os.environ["KERAS_BACKEND"] = "tensorflow"
 import keras
@@ -324,3 +328,41 @@ def test_a_tensorflow_program_with_a_profiler_of_its_own(tmp_path: Path) -> None
     said = run(tmp_path, TENSORFLOW, expected=bare(tmp_path, TENSORFLOW))
     assert "the program started a profiler of" in said
     assert open_recording(tmp_path / "out").events.num_rows == 0
+
+
+FOREVER = """
+import time
+import torch
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    time.sleep(0.002)
+"""
+
+
+@needs("torch")
+def test_a_run_that_was_killed_keeps_its_trace(tmp_path: Path) -> None:
+    write_script(tmp_path / "program.py", FOREVER)
+    words = ["run", "-o", "out", "--trace-steps", "5", "--trace-skip", "2", "program.py"]
+    command = [sys.executable, "-m", "smaragdine", *words]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(QUIET), stderr=subprocess.DEVNULL
+    ) as running:
+        try:
+            for _ in range(1200):
+                if list(tmp_path.glob("out/traces/*.meta.json")):
+                    break
+                time.sleep(0.1)
+            time.sleep(0.5)  # readings are written about every second
+        finally:
+            running.kill()
+    done = smaragdine("report", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["status"] == "interrupted"
+    assert found["steps"]["traced"] == 5
+    assert any(row["name"] == "Linear/addmm" for row in found["step"]["devices"]["cpu:0"]["rows"])

@@ -13,6 +13,7 @@ from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.overview import Overview, overview, overview_json
 from smaragdine.cli.parsing import Parser, add_merge_options, count
 from smaragdine.errors import UserError
+from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording, open_recording
 
 _EXAMPLE = """\
@@ -61,7 +62,7 @@ def _parser() -> Parser:
 
 def main(words: list[str]) -> int:
     options = _parser().parse_args(words)
-    recordings = [open_recording(path) for path in options.recordings]
+    recordings = [_opened(path) for path in options.recordings]
     if options.figures:
         _draw(recordings, options)
     if options.html:
@@ -82,6 +83,19 @@ def main(words: list[str]) -> int:
         return _print_json(overview_json(found[0]))
     _print_one(recordings[0], found[0], options)
     return 0
+
+
+def _opened(path: str) -> Recording:
+    """A run that died before its trace was read still has it."""
+    recording = open_recording(path)
+    left = (recording.path / TRACES_FOLDER).is_dir() and not recording.events.num_rows
+    if recording.status != "interrupted" or not left:
+        return recording
+    from smaragdine.tracing.assemble.recording import assemble
+
+    for remark in assemble(recording.path):
+        print(f"trace: {remark}", file=sys.stderr)
+    return open_recording(path)
 
 
 def _shown(found: Overview, options: argparse.Namespace) -> Footprint | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cli import environment, smaragdine, write_script
+from cli import environment, smaragdine, start, wait_for, write_script
 from smaragdine.accounting.account import account_recording
 from smaragdine.recording.reader import Recording, open_recording
 
@@ -347,19 +347,14 @@ while True:
 @needs("torch")
 def test_a_run_that_was_killed_keeps_its_trace(tmp_path: Path) -> None:
     write_script(tmp_path / "program.py", FOREVER)
-    words = ["run", "-o", "out", "--trace-steps", "5", "--trace-skip", "2", "program.py"]
-    command = [sys.executable, "-m", "smaragdine", *words]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment(QUIET), stderr=subprocess.DEVNULL
-    ) as running:
-        try:
-            for _ in range(1200):
-                if list(tmp_path.glob("out/traces/*.meta.json")):
-                    break
-                time.sleep(0.1)
-            time.sleep(0.5)  # readings are written about every second
-        finally:
-            running.kill()
+    words = ("run", "-o", "out", "--trace-steps", "5", "--trace-skip", "2", "program.py")
+    running = start(*words, cwd=tmp_path, env=QUIET, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: list(tmp_path.glob("out/traces/*.meta.json")), 120)
+        time.sleep(0.5)  # readings are written about every second
+    finally:
+        running.kill()
+        running.wait()
     done = smaragdine("report", "out", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

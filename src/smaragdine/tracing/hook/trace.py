@@ -80,6 +80,8 @@ def marked(name, index, source, t_ns):
             _try(plan, plan.interrupted)
         else:
             plan.step_begins(t_ns)
+    if plan.done and plan.window is None:
+        marks.follower = None  # from now on a step costs what it costs without us
 
 
 def finish():

@@ -33,6 +33,8 @@ def in_use():
     if bridge is not None and getattr(bridge, "_backends", None):
         return "jax"
     context = sys.modules.get("tensorflow.python.eager.context")
-    if context is not None and getattr(context.context(), "_initialized", False):
+    # Not context(), which makes one where there is none.
+    known = getattr(context, "context_safe", None)
+    if known is not None and getattr(known(), "_initialized", False):
         return "tensorflow"
     return "torch" if "torch" in sys.modules else None

@@ -13,7 +13,7 @@ from smaragdine.errors import UserError
 from smaragdine.version import __version__
 
 VERBS = {
-    "run": "record a training script: energy per device and per epoch",
+    "run": "record a training script: energy per device, epoch, layer and operation",
     "show": "a recording at a glance",
     "report": "where the joules went: what was traced, and what one step costs",
     "export": "for other tools: Perfetto, speedscope, tables, Prometheus, LaTeX, TensorBoard",
@@ -36,7 +36,7 @@ The energy profiler for deep learning.
 example:
   smaragdine doctor
   smaragdine run train.py --epochs 3
-  smaragdine show runs/2026-11-15-train
+  smaragdine report runs/2026-11-15-train
 """
 
 

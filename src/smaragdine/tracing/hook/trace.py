@@ -80,7 +80,8 @@ def marked(name, index, source, t_ns):
             _try(plan, plan.interrupted)
         else:
             plan.step_begins(t_ns)
-    if plan.done and plan.window is None:
+    # Calls of a model give way to its training, should there be one.
+    if plan.done and plan.window is None and plan.source != windows.FORWARD:
         marks.follower = None  # from now on a step costs what it costs without us
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -171,3 +172,18 @@ def test_from_a_recording_to_a_step(tmp_path: Path) -> None:
     assert energies(found.step) == pytest.approx({"net/a": 0.4, "net/b": 0.2})
     assert found.untraced["gpu:0"].idle_j == pytest.approx(0.4)
     assert pa.compute.sum(found.step.rows["count"]).as_py() == 2.0
+
+
+def test_steps_that_run_behind_their_marks_have_no_level() -> None:
+    from smaragdine.accounting.steps import Steps, UntracedStep, runs_behind
+
+    ms = 1_000_000
+    spans = np.array([[0, 10 * ms], [10 * ms, 20 * ms]])
+    steps = Steps("keras", 100, spans, spans + 100 * ms, 0.0, 1.0)
+
+    def step(busy_s: float, length_s: float) -> dict[str, UntracedStep]:
+        return {"cpu:0": UntracedStep(length_s, 1.0, busy_s, 0.0, 1.0)}
+
+    assert runs_behind(steps, step(busy_s=0.5, length_s=0.02))  # a step of 10 ms cannot hold half a second
+    assert not runs_behind(steps, step(busy_s=0.5, length_s=0.5))  # in the long run the queue is full
+    assert not runs_behind(steps, step(busy_s=0.012, length_s=0.005))  # only slower for being traced

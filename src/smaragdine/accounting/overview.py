@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,7 +13,15 @@ import pyarrow.compute
 from smaragdine.accounting.account import account_meters, recording_inputs
 from smaragdine.accounting.footprint import Footprint, to_json
 from smaragdine.accounting.meters import NOTHING_KNOWN, SensorFacts, from_recording
-from smaragdine.accounting.steps import Steps, UntracedStep, at_level, joined, steps_of, untraced_step
+from smaragdine.accounting.steps import (
+    Steps,
+    UntracedStep,
+    at_level,
+    joined,
+    runs_behind,
+    steps_of,
+    untraced_step,
+)
 from smaragdine.accounting.summary import RunSummary, summarise
 from smaragdine.accounting.summary import to_json as summary_json
 from smaragdine.accounting.traces import device_traces
@@ -20,6 +29,11 @@ from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
+
+_BEHIND = (
+    "steps are announced when they are handed to the device, long before they are done: how long one takes "
+    "without tracing is not known"
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,11 @@ def overview(
     spans = joined([(int(begin), int(end)) for begin, end in steps.untraced_ns])
     without = from_recording(recording, device_traces(recording), lambda _: spans, baseline, facts)
     untraced = untraced_step(footprint, without, steps, events)
+    if runs_behind(steps, untraced):
+        steps = dataclasses.replace(steps, untraced_ns=steps.untraced_ns[:0])
+        untraced = {}
+        if tracing is not None:
+            tracing = dataclasses.replace(tracing, remarks=(*tracing.remarks, _BEHIND))
     return Overview(summary, tracing, footprint, steps, untraced, at_level(footprint, untraced))
 
 

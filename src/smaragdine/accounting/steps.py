@@ -42,6 +42,7 @@ _BOUNDARIES = frozenset(
 )
 _WARM_UP = 2  # steps that compile and allocate
 _ENOUGH = 5
+_FITS = 1.25
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,14 @@ def untraced_step(
             factor, idle_j = None, energy_j  # memory, or a socket nothing was traced on
         found[device] = UntracedStep(length_s, energy_j, busy_s / traced, idle_j, factor)
     return found
+
+
+def runs_behind(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:
+    """Whether marks only say when work was handed over: more runs in a step than fits into it."""
+    if not len(steps.traced_ns):
+        return False
+    traced_s = float((steps.traced_ns[:, 1] - steps.traced_ns[:, 0]).mean()) * 1e-9
+    return any(step.busy_s > _FITS * max(traced_s, step.length_s) for step in untraced.values())
 
 
 def at_level(footprint: Footprint, untraced: Mapping[str, UntracedStep]) -> Footprint:

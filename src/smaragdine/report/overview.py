@@ -63,7 +63,8 @@ def _tracing_lines(tracing: Tracing, steps: Steps | None) -> list[str]:
 
 def _slowdown(steps: Steps) -> str:
     if steps.untraced_s is None or steps.slower is None:
-        return f"a traced step took {seconds(steps.traced_s)}; there is no untraced one to compare with"
+        paused = seconds(steps.paused_s)
+        return f"starting and stopping the profiler took {paused}; there is no untraced step to compare with"
     line = (
         f"a traced step took {seconds(steps.traced_s)}, an untraced one {seconds(steps.untraced_s)} "
         f"({steps.slower:+.0%}); starting and stopping the profiler took {seconds(steps.paused_s)}"

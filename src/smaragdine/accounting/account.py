@@ -103,6 +103,7 @@ def recording_inputs(
     events: pa.Table | None = None,
     baseline: Recording | None = None,
     facts: SensorFacts = NOTHING_KNOWN,
+    traces: Mapping[str, PowerTrace] | None = None,
 ) -> tuple[pa.Table, Meters]:
     """Events and power of a recording. `events` are another tool's trace of the same run; sockets and memory
     come with the program's share of their power."""
@@ -114,7 +115,7 @@ def recording_inputs(
             "Name a trace of that run: smaragdine account RUN --events TRACE",
         )
     source = columns(traced)
-    traces = device_traces(recording)
+    traces = device_traces(recording) if traces is None else traces
     _check_times(source, list(traces.values()))
     if events is None and recording.windows.num_rows:
         spans = traced_spans(recording, traced)

@@ -66,8 +66,9 @@ def overview(
     tracing = _tracing(recording)
     if not recording.events.num_rows:
         return Overview(summary, tracing)
+    traces = device_traces(recording)
     try:
-        events, meters = recording_inputs(recording, None, baseline, facts)
+        events, meters = recording_inputs(recording, None, baseline, facts, traces)
         footprint = account_meters(events, meters)
     except UserError as error:
         return Overview(summary, tracing, absent=str(error))
@@ -75,7 +76,7 @@ def overview(
     if steps is None or not any(total.steps for total in footprint.devices.values()):
         return Overview(summary, tracing, footprint)
     spans = joined([(int(begin), int(end)) for begin, end in steps.untraced_ns])
-    without = from_recording(recording, device_traces(recording), lambda _: spans, baseline, facts)
+    without = from_recording(recording, traces, lambda _: spans, baseline, facts)
     untraced = untraced_step(footprint, without, steps, events)
     if runs_behind(steps, untraced):
         steps = dataclasses.replace(steps, untraced_ns=steps.untraced_ns[:0])

@@ -19,6 +19,7 @@ import pyarrow.compute
 
 from smaragdine.accounting.arithmetic import per_step, scale
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.idle import busy_spans
 from smaragdine.accounting.meters import Meters, Spans
 from smaragdine.accounting.traces import device_traces
 from smaragdine.recording.reader import Recording
@@ -221,14 +222,9 @@ def at_level(footprint: Footprint, untraced: Mapping[str, UntracedStep]) -> Foot
 def _busy_s(events: pa.Table, device: str) -> float:
     """Time in which at least one event ran."""
     here = events.filter(pc.equal(events["device"].cast(pa.string()), device))
-    if not here.num_rows:
-        return 0.0
     start_ns = here["start_ns"].to_numpy()
-    order = np.argsort(start_ns, kind="stable")
-    start_ns = start_ns[order]
-    end_ns = start_ns + here["duration_ns"].to_numpy()[order]
-    reached_ns = np.concatenate([start_ns[:1], np.maximum.accumulate(end_ns)[:-1]])
-    return float(np.maximum(end_ns - np.maximum(start_ns, reached_ns), 0).sum()) * 1e-9
+    begin_ns, until_ns = busy_spans(start_ns, start_ns + here["duration_ns"].to_numpy())
+    return float((until_ns - begin_ns).sum()) * 1e-9
 
 
 def traced_spans(recording: Recording, events: pa.Table) -> dict[str, Spans]:

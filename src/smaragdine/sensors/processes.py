@@ -106,9 +106,10 @@ class ProcessTree:
 
     def update(self) -> None:
         """Bring `cpu_s` (seconds per socket, since the start) up to now."""
-        mono_ns = self.clock.mono_ns
-        now_ns = mono_ns()
+        now_ns = self.clock.mono_ns()
+        # Time on a CPU: a scan that had to wait for one cost others nothing, and is no reason to look less.
         if now_ns >= self._next_scan_ns:
+            before_ns = time.thread_time_ns()
             # The last field of loadavg is the newest process number: unchanged, nothing was started.
             last_pid = self._newest_pid()
             if last_pid != self._last_pid:
@@ -117,11 +118,12 @@ class ProcessTree:
                 self._last_pid = last_pid
                 # Numbers are handed out in order. After many, or when they start over, all are looked at.
                 self._find_new(fresh if 0 < len(fresh) <= _MOST_PROBES else self._listed(), include_past=True)
-            cost_ns = mono_ns() - now_ns
+            cost_ns = time.thread_time_ns() - before_ns
             self._next_scan_ns = now_ns + max(_SCAN_EVERY_NS, int(cost_ns / _SCAN_SHARE))
         if len(self._sockets) > 1 and now_ns >= self._next_socket_scan_ns:
+            before_ns = time.thread_time_ns()
             self._weigh_sockets()
-            cost_ns = mono_ns() - now_ns
+            cost_ns = time.thread_time_ns() - before_ns
             # Threads find their places when they start; after that they rarely move to another socket.
             settling = now_ns < self._settled_ns
             pause_ns = 0 if settling else int(cost_ns / _SOCKET_SCAN_SHARE)

@@ -15,7 +15,7 @@ BUDGET = "SMARAGDINE_TRACE_BUDGET"
 QUIET = "SMARAGDINE_TRACE_QUIET_S"
 
 FORWARD = "torch:forward"  # a model's calls, where nothing else announces steps
-_FIRST_WINDOW_S = 2.0
+_FIRST_WINDOW_S = 4.0
 _MOST_BYTES = 64 << 20  # of a window's raw file; its events are in memory until then
 _OVERDUE_S = 10.0
 _WORTHWHILE = 3  # steps; to start and stop a profiler for fewer wastes the budget
@@ -66,6 +66,7 @@ class Plan:
         self.traced = 0
         self.windows = 0
         self.window = None
+        self.ending = None  # of the last window, where its file is written beside the program
         self.bytes_per_s = None  # of the raw files so far
         self.cost = Cost()
         self._others = 0  # steps of other sources since its own last one
@@ -82,7 +83,7 @@ class Plan:
         window = self.window
         if window is None:
             self.cost.untraced(t_ns)
-            if self.seen >= max(1, self.settings.skip) and self._affordable():
+            if self.seen >= max(1, self.settings.skip) and self._settled() and self._affordable():
                 self.open(tracers.of_source(source))
         elif window.complete:
             self.cost.traced((t_ns - window.last_ns) * 1e-9)
@@ -101,6 +102,7 @@ class Plan:
             self.window.last_ns = max(self.window.last_ns, t_ns)
 
     def open(self, tracer):
+        self.settle()
         asked_ns = self._clock_ns()
         session = tracer.start()
         begin_ns = self._clock_ns()
@@ -114,22 +116,44 @@ class Plan:
             return
         self.done = self.done or (0 < self.settings.steps <= self.traced)
         end_ns = self._clock_ns()
-        base = self._base(window)
-        path = base + window.tracer.SUFFIX
+        path = self._base(window) + window.tracer.SUFFIX
         try:
             os.makedirs(self.settings.folder, exist_ok=True)
         except OSError:
             self._discard(window)
             raise
-        written = False
+        aside = getattr(window.tracer, "stop_aside", None)
+        if aside is not None:
+            self.ending = aside(
+                window.session, path, lambda facts, resumed_ns: self._keep(window, end_ns, resumed_ns, facts)
+            )
+            if self.ending is not None:
+                self.cost.stopped((self._clock_ns() - end_ns) * 1e-9)
+                return
         try:
             facts = window.tracer.stop(window.session, path)
-            stopped_ns = self._clock_ns()
-            self.cost.stopped((stopped_ns - end_ns) * 1e-9)
+        except BaseException:
+            _remove(path, path + ".tmp")  # a disk that is full has better use for it
+            raise
+        resumed_ns = self._clock_ns()
+        self.cost.stopped((resumed_ns - end_ns) * 1e-9)
+        self._keep(window, end_ns, resumed_ns, facts or {})
+
+    def _keep(self, window, end_ns, resumed_ns, facts):
+        """Its file is written: note what it is of, unless it is of nothing."""
+        base = self._base(window)
+        path, noted = base + window.tracer.SUFFIX, base + ".meta.json"
+        stopped_ns = self._clock_ns()
+        kept = False
+        try:
             length_s = (end_ns - window.begin_ns) * 1e-9
+            # What is done beside the program takes its processors, if not its time.
+            self.cost.spent_s += (stopped_ns - resumed_ns) * 1e-9 / (os.cpu_count() or 1)
             if self.source is None:
                 self.cost.sliced(length_s)
             elif not window.steps:
+                return
+            if facts is None:
                 return
             self.bytes_per_s = os.path.getsize(path) / max(length_s, 1e-3)
             meta = {
@@ -141,18 +165,28 @@ class Plan:
                 "begin_ns": window.begin_ns,
                 "end_ns": end_ns,
                 "asked_ns": window.asked_ns,
+                "resumed_ns": resumed_ns,
                 "stopped_ns": stopped_ns,
                 "source": self.source,
                 "steps": window.steps,
             }
-            meta.update(facts or {})
-            with open(base + ".meta.json", "w") as file:
+            meta.update(facts)
+            with open(noted, "w") as file:
                 json.dump(meta, file)
             self.windows += 1
-            written = True
+            kept = True
         finally:
-            if not written:
-                _remove(path, path + ".tmp", base + ".meta.json")  # a disk that is full has better use for it
+            if not kept:
+                _remove(path, path + ".tmp", noted)
+
+    def settle(self):
+        """Wait until the last window's file is written."""
+        ending, self.ending = self.ending, None
+        if ending is not None:
+            ending.wait()
+
+    def _settled(self):
+        return self.ending is None or self.ending.over()
 
     def interrupted(self):
         """Something other than steps goes on for a while."""
@@ -184,7 +218,7 @@ class Plan:
 
     def used(self):
         """Whether a profiler has run in this process."""
-        return self.windows > 0 or self.window is not None or self.failed
+        return self.windows > 0 or self.window is not None or self.ending is not None or self.failed
 
     def _follow(self, source):
         """Whether a source that was not followed is from now on."""

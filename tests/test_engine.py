@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from smaragdine.accounting import account as account_module
 from smaragdine.accounting import columns, engine, ledger, nesting
 from smaragdine.accounting.account import account
+from smaragdine.accounting.compiled import compiled_sweep
 from smaragdine.accounting.engine import Chunk, levels
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.ledger import entry_compiled
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.sweep import compiled_sweep
 from smaragdine.errors import UserError
 from smaragdine.recording.format import EVENTS
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.columns import Columns, blocks, columns, device_counts
+from smaragdine.accounting.compiled import sweep_for
 from smaragdine.accounting.engine import (
     CHUNK,
     Chunk,
@@ -25,7 +26,6 @@ from smaragdine.accounting.mixing import Windows, join, windows
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
 from smaragdine.accounting.steps import traced_spans
-from smaragdine.accounting.sweep import sweep_for
 from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import Look, combine, infer, sensor_of
 from smaragdine.errors import UserError

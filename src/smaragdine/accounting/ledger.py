@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from smaragdine.accounting.compiled import Sweep
 from smaragdine.accounting.engine import ALL_LATER, CHUNK, Chunk, Levels, Shares, share, sum_by
-from smaragdine.accounting.sweep import Sweep
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -18,15 +18,15 @@ def t_quantile(freedom: float, two_sided: float = 0.95) -> float:
 
 def _within(t: float, freedom: float) -> float:
     """P(|T| < t)."""
-    return 1 - _beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+    return 1 - regularised_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
-def _beta(x: float, a: float, b: float) -> float:
+def regularised_beta(x: float, a: float, b: float) -> float:
     """The regularised incomplete beta function, by its continued fraction (Lentz)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):
-        return 1 - _beta(1 - x, b, a)
+        return 1 - regularised_beta(1 - x, b, a)
     front = math.exp(
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     )

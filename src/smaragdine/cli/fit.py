@@ -1,0 +1,134 @@
+"""`smaragdine fit`: energy, time and energy × delay against a limit, and the best one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from smaragdine.cli.parsing import Parser
+from smaragdine.errors import UserError
+from smaragdine.sweep.fit import QUANTITIES, Analysis, analyse, to_json
+from smaragdine.sweep.measurements import Columns, Group, read_groups
+
+_SHOWN = ("energy", "time", "edp")
+_EXAMPLE = """\
+  smaragdine fit sweeps/2026-11-15-bert
+  smaragdine fit sweeps/2026-11-15-bert --figures figures --format pdf
+  smaragdine fit table.csv --limit power_limit --time time_per_epoch --power average_power \\
+    --by network,batch_size
+  smaragdine fit table.parquet --limit clock_mhz --time s --energy joules --quantity energy,edp --json"""
+
+
+def main(words: list[str]) -> int:
+    options = _parser().parse_args(words)
+    quantities = _quantities(options.quantity)
+    source = Path(options.source)
+    groups, remarks = _of_sweep(source, options) if source.is_dir() else _of_table(source, options)
+    found = analyse(groups, quantities or tuple(QUANTITIES))
+    for remark in remarks:
+        print(f"smaragdine: {remark}", file=sys.stderr)
+    if options.figures:
+        _draw(found, source, options)
+    if options.json:
+        json.dump({**to_json(found), "remarks": remarks}, sys.stdout, indent=1, allow_nan=False)
+        print()
+    elif not options.figures:
+        _print(found, quantities or _SHOWN)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "fit",
+        "Energy, time and energy × delay against a power or clock limit: a second-degree fit with R² and\n"
+        "confidence, the best limit as measured and as fitted. Of a sweep, or of any table of measurements\n"
+        "(CSV, TSV, Parquet, Arrow): then --limit, --time and --power or --energy name its columns.",
+        _EXAMPLE,
+    )
+    parser.add_argument("source", metavar="SWEEP|TABLE", help="the folder of a sweep, or a table")
+    parser.add_argument("--limit", metavar="COL", help="the limit; of a sweep over parameters, which of them")
+    parser.add_argument("--time", metavar="COL", help="seconds")
+    parser.add_argument("--power", metavar="COL", help="mean power in watts: energy is power × time")
+    parser.add_argument(
+        "--energy", metavar="COL", help="joules; of a sweep: energy_j (default) or energy_counter_j"
+    )
+    parser.add_argument("--by", metavar="COL,…", default="", help="a fit for every combination of these")
+    parser.add_argument(
+        "--repeated", action="store_true", help="without --by: several rows of one limit are repetitions"
+    )
+    parser.add_argument(
+        "--quantity",
+        metavar="Q,…",
+        help=f"of {', '.join(QUANTITIES)} (printed: {', '.join(_SHOWN)}; JSON: all)",
+    )
+    parser.add_argument("--json", action="store_true", help="for machines")
+    figures = parser.add_argument_group("figures, for a paper (needs matplotlib: smaragdine[figures])")
+    figures.add_argument("--figures", metavar="DIR", help="draw every group's fits into this folder")
+    figures.add_argument("--format", metavar="F,…", default="pdf,svg,png", help="pdf,svg,png")
+    return parser
+
+
+def _quantities(text: str | None) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(","))) if text else ()
+    for name in names:
+        if name not in QUANTITIES:
+            raise UserError(f"no quantity {name}", remedy=f"There are: {', '.join(QUANTITIES)}")
+    return names
+
+
+def _of_table(path: Path, options: argparse.Namespace) -> tuple[list[Group], list[str]]:
+    missing = [f"--{name} COL" for name in ("limit", "time") if getattr(options, name) is None]
+    if options.power is None and options.energy is None:
+        missing.append("--power COL or --energy COL")
+    if missing and path.exists():
+        raise UserError(f"{path} is a table: its columns must be named", remedy=f"Add {', '.join(missing)}")
+    by = tuple(name.strip() for name in options.by.split(",") if name.strip())
+    columns = Columns(options.limit or "", options.time or "", options.power, options.energy, by)
+    groups = read_groups(path, columns, options.repeated)
+    differing = sorted({name for group in groups for name in group.differing})
+    remarks: list[str] = []
+    if differing:
+        names = ", ".join(differing)
+        remarks.append(f"rows of one limit differ in {names}: taken as repetitions. If not, add it to --by")
+    return groups, remarks
+
+
+def _of_sweep(folder: Path, options: argparse.Namespace) -> tuple[list[Group], list[str]]:
+    from smaragdine.sweep.settings import groups_of_sweep
+    from smaragdine.sweep.table import read_results
+
+    for name in ("time", "power", "by"):
+        if getattr(options, name):
+            raise UserError(f"--{name} is for tables", f"{folder} is a folder", "A sweep knows its columns")
+    found = groups_of_sweep(read_results(folder), options.limit, options.energy or "energy_j")
+    left = f"{found.unfinished} repetitions did not complete or lack a figure: left out"
+    return found.groups, [left] if found.unfinished else []
+
+
+def _print(found: Analysis, quantities: tuple[str, ...]) -> None:
+    from smaragdine.report.fit import fit_tables, front_table
+    from smaragdine.report.terminal import console
+
+    out = console()
+    out.print(fit_tables(found, quantities))
+    out.print()
+    out.print(front_table(found))
+
+
+def _draw(found: Analysis, source: Path, options: argparse.Namespace) -> None:
+    from smaragdine.report.figures.limits import draw_fits
+
+    folder, formats = Path(options.figures), options.format.split(",")
+    files = draw_fits(found, folder, formats)
+    if source.is_dir():
+        from smaragdine.report.figures.sweep import draw_sweep
+        from smaragdine.sweep.table import read_results
+
+        drawn = draw_sweep(source, read_results(source), folder, formats)
+        files += drawn.files
+        for name, why in drawn.left_out.items():
+            print(f"not drawn: {name}: {why}", file=sys.stderr)
+    for path in files:
+        print(path, file=sys.stderr if options.json else sys.stdout)

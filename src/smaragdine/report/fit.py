@@ -1,0 +1,184 @@
+"""Fits against a limit as tables for a terminal, or to paste into a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
+
+from smaragdine.report.fitting import FittingTable, Line
+from smaragdine.sweep.fit import SINGLE, Analysis, GroupFit, below_limits, rests_on, saved, slower
+from smaragdine.sweep.measurements import Value
+from smaragdine.sweep.parabola import ALPHA, Parabola, judge
+from smaragdine.units import joule_seconds, joules, seconds, si, watts
+
+TITLES = {
+    "energy": "Energy",
+    "time": "Time",
+    "edp": "Energy × delay",
+    "ed2p": "Energy × delay²",
+    "power": "Mean power",
+}
+_BEST, _OPTIMUM = "best", "optimum"
+_HEADERS = ("limits", _BEST, "there", "saved", "slower", _OPTIMUM, "R²", "remark")
+_GIVES_WAY = ("limits", "there", "slower", "saved")
+
+
+@dataclass(frozen=True)
+class _Roomy:
+    """A table in which names stay on one line as long as figures can give way."""
+
+    title: str
+    headers: Sequence[str]
+    lines: Sequence[Line]
+    left: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        headers = list(self.headers)
+        longest = max(len(self.title), *(len(line.name) for line in self.lines))
+        for header in [h for word in _GIVES_WAY for h in self.headers if h.split(" (")[0] == word]:
+            widths = [max(len(h), *(len(line.figures.get(h, "")) for line in self.lines)) for h in headers]
+            if longest + sum(widths) + 2 * len(widths) <= options.max_width:
+                break
+            headers.remove(header)
+        yield FittingTable(self.title, headers, self.lines, (), self.left)
+        dropped = [header for header in self.headers if header not in headers]
+        if dropped:
+            yield Text(f"no room for {', '.join(dropped)}", style="dim")
+
+
+def label(by: Mapping[str, Value], names: Sequence[str] | None = None) -> str:
+    """A group in words: the values of its columns, or of those named."""
+    values = [by[name] for name in (by if names is None else names)]
+    return " ".join("–" if value is None else str(value) for value in values) or "all"
+
+
+def varying(found: Analysis) -> tuple[list[str], str]:
+    """The columns that tell groups apart, and in words what all of them have in common."""
+    each = [of.group.by for of in found.groups]
+    names = [name for name in each[0] if len({str(by.get(name)) for by in each}) > 1]
+    return names, ", ".join(f"{name} {value}" for name, value in each[0].items() if name not in names)
+
+
+def value_text(quantity: str, value: float) -> str:
+    show = {"energy": joules, "time": seconds, "edp": joule_seconds, "power": watts}
+    return show[quantity](value) if quantity in show else si(value, "J·s²")
+
+
+def limit_text(limit: float, unit: str) -> str:
+    return f"{limit:.4g}{' ' if unit else ''}{unit}"
+
+
+def fit_tables(found: Analysis, quantities: Sequence[str]) -> RenderableType:
+    """One table for each quantity, a line for each group, and what one must know to read them."""
+    names, common = varying(found)
+    units = {each.group.unit for each in found.groups}
+    unit = f" ({units.pop()})" if len(units) == 1 and "" not in units else ""
+    with_unit = {_BEST: _BEST + unit, _OPTIMUM: _OPTIMUM + unit}
+    headers = [with_unit.get(header, header) for header in _HEADERS]
+    parts: list[RenderableType] = []
+    for quantity in quantities:
+        lines = [
+            Line(line.name, {with_unit.get(h, h): text for h, text in line.figures.items()}, line.style)
+            for line in (_line(each, quantity, names) for each in found.groups)
+        ]
+        title = TITLES[quantity] + (f": {common}" if common else "")
+        table = _Roomy(" ".join(names) or "group", headers, lines, ("remark",))
+        parts += [Text(title, style="bold"), table, Text("")]
+    parts += [Text(note, style="dim") for note in _notes(found, quantities)]
+    parts += [
+        Text.assemble(("! ", "yellow"), f"{label(by)} is left out: {why}") for by, why in found.left_out
+    ]
+    return Group(*parts)
+
+
+def front_table(found: Analysis) -> RenderableType:
+    """The limits no other beats in both time and energy."""
+    names, _ = varying(found)
+    header = "fastest → least energy"
+    lines = [
+        Line(label(each.group.by, names), {header: _listed(each.front, each.group.unit)})
+        for each in found.groups
+    ]
+    title = Text("Pareto front of time and energy", style="bold")
+    return Group(title, _Roomy(" ".join(names) or "group", (header,), lines, (header,)))
+
+
+def _line(each: GroupFit, quantity: str, names: Sequence[str]) -> Line:
+    fit = each.parabolas[quantity]
+    part = saved(fit)
+    interval = "" if fit.interval is None else f" ({_round(fit.interval[0])}–{_round(fit.interval[1])})"
+    remarks = _remarks(each, quantity)
+    return Line(
+        label(each.group.by, names),
+        {
+            "limits": _counted(fit),
+            _BEST: _round(fit.best_measured),
+            "there": value_text(quantity, fit.measured_at(fit.best_measured)),
+            "saved": "–" if part is None else f"{part:.1%}",
+            "slower": f"{slower(each, fit.best_measured):+.1%}".replace("-", "−"),
+            _OPTIMUM: f"{_round(fit.optimum)}{interval}",
+            "R²": "–" if fit.r2 is None else f"{fit.r2:.3f}",
+            "remark": ", ".join(remarks),
+        },
+        "dim" if {"below", "chance", "misfit"} & {*remarks} else "",
+    )
+
+
+def _counted(fit: Parabola) -> str:
+    limits, measurements = len(set(fit.limits.tolist())), fit.values.size
+    return f"{limits}" if limits == measurements else f"{limits} ({measurements})"
+
+
+def _remarks(of: GroupFit, quantity: str) -> list[str]:
+    words = ["edge" if of.parabolas[quantity].edge else "", _verdict(of, quantity)]
+    return [word for word in (*words, "mixed" if of.group.differing else "") if word]
+
+
+def _verdict(of: GroupFit, quantity: str) -> str:
+    """In a word, for a table's line; the notes below it say more."""
+    fit = of.parabolas[quantity]
+    fits, _ = judge(fit)
+    if fits is None:
+        return "not tested"
+    if fits:
+        return ""
+    if below_limits(of):
+        return "below"
+    return "chance" if fit.r2 is None or (fit.effect_p or 0.0) >= ALPHA else "misfit"
+
+
+def _notes(found: Analysis, quantities: Sequence[str]) -> list[str]:
+    fits = [each.parabolas[name] for each in found.groups for name in quantities]
+    words = [_remarks(each, name) for each in found.groups for name in quantities]
+    differing = ", ".join(sorted({name for each in found.groups for name in each.group.differing}))
+    bases = sorted({rests_on(fit) for fit in fits if fit.freedom})
+    notes = [
+        "best: the limit with the least, as measured; saved, slower: there, against the highest limit",
+        "optimum: minimum of the fit within the measured limits (95 % interval, if it is a parabola)",
+    ]
+    if bases:
+        single = ": noise and misfit cannot be told apart" if SINGLE in bases else ""
+        notes.append(f"interval and band rest on {' and on '.join(bases)}{single}")
+    meanings = {
+        "edge": "the vertex lies outside, or the parabola opens downwards: the better end is given",
+        "below": "the model does not fit: the program draws less than the lowest limit",
+        "chance": "the model does not fit: the limit explains no more than chance may",
+        "misfit": "the model does not fit: measurements lie off the parabola",
+        "not tested": "three measurements determine a parabola: none is left",
+        "mixed": f"rows of one limit differ in {differing}: if these are no repetitions, name it with --by",
+    }
+    for word, meaning in meanings.items():
+        if count := sum(word in each for each in words):
+            notes.append(f"{word} ({count} of {len(words)}): {meaning}")
+    return notes
+
+
+def _round(limit: float) -> str:
+    return f"{limit:.0f}" if abs(limit) >= 100 else f"{limit:.3g}"
+
+
+def _listed(limits: Sequence[float], unit: str) -> str:
+    return ", ".join(f"{limit:.4g}" for limit in limits) + (f" {unit}" if unit else "")

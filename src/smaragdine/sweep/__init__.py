@@ -1,0 +1,1 @@
+"""Many runs → curves → the best limit. Numbers in, numbers out."""

@@ -1,0 +1,209 @@
+"""Any table of measurements (CSV, TSV, Parquet, Arrow) as groups of limits, times and energies."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from smaragdine.errors import UserError
+from smaragdine.recording.columns import need_columns, number, refuse
+from smaragdine.recording.table_files import kind_of, read_content, read_table
+
+Floats = npt.NDArray[np.float64]
+Value = str | int | float | bool | None
+
+_WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
+_COUNTS_REPEATS = re.compile(
+    r"(repetition|repeat|rep|run|seed|trial|iteration)s?(_?(id|index|number))?", re.I
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold what. Energy is its own column, or power × time."""
+
+    limit: str
+    time: str
+    power: str | None = None
+    energy: str | None = None
+    by: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.limit, self.time, self.power, self.energy) if name is not None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Measurements of one workload by rising limit; several of one limit are repetitions."""
+
+    by: dict[str, Value]
+    limit: Floats
+    time_s: Floats
+    energy_j: Floats
+    unit: str = ""  # of the limit
+    differing: tuple[str, ...] = ()  # columns in which rows of one limit differ, so may be no repetitions
+
+
+def read_groups(path: str | os.PathLike[str], columns: Columns, repeated: bool = False) -> list[Group]:
+    """Groups of a file. Without `--by`, two rows of one limit are only right where `repeated` says so."""
+    where = os.fspath(path)
+    return groups_of(read_measurements(path), columns, where, repeated or bool(columns.by))
+
+
+def read_measurements(path: str | os.PathLike[str]) -> pa.Table:
+    """All columns of a file; those of a text file are text."""
+    where = os.fspath(path)
+    content = read_content(path)
+    kind = kind_of(content, path)
+    if kind in ("json", "xplane") or (
+        kind == "unknown" and b"\0" in bytes(content[: min(4096, content.size)])
+    ):
+        raise UserError(f"{where} is no table", remedy="CSV, TSV, Parquet and Arrow are read")
+    if kind in ("csv", "unknown"):
+        return _read_text(content, where)
+    if kind == "parquet":
+        import pyarrow.parquet as pq
+
+        try:
+            names = pq.read_schema(pa.BufferReader(content)).names
+        except (OSError, pa.ArrowException):
+            names = []  # read_table says what is wrong
+        return read_table(content, kind, names, (), where)
+    return read_table(content, kind, (), (), where)
+
+
+def groups_of(table: pa.Table, columns: Columns, where: str, repeated: bool = True) -> list[Group]:
+    if columns.power is None and columns.energy is None:
+        raise UserError(f"{where}: no energy", "neither power nor energy is named", "Name a column of either")
+    for name in columns.by:
+        if name in columns.measured:
+            raise UserError(f"{name} cannot be in --by", "it is what is fitted")
+    need_columns(table, list(dict.fromkeys((*columns.measured, *columns.by))), (), where)
+    values = {name: number(table, name, where).to_numpy() for name in columns.measured}
+    limit, time_s = values[columns.limit], values[columns.time]
+    refuse(where, columns.time, time_s <= 0, "is not above 0")
+    if columns.energy is not None:
+        energy_j = values[columns.energy]
+        refuse(where, columns.energy, energy_j < 0, "is negative")
+    else:
+        power = columns.power or ""
+        refuse(where, power, values[power] < 0, "is negative")
+        energy_j = values[power] * time_s
+    once = [name for name in table.column_names if table.column_names.count(name) == 1]
+    words = {name: _values(table[name]) for name in once if name not in columns.measured}
+    rows_of: dict[tuple[Value, ...], list[int]] = {}
+    for row, key in enumerate(zip(*(words[name] for name in columns.by), strict=True)) if columns.by else ():
+        rows_of.setdefault(key, []).append(row)
+    if not columns.by:
+        rows_of[()] = list(range(table.num_rows))
+        if not repeated:
+            _refuse_repeated(limit, columns, [*words], where)
+    groups: list[Group] = []
+    for key in sorted(rows_of, key=lambda key: [_order(value) for value in key]):
+        rows = np.array(rows_of[key])
+        rows = rows[np.argsort(limit[rows], kind="stable")]
+        others = {name: [column[i] for i in rows] for name, column in words.items() if name not in columns.by}
+        by = dict(zip(columns.by, key, strict=True))
+        differing = tuple(name for name, column in others.items() if _tells_apart(name, column, limit[rows]))
+        groups.append(Group(by, limit[rows], time_s[rows], energy_j[rows], unit_of(columns.limit), differing))
+    return groups
+
+
+def unit_of(column: str) -> str:
+    """The unit of a limit, as far as its column's name says."""
+    name = column.lower()
+    for unit, words in (("W", r"power|watts?|_w$"), ("MHz", r"clock|mhz")):
+        if re.search(words, name):
+            return unit
+    return ""
+
+
+def _read_text(content: pa.Buffer, where: str) -> pa.Table:
+    import pyarrow.csv as pv
+
+    header = bytes(content[: min(65536, content.size)]).split(b"\n", 1)[0].decode("utf-8-sig", "replace")
+    delimiter = max("\t,;", key=header.count)
+    names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])]
+    uneven: list[Any] = []
+
+    def note(row: Any) -> str:
+        uneven.append(row)
+        return "error"
+
+    try:
+        return pv.read_csv(
+            pa.BufferReader(content),
+            # By one thread rows have numbers.
+            read_options=pv.ReadOptions(column_names=names, skip_rows=1, use_threads=False),
+            parse_options=pv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note
+            ),
+            convert_options=pv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+        )
+    except pa.ArrowInvalid as error:
+        if uneven:
+            row = uneven[0]
+            why = f"it has {row.actual_columns} of {row.expected_columns} columns"
+            raise UserError(f"{where}, row {row.number - 1}", why) from None
+        why = str(error).splitlines()[0]
+        if "Empty CSV" in why:
+            raise UserError(f"{where} has no rows") from None
+        raise UserError(f"{where} cannot be read as a table", why) from None
+
+
+def _values(column: pa.ChunkedArray) -> list[Value]:
+    """Of a text column that holds nothing but whole numbers, those."""
+    plain = (str, int, float, bool, type(None))
+    values: list[Value] = [v if isinstance(v, plain) else str(v) for v in column.to_pylist()]
+    values = [v.strip() if isinstance(v, str) else v for v in values]
+    whole = bool(values) and all(isinstance(v, str) and _WHOLE.fullmatch(v) for v in values)
+    return [int(str(v)) for v in values] if whole else values
+
+
+def _order(value: Value) -> tuple[int, float, str]:
+    if isinstance(value, int | float):
+        return 0, float(value), ""
+    return 1, 0.0, str(value)
+
+
+def _refuse_repeated(limit: Floats, columns: Columns, others: Sequence[str], where: str) -> None:
+    different, counts = np.unique(limit, return_counts=True)
+    if counts.max() > 1:
+        most = int(np.argmax(counts))
+        kept = f" ({', '.join(others[:12])})" if others else ""
+        raise UserError(
+            f"{where} has {counts[most]} rows with {columns.limit} {different[most]:g}",
+            "" if others else "and no other column to tell them apart",
+            f"Name what tells them apart with --by COL,…{kept}, or say --repeated if they are repetitions",
+        )
+
+
+def _tells_apart(name: str, column: Sequence[Value], limit: Floats) -> bool:
+    """Whether a column looks like a setting that somebody forgot in `--by`: text that differs between rows of
+    one limit, or numbers that every limit has the same choice of. A count of repetitions is none."""
+    if _COUNTS_REPEATS.fullmatch(name):
+        return False
+    at: dict[float, set[Value]] = {}
+    for here, value in zip(limit.tolist(), column, strict=True):
+        at.setdefault(here, set()).add(value)
+    if max(map(len, at.values())) < 2:
+        return False
+    numbers = all(isinstance(value, int | float) or _is_number(value) for value in column)
+    return not numbers or (len(at) > 1 and len({frozenset(values) for values in at.values()}) == 1)
+
+
+def _is_number(value: Value) -> bool:
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return True

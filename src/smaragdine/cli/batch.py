@@ -1,0 +1,110 @@
+"""`smaragdine batch`: the batch size and power limit that reach a target at the least cost."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import sys
+from typing import Any
+
+from smaragdine.allocate.bandit import Replay, replay
+from smaragdine.allocate.batch_size import BatchSize, batch_sizes, best_batch_size, epoch_cost
+from smaragdine.allocate.tables import Epoch, read_epochs, read_trainings
+from smaragdine.cli.parsing import Parser, count, positive_count
+from smaragdine.errors import UserError
+
+_EXAMPLE = """\
+  smaragdine batch --epochs v100=v100.csv --trainings train.csv \\
+    --workload cifar100/shufflenetv2/adadelta --target 0.6 --default 1024 --recurrences 100"""
+
+
+def main(words: list[str]) -> int:
+    options = _parser().parse_args(words)
+    gpu, equals, file = options.epochs.partition("=")
+    if not (gpu and equals and file):
+        raise UserError(f"--epochs {options.epochs}", "that is not GPU=FILE", "See smaragdine batch --help")
+    if not 0 <= options.eta <= 1:
+        raise UserError(f"--eta {options.eta:g} is not between 0 and 1")
+    epochs = read_epochs(file, gpu)
+    trainings = read_trainings(options.trainings)
+    sizes = batch_sizes(epochs, trainings, gpu, options.workload, options.target, options.eta)
+    best = best_batch_size(sizes)
+    default = _default(sizes, epochs, options)
+    replays = [replay(sizes, default, options.recurrences, seed) for seed in range(options.replays)]
+    if options.json:
+        json.dump(_json(sizes, best, default, replays), sys.stdout, indent=1, allow_nan=False)
+        print()
+        return 0
+    from smaragdine.report.platform import batch_tables
+    from smaragdine.report.terminal import console
+
+    console().print(batch_tables(sizes, best, default, replays))
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "batch",
+        "Batch size and power limit together, by the cost of reaching a target: epochs × an epoch's cost.\n"
+        "For jobs that recur, a bandit finds them while they run; here it is replayed on the table.",
+        _EXAMPLE,
+    )
+    parser.add_argument("--epochs", metavar="GPU=FILE", required=True, help="time and power per epoch")
+    parser.add_argument("--trainings", metavar="FILE", required=True, help="epochs to reach targets")
+    parser.add_argument("--workload", metavar="NAME", required=True, help="dataset/network/optimizer")
+    parser.add_argument("--target", metavar="X", type=float, required=True, help="the metric to reach")
+    parser.add_argument("--eta", metavar="η", type=float, default=0.5, help="weight of energy, 0 to 1 (0.5)")
+    parser.add_argument("--default", metavar="N", type=positive_count, help="the batch size used so far")
+    parser.add_argument(
+        "--recurrences", metavar="N", type=positive_count, default=100, help="of the job (100)"
+    )
+    parser.add_argument("--replays", metavar="N", type=count, default=20, help="of the bandit (20)")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    return parser
+
+
+def _default(sizes: list[BatchSize], epochs: list[Epoch], options: argparse.Namespace) -> BatchSize:
+    """As it would run without us: at the highest limit. Unless given, the largest that reaches the target."""
+    reaching = [size.batch for size in sizes if size.reaches]
+    batch = options.default or max(reaching)
+    if batch not in reaching:
+        raise UserError(
+            f"batch size {batch} does not reach the target, or was not measured",
+            remedy=f"There are: {', '.join(map(str, reaching))}",
+        )
+    size = next(size for size in sizes if size.batch == batch)
+    rows = [epoch for epoch in epochs if (epoch.workload, epoch.batch) == (options.workload, batch)]
+    top = max(rows, key=lambda epoch: epoch.power_limit_w)
+    highest_w = max(epoch.power_limit_w for epoch in epochs if epoch.workload == options.workload)
+    return dataclasses.replace(
+        size,
+        power_limit_w=top.power_limit_w,
+        epoch_cost=epoch_cost(top, options.eta, highest_w),
+        epoch_energy_j=top.energy_j,
+        epoch_time_s=top.time_s,
+    )
+
+
+def _json(
+    sizes: list[BatchSize], best: BatchSize, default: BatchSize, replays: list[Replay]
+) -> dict[str, Any]:
+    def row(size: BatchSize) -> dict[str, Any]:
+        cost = size.cost if math.isfinite(size.cost) else None
+        return {"batch": size.batch, "power_limit_w": size.power_limit_w, "cost": cost}
+
+    values: dict[str, Any] = {
+        "best": row(best),
+        "default": row(default),
+        "sizes": [row(each) for each in sizes],
+    }
+    if replays:
+        values["replays"] = {
+            "count": len(replays),
+            "recurrences": len(replays[0].costs),
+            "regret": statistics.fmean(each.regret[-1] for each in replays),
+            "regret_of_default": len(replays[0].costs) * (default.cost - best.cost),
+        }
+    return values

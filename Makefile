@@ -13,7 +13,7 @@ PACKAGES_jax := jax
 # The pins are for the tests; the demo takes what fits the user's machine, save for CPU-only ones.
 CONSTRAIN := $(if $(shell command -v nvidia-smi 2>/dev/null),,--constraint constraints.txt)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint proto bench clean
 
 demo: $(DEMO)/$(FRAMEWORK)
 	@run=runs/demo-$$(date +%Y%m%d-%H%M%S); \
@@ -30,7 +30,7 @@ $(DEMO)/$(FRAMEWORK): pyproject.toml constraints.txt
 
 # Those that measure time or load the machine on purpose run alone; the others, which mostly wait for frameworks
 # to start, two at a time.
-ALONE := $(addprefix tests/test_,$(addsuffix .py,bad_input estimate hook launchers nvml perf plugin processes \
+ALONE := $(addprefix tests/test_,$(addsuffix .py,bad_input daemon daemon_callers daemon_faults daemon_source estimate hook launchers nvml perf plugin processes \
 	rapl recording run run_gpu sampler sockets summary virtual))
 
 test: lint $(TEST)/tools
@@ -62,6 +62,10 @@ $(TEST)/tools: | $(TEST)/installed
 			chromium prometheus npm) >/dev/null 2>&1 || echo "some are not to be had: their tests are skipped"; \
 	fi
 	@touch $@
+
+# After a change of proto/: the descriptor set and the types that the package ships.
+proto: $(TEST)/installed
+	$(TEST)/bin/python proto/generate.py src/smaragdine/monitor/contract
 
 bench: $(TEST)/installed
 	$(TEST)/bin/python bench/sampler.py

@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -52,6 +53,7 @@ class GpuSpec:
     limit_default_w: float = 700.0
     limit_min_w: float = 100.0
     limit_max_w: float = 700.0
+    limit_step_w: float = 0.0  # limits are rounded down to a multiple of it
     clock_mhz: int = 1980
     memory_clock_mhz: int = 3201
     temperature: int = 41
@@ -63,11 +65,16 @@ class GpuSpec:
     instant: bool = True
     usage: bool = True
     pcie: bool = True
+    application_clocks: bool = True
+    locked_clocks: bool = True
     # Faults.
     lost: bool = False
     error: int = 0  # an nvmlReturn_t that every call on this GPU gives
     no_permission: bool = False
     set_permission: bool = True
+    set_error: int = 0  # an nvmlReturn_t that setters give, `set_failures` times in each process
+    set_failures: int = 0  # -1: always
+    set_hang_ms: int = 0  # how long a setter does not come back, unless the description changes
     mig: bool = False
     mig_uuids: tuple[str, ...] = ()
 
@@ -91,16 +98,23 @@ def build_cuda(tmp: Path) -> Path:
 
 
 def write_spec(
-    path: Path, gpus: Sequence[GpuSpec], *, init_error: int = 0, cuda_order: Sequence[int] = ()
+    path: Path,
+    gpus: Sequence[GpuSpec],
+    *,
+    init_error: int = 0,
+    cuda_order: Sequence[int] = (),
+    driver_load: int = 0,
 ) -> None:
     """Describes the GPUs, at once for every program that has `path` as its FAKE_NVML.
 
     `init_error` is what nvmlInit answers (9: driver not loaded, 4: no permission, 18: version mismatch);
-    `cuda_order` the positions of the GPUs in CUDA's own order, fastest first.
+    `cuda_order` the positions of the GPUs in CUDA's own order, fastest first. A `driver_load` other than
+    the one a process started NVML with is a driver that was reloaded: every call answers "uninitialized"
+    until NVML has been shut down and started again.
     """
     placed = [gpu.at(n) for n, gpu in enumerate(gpus)]
     in_order = [placed[n] for n in cuda_order] if cuda_order else placed
-    lines = [f"init_error={init_error}"]
+    lines = [f"init_error={init_error}", f"driver_load={driver_load}"]
     # CUDA writes four digits of the domain, NVML eight.
     lines.append("cuda_bus_ids=" + ",".join(gpu.pci_bus_id[4:] for gpu in in_order))
     lines.append("pci_bus_ids=" + ",".join(gpu.pci_bus_id[4:] for gpu in placed))
@@ -131,6 +145,29 @@ def nvml_environment(
     environment["LD_LIBRARY_PATH"] = ":".join([*map(str, folders), *([path] if path else [])])
     environment["FAKE_NVML"] = str(spec)
     return environment
+
+
+def settings_made(spec: Path) -> list[tuple[int, str, int]]:
+    """What was set on these GPUs so far, by anybody: (GPU, what, value) in order.
+
+    `what` is l (power limit, mW), c or m (locked graphics or memory clocks) or a (application clocks);
+    clocks are 1,000,000 × the first (lowest; memory) + the second (highest; graphics) in MHz, 0 for a reset.
+    """
+    state = Path(f"{spec}.state")
+    lines = state.read_text().splitlines() if state.exists() else []
+    return [(int(gpu), what, int(value)) for gpu, what, _, value in map(str.split, lines)]
+
+
+def settings_now(spec: Path) -> dict[tuple[int, str], int]:
+    """What is in force on these GPUs by (GPU, what), where it is not the driver's default."""
+    last = {(gpu, what): value for gpu, what, value in settings_made(spec)}
+    return {where: value for where, value in last.items() if value}
+
+
+def set_from_outside(spec: Path, gpu: int, what: str, value: int) -> None:
+    """As nvidia-smi would: see `settings_made`."""
+    with open(f"{spec}.state", "a") as state:
+        state.write(f"{gpu} {what} {time.time_ns()} {value}\n")
 
 
 @contextmanager
@@ -184,6 +221,7 @@ def _numbers(gpu: GpuSpec) -> dict[str, object]:
         "limit_default_mw": round(gpu.limit_default_w * 1000),
         "limit_min_mw": round(gpu.limit_min_w * 1000),
         "limit_max_mw": round(gpu.limit_max_w * 1000),
+        "limit_step_mw": round(gpu.limit_step_w * 1000),
         "clock_mhz": gpu.clock_mhz,
         "memory_clock_mhz": gpu.memory_clock_mhz,
         "temperature": gpu.temperature,
@@ -198,6 +236,11 @@ def _numbers(gpu: GpuSpec) -> dict[str, object]:
         "error": gpu.error,
         "no_permission": int(gpu.no_permission),
         "set_permission": int(gpu.set_permission),
+        "set_error": gpu.set_error,
+        "set_failures": gpu.set_failures,
+        "set_hang_ms": gpu.set_hang_ms,
+        "application_clocks": int(gpu.application_clocks),
+        "locked_clocks": int(gpu.locked_clocks),
         "mig": int(gpu.mig),
         "mig_uuids": ",".join(gpu.mig_uuids),
     }

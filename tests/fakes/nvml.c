@@ -3,7 +3,9 @@
  * Power is a constant or a square wave of CLOCK_REALTIME, integrated exactly in integers, so that the
  * sample ring, the energy counter, the instant and the average power all follow from the same physics.
  * The file is read again whenever it changes: faults can be switched on while a program runs. What the
- * setters set is appended to FAKE_NVML.state with its time, so that every process sees the same GPU.
+ * setters set is appended to FAKE_NVML.state with its time, so that every process sees the same GPU: l the
+ * power limit (mW), c and m locked graphics and memory clocks, a application clocks (pairs of MHz, see PAIR;
+ * 0: reset).
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -17,7 +19,7 @@
 #include <unistd.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
-       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
+       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, FREQ_NOT_SUPPORTED = 24 };
 enum { GPUS = 16, MIGS = 7, SETTINGS = 4096, RING = 119 };
 
 #define MS INT64_C(1000000)
@@ -28,6 +30,10 @@ enum { GPUS = 16, MIGS = 7, SETTINGS = 4096, RING = 119 };
 #define UTILISATION_NS (200 * MS)
 /* Where the energy counter started: the same for every process. */
 #define EPOCH_NS (INT64_C(1700000000) * 1000 * MS)
+/* Two clocks in one setting: the lowest and highest locked ones, or memory and graphics. */
+#define PAIR(first, second) ((int64_t)(first) * 1000000 + (second))
+#define SECOND(pair) ((pair) % 1000000)
+#define FIRST(pair) ((pair) / 1000000)
 
 typedef __int128 wide;
 typedef struct { unsigned int gpu, memory; } utilization_t;
@@ -43,7 +49,8 @@ typedef struct {
     int architecture, mig, migs, lost, error, no_permission, set_permission, samples, counter, instant, usage;
     int processes, utilisation, temperature, clock_mhz, memory_clock_mhz, pcie, device_id;
     int64_t low_mw, high_mw, period_ns, on_ns, phase_ns, counter_phase_ns, counter_cost_us;
-    int64_t limit_default_mw, limit_min_mw, limit_max_mw;
+    int64_t limit_default_mw, limit_min_mw, limit_max_mw, limit_step_mw;
+    int application_clocks, locked_clocks, set_error, set_failures, set_hang_ms;
 } gpu_t;
 
 typedef struct { int gpu; char what; int64_t t_ns, value; } setting_t;
@@ -52,7 +59,7 @@ typedef struct { gpu_t *parent; int number; } device_t;
 static gpu_t gpus[GPUS];
 static device_t devices[GPUS], instances[GPUS][MIGS];
 static setting_t settings[SETTINGS];
-static int gpu_count, setting_count, init_error, started;
+static int gpu_count, setting_count, init_error, started, driver_load, driver_load_used;
 static struct stat spec_seen, state_seen;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -73,7 +80,8 @@ static void put(gpu_t *g, const char *key, char *value) {
     NUMBER(samples) NUMBER(counter) NUMBER(instant) NUMBER(usage) NUMBER(processes) NUMBER(utilisation)
     NUMBER(temperature) NUMBER(clock_mhz) NUMBER(memory_clock_mhz) NUMBER(pcie) NUMBER(device_id)
     NUMBER(low_mw) NUMBER(high_mw) NUMBER(period_ns) NUMBER(on_ns) NUMBER(phase_ns) NUMBER(counter_phase_ns)
-    NUMBER(counter_cost_us) NUMBER(limit_default_mw) NUMBER(limit_min_mw) NUMBER(limit_max_mw)
+    NUMBER(counter_cost_us) NUMBER(limit_default_mw) NUMBER(limit_min_mw) NUMBER(limit_max_mw) NUMBER(limit_step_mw)
+    NUMBER(application_clocks) NUMBER(locked_clocks) NUMBER(set_error) NUMBER(set_failures) NUMBER(set_hang_ms)
     if (!strcmp(key, "mig_uuids"))
         for (char *part = strtok(value, ","); part && g->migs < MIGS; part = strtok(NULL, ","))
             snprintf(g->mig_uuids[g->migs++], sizeof g->mig_uuids[0], "%s", part);
@@ -115,6 +123,7 @@ static void load(void) {
                 *equals = 0;
                 if (g) put(g, line, equals + 1);
                 else if (!strcmp(line, "init_error")) init_error = atoi(equals + 1);
+                else if (!strcmp(line, "driver_load")) driver_load = atoi(equals + 1);
             }
         }
         if (f) fclose(f);
@@ -149,11 +158,23 @@ static int64_t on_before(const gpu_t *g, int64_t t) {
     return t / g->period_ns * g->on_ns + (rest < g->on_ns ? rest : g->on_ns);
 }
 
+static int64_t default_pair(const gpu_t *g) { return PAIR(g->memory_clock_mhz, g->clock_mhz); }
+
+/* Locked clocks supersede application clocks. */
+static int64_t graphics_clock_at(const gpu_t *g, int64_t t) {
+    int64_t application = SECOND(setting_at(g - gpus, 'a', t, default_pair(g)));
+    return SECOND(setting_at(g - gpus, 'c', t, application));
+}
+static int64_t memory_clock_at(const gpu_t *g, int64_t t) {
+    int64_t application = FIRST(setting_at(g - gpus, 'a', t, default_pair(g)));
+    return SECOND(setting_at(g - gpus, 'm', t, application));
+}
+
 /* pJ (mW × ns) over a stretch of time in which no setting changes. A locked clock scales the part of the
  * power above low_mw; the limit clips the rest. */
 static wide plain_energy(const gpu_t *g, int64_t from, int64_t to) {
     int n = g - gpus;
-    int64_t clock = setting_at(n, 'c', from, g->clock_mhz);
+    int64_t clock = graphics_clock_at(g, from);
     int64_t limit = setting_at(n, 'l', from, g->limit_default_mw);
     int64_t high = g->low_mw + (g->high_mw - g->low_mw) * clock / (g->clock_mhz ? g->clock_mhz : 1);
     int64_t low = g->low_mw < limit ? g->low_mw : limit;
@@ -184,7 +205,7 @@ static unsigned int utilisation_at(const gpu_t *g, int64_t end) {
 
 static int physical(const void *device, gpu_t **g) {
     const device_t *d = device;
-    if (!started) return UNINITIALIZED;
+    if (!started || driver_load != driver_load_used) return UNINITIALIZED;
     if (!d) return INVALID;
     if (d->number >= 0) return NOT_SUPPORTED;
     *g = d->parent;
@@ -202,6 +223,7 @@ static int physical(const void *device, gpu_t **g) {
 int nvmlInitWithFlags(unsigned int flags) {
     (void)flags;
     LOCKED(if (init_error) status = init_error; else {
+        if (!started) driver_load_used = driver_load;
         started++;
         for (int i = 0; i < GPUS; i++) {
             devices[i] = (device_t){&gpus[i], -1};
@@ -326,7 +348,7 @@ int nvmlDeviceGetUtilizationRates(void *device, utilization_t *u)
 int nvmlDeviceGetMaxClockInfo(void *device, unsigned int kind, unsigned int *mhz)
     ON_GPU(*mhz = kind == 2 ? g->memory_clock_mhz : g->clock_mhz)
 int nvmlDeviceGetClockInfo(void *device, unsigned int kind, unsigned int *mhz)
-    ON_GPU(*mhz = kind == 2 ? g->memory_clock_mhz : setting_at(g - gpus, 'c', now_ns(), g->clock_mhz))
+    ON_GPU(*mhz = kind == 2 ? memory_clock_at(g, now_ns()) : graphics_clock_at(g, now_ns()))
 int nvmlDeviceGetPerformanceState(void *device, unsigned int *p) ON_GPU((void)g; *p = 0)
 int nvmlDeviceGetTemperature(void *device, unsigned int sensor, unsigned int *c) ON_GPU((void)sensor; *c = g->temperature)
 int nvmlDeviceGetTemperatureV(void *device, temperature_t *t) ON_GPU(t->temperature = g->temperature)
@@ -349,9 +371,17 @@ int nvmlDeviceGetPowerManagementDefaultLimit(void *device, unsigned int *mw) ON_
 int nvmlDeviceGetPowerManagementLimitConstraints(void *device, unsigned int *min, unsigned int *max)
     ON_GPU(*min = g->limit_min_mw; *max = g->limit_max_mw)
 
+/* Every setter's last step. `set_failures` first calls of a process fail with `set_error` (-1: all of them);
+ * `set_hang_ms` is a driver that does not come back for so long, or until the description changes. */
 static int set(gpu_t *g, char what, int64_t value) {
     char path[4200], line[128];
     if (!g->set_permission) return NO_PERMISSION;
+    struct stat seen = spec_seen;
+    for (int ms = 0; ms < g->set_hang_ms && !changed(getenv("FAKE_NVML"), &seen); ms += 5) usleep(5000);
+    if (g->set_failures) {
+        if (g->set_failures > 0) g->set_failures--;
+        return g->set_error;
+    }
     state_path(path, sizeof path);
     int fd = open(path, O_WRONLY | O_APPEND | O_CREAT, 0666);
     int n = snprintf(line, sizeof line, "%d %c %lld %lld\n", (int)(g - gpus), what, (long long)now_ns(), (long long)value);
@@ -360,18 +390,48 @@ static int set(gpu_t *g, char what, int64_t value) {
     return written == n ? OK : 999;
 }
 
+enum { GRAPHICS_CLOCKS = 8, MEMORY_CLOCKS = 2 };
+static unsigned int graphics_clock(const gpu_t *g, int i) { return g->clock_mhz * (GRAPHICS_CLOCKS - i) / GRAPHICS_CLOCKS; }
+static unsigned int memory_clock(const gpu_t *g, int i) { return g->memory_clock_mhz / (i + 1); }
+
+/* The lower memory clock goes with the lower half of the graphics clocks only, as on real boards. */
+static int first_graphics_clock(const gpu_t *g, unsigned int memory) {
+    if (memory == memory_clock(g, 0)) return 0;
+    return memory == memory_clock(g, 1) ? GRAPHICS_CLOCKS / 2 : -1;
+}
+
 int nvmlDeviceSetPowerManagementLimit(void *device, unsigned int mw)
-    ON_GPU(status = mw < g->limit_min_mw || mw > g->limit_max_mw ? INVALID : set(g, 'l', mw))
+    ON_GPU(if (g->limit_step_mw) mw = floor_to(mw, g->limit_step_mw);
+           status = mw < g->limit_min_mw || mw > g->limit_max_mw ? INVALID : set(g, 'l', mw))
 int nvmlDeviceSetGpuLockedClocks(void *device, unsigned int min, unsigned int max)
-    ON_GPU(status = min > max || (int)max > g->clock_mhz ? INVALID : set(g, 'c', max))
-int nvmlDeviceResetGpuLockedClocks(void *device) ON_GPU(status = set(g, 'c', 0))
+    ON_GPU(status = !g->locked_clocks ? NOT_SUPPORTED : min > max || (int)max > g->clock_mhz ? INVALID : set(g, 'c', PAIR(min, max)))
+int nvmlDeviceResetGpuLockedClocks(void *device) ON_GPU(status = g->locked_clocks ? set(g, 'c', 0) : NOT_SUPPORTED)
 int nvmlDeviceSetMemoryLockedClocks(void *device, unsigned int min, unsigned int max)
-    ON_GPU((void)min; status = set(g, 'm', max))
-int nvmlDeviceResetMemoryLockedClocks(void *device) ON_GPU(status = set(g, 'm', 0))
+    ON_GPU(status = !g->locked_clocks ? NOT_SUPPORTED : min > max || (int)max > g->memory_clock_mhz ? INVALID : set(g, 'm', PAIR(min, max)))
+int nvmlDeviceResetMemoryLockedClocks(void *device) ON_GPU(status = g->locked_clocks ? set(g, 'm', 0) : NOT_SUPPORTED)
+
 int nvmlDeviceGetSupportedMemoryClocks(void *device, unsigned int *count, unsigned int *mhz)
-    ON_GPU(if (!mhz || *count < 1) status = INSUFFICIENT_SIZE; else mhz[0] = g->memory_clock_mhz; *count = 1)
+    ON_GPU(if (!mhz || *count < MEMORY_CLOCKS) status = INSUFFICIENT_SIZE;
+           else for (int i = 0; i < MEMORY_CLOCKS; i++) mhz[i] = memory_clock(g, i);
+           *count = MEMORY_CLOCKS)
 int nvmlDeviceGetSupportedGraphicsClocks(void *device, unsigned int memory, unsigned int *count, unsigned int *mhz)
-    ON_GPU((void)memory; enum { N = 8 };
-           if (!mhz || *count < N) status = INSUFFICIENT_SIZE;
-           else for (int i = 0; i < N; i++) mhz[i] = g->clock_mhz * (N - i) / N;
-           *count = N)
+    ON_GPU(int first = first_graphics_clock(g, memory); unsigned int n = GRAPHICS_CLOCKS - first;
+           if (first < 0) status = NOT_FOUND;
+           else {
+               if (!mhz || *count < n) status = INSUFFICIENT_SIZE;
+               else for (unsigned int i = 0; i < n; i++) mhz[i] = graphics_clock(g, first + i);
+               *count = n;
+           })
+
+int nvmlDeviceGetApplicationsClock(void *device, unsigned int kind, unsigned int *mhz)
+    ON_GPU(int64_t pair = setting_at(g - gpus, 'a', now_ns(), default_pair(g));
+           if (!g->application_clocks) status = NOT_SUPPORTED; else *mhz = kind == 2 ? FIRST(pair) : SECOND(pair))
+int nvmlDeviceGetDefaultApplicationsClock(void *device, unsigned int kind, unsigned int *mhz)
+    ON_GPU(if (!g->application_clocks) status = NOT_SUPPORTED;
+           else *mhz = kind == 2 ? FIRST(default_pair(g)) : SECOND(default_pair(g)))
+int nvmlDeviceSetApplicationsClocks(void *device, unsigned int memory, unsigned int graphics) ON_GPU(
+    int first = first_graphics_clock(g, memory); int listed = 0;
+    for (int i = first; first >= 0 && i < GRAPHICS_CLOCKS; i++) listed |= graphics == graphics_clock(g, i);
+    status = !g->application_clocks ? NOT_SUPPORTED : !listed ? FREQ_NOT_SUPPORTED : set(g, 'a', PAIR(memory, graphics)))
+int nvmlDeviceResetApplicationsClocks(void *device)
+    ON_GPU(status = g->application_clocks ? set(g, 'a', 0) : NOT_SUPPORTED)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from smaragdine.clock import SYSTEM, Clock
@@ -30,6 +31,7 @@ class Note:
     t_ns: int
     name: str
     detail: str
+    channels: tuple[int, ...] = ()  # by number, where it is about some
 
 
 def _no_readings() -> list[tuple[int, int, float]]:
@@ -87,6 +89,8 @@ class Sampler:
         self.priority: dict[str, str] = {}
         self.channels: list[Channel] = []
         self._lanes: dict[str, list[Slot]] = {}
+        self._alarms: dict[str, Alarm] = {}
+        self._retimed: set[str] = set()
         start_ns = clock.mono_ns()
         for sensor in sensors:
             slot = Slot(sensor, len(self.channels), start_ns)
@@ -98,14 +102,33 @@ class Sampler:
         ]
 
     def start(self) -> None:
+        if self._clock is SYSTEM:
+            with contextlib.suppress(OSError):  # then lanes sleep, in pieces
+                for lane, slots in self._lanes.items():
+                    self._alarms[lane] = Alarm(min(slot.sensor.period_ns for slot in slots))
         for thread in self._threads:
             thread.start()
+
+    def retime(self, periods_ns: Sequence[tuple[Sensor, int]]) -> None:
+        """Other periods for some sensors: their lanes read at once and go on from there."""
+        lanes: set[str] = set()
+        for sensor, period_ns in periods_ns:
+            if sensor.period_ns != period_ns:
+                sensor.period_ns = period_ns
+                lanes.add(sensor.lane)
+        for lane in lanes:
+            self._retimed.add(lane)
+            if lane in self._alarms:
+                self._alarms[lane].wake(min(slot.sensor.period_ns for slot in self._lanes[lane]))
 
     def stop(self, timeout_s: float = 3.0) -> None:
         """End every lane; each sensor's last readings are kept. A lane stuck in a driver is left behind."""
         self._stop.set()
+        for alarm in self._alarms.values():
+            alarm.wake()
+        end_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, end_s - time.monotonic()))
             if thread.is_alive():
                 self.note("lane_stuck", f"{thread.name} did not answer within {timeout_s:g} s")
 
@@ -143,11 +166,20 @@ class Sampler:
         lag = self.lag[lane] = LagHistogram()
         # Only the counters' lane is short and regular enough to be trusted with a real-time priority.
         self.priority[lane] = prioritise_thread(realtime=lane == "counters")
-        period_ns = min(slot.sensor.period_ns for slot in slots)
+        alarm = self._alarms.get(lane)
+        wait_until = _sleeper(self._clock) if alarm is None else alarm.wait_until
+
+        def retimed() -> bool:
+            if lane not in self._retimed:
+                return False
+            self._retimed.discard(lane)
+            return True
+
         try:
-            with _alarm(self._clock, period_ns) as wait_until:
-                run_slots(slots, self._clock, self._stop.is_set, lag, self.note, wait_until)
+            run_slots(slots, self._clock, self._stop.is_set, lag, self.note, wait_until, retimed)
         finally:
+            if alarm is not None:
+                alarm.close()
             for slot in slots:
                 try:
                     slot.readings.extend(slot.sensor.close())
@@ -162,12 +194,20 @@ def run_slots(
     lag: LagHistogram,
     note: Callable[[str, str], None],
     wait_until: Callable[[int], None] | None = None,
+    retimed: Callable[[], bool] = lambda: False,
 ) -> None:
-    """The loop of one lane. Ends when `stopped`, or when no sensor is left."""
+    """The loop of one lane. Ends when `stopped`, or when no sensor is left.
+
+    When `retimed`, all are read at once: together, so that their next readings fall on one grid again.
+    """
     mono_ns = clock.mono_ns
     wait_until = wait_until or _sleeper(clock)
     live = [slot for slot in slots if not slot.ended]
     while live and not stopped():
+        if retimed():
+            now_ns = mono_ns()
+            for slot in live:
+                slot.next_ns = min(slot.next_ns, now_ns)
         due_ns = min([slot.next_ns for slot in live])
         now_ns = mono_ns()
         if now_ns < due_ns:
@@ -197,22 +237,6 @@ def _sleeper(clock: Clock) -> Callable[[int], None]:
         clock.sleep_s(max(0, min(due_ns - clock.mono_ns(), _LONGEST_SLEEP_NS)) * 1e-9)
 
     return wait_until
-
-
-@contextlib.contextmanager
-def _alarm(clock: Clock, period_ns: int) -> Iterator[Callable[[int], None]]:
-    """How a lane waits: by a periodic timer where it wakes often, by sleeping otherwise."""
-    alarm = None
-    if clock is SYSTEM and period_ns <= _LONGEST_SLEEP_NS:
-        with contextlib.suppress(OSError):
-            alarm = Alarm(period_ns)
-    if alarm is None:
-        yield _sleeper(clock)
-        return
-    try:
-        yield alarm.wait_until
-    finally:
-        alarm.close()
 
 
 def _read(slot: Slot, note: Callable[[str, str], None]) -> bool:

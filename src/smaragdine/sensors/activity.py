@@ -41,17 +41,18 @@ class Activity:
         self._clock = clock
         self._cpus = cpus
         self._sockets = sorted(cpus.sockets)
-        self._socket_of_cpu = {cpu: socket for socket, members in cpus.sockets.items() for cpu in members}
+        self.socket_of_cpu = {cpu: socket for socket, members in cpus.sockets.items() for cpu in members}
         self._stat_fd = os.open(proc_root / "stat", os.O_RDONLY | os.O_CLOEXEC)
         self._stat_bytes = 4096
         self._tree: ProcessTree | None = None
         self._monitor_start_s = time.process_time()
         self._next_stat_ns = 0
-        self._cpu_count = self._count_cpus()
+        self.cpu_count = self._count_cpus()
         self._start_ns = clock.mono_ns()
         self._idle_start_s = self._idle_s()
         self._busy = dict.fromkeys(self._sockets, 0.0)
         self._busy_t_ns = clock.wall_ns()
+        self._position = {"busy": 0, "program": 1, "monitor": 2}
         self._channels = [
             Channel(
                 device=f"cpu:{socket}",
@@ -74,10 +75,15 @@ class Activity:
     def channels(self) -> Sequence[Channel]:
         return self._channels
 
+    def leave_out_program(self) -> None:
+        """No `program` channels: a daemon watches many programs, and does so itself. Before any use."""
+        self._channels = [channel for channel in self._channels if channel.quantity != "program"]
+        self._position = {"busy": 0, "monitor": 1}
+
     def watch(self, pid: int, marker: bytes = b"", include_past: bool = True) -> None:
         """From now on `program` is the CPU time of this process and its descendants."""
         # Publishing the finished tree in one assignment keeps the sampling thread from seeing half of it.
-        self._tree = ProcessTree(pid, self._socket_of_cpu, marker, include_past, clock=self._clock)
+        self._tree = ProcessTree(pid, self.socket_of_cpu, marker, include_past, clock=self._clock)
 
     @property
     def program_pids(self) -> frozenset[int]:
@@ -95,6 +101,8 @@ class Activity:
         readings: list[tuple[int, int, float]] = []
         if self._clock.mono_ns() >= self._next_stat_ns:
             self._read_busy(readings)
+        if "program" not in self._position:
+            return readings
         tree = self._tree
         if tree is not None:
             tree.update()
@@ -119,11 +127,12 @@ class Activity:
         # The sampler is one process of short bursts: which socket it ran on is not worth a system call.
         monitor_s = (time.process_time() - self._monitor_start_s) / len(self._sockets)
         for i, socket in enumerate(self._sockets):
-            busy_s = self._cpu_count[socket] * wall_s - (idle_s[socket] - self._idle_start_s[socket])
+            busy_s = self.cpu_count[socket] * wall_s - (idle_s[socket] - self._idle_start_s[socket])
             # iowait may run backwards (proc(5)) and ticks are coarse: a running total must not.
             self._busy[socket] = max(self._busy[socket], busy_s)
-            readings.append((t_ns, 3 * i, self._busy[socket]))
-            readings.append((t_ns, 3 * i + 2, monitor_s))
+            first = i * len(self._position)
+            readings.append((t_ns, first + self._position["busy"], self._busy[socket]))
+            readings.append((t_ns, first + self._position["monitor"], monitor_s))
         cost_ns = self._clock.mono_ns() - now_ns
         self._next_stat_ns = now_ns + max(_STAT_EVERY_NS, int(cost_ns / _STAT_SHARE))
 
@@ -151,7 +160,7 @@ class Activity:
             if not line.startswith(b"cpu"):
                 break
             fields = line.split()
-            socket = self._socket_of_cpu.get(int(fields[0][3:]))
+            socket = self.socket_of_cpu.get(int(fields[0][3:]))
             if socket is not None:
                 idle_s[socket] += _idle_ticks(fields) * _TICK_S
         return idle_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,6 +16,10 @@ from smaragdine.sensors.base import Absent, Channel, Found, Sensor
 PLUGIN_GROUP = "smaragdine.sensors"
 COUNTER_PERIOD_NS = 4_000_000
 ESTIMATE_SHARE_PERIOD_NS = 20_000_000
+
+# Asked for channels that cannot be read here, given the devices that are measured already.
+Elsewhere = Callable[[Collection[str]], Found]
+_ENERGY_OF = ("cpu:", "dram:", "psys ", "powercap:", "hwmon")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Machine:
         return [channel for sensor in self.sensors for channel in sensor.channels()]
 
 
-def discover(settings: SensorSettings, clock: Clock = SYSTEM) -> Machine:
+def discover(settings: SensorSettings, clock: Clock = SYSTEM, elsewhere: Elsewhere | None = None) -> Machine:
     cpus = cpuinfo.read_cpuinfo(settings.proc_root)
     # A tree made for its cpuinfo alone need not have the rest.
     stat_root = settings.proc_root if (settings.proc_root / "stat").exists() else Path("/proc")
@@ -81,9 +85,19 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM) -> Machine:
     if not any(device.startswith("cpu:") for device in _measured(sensors)):
         have = _measured(sensors)
         take(perf.open_sensors(root=settings.perf_root, period_ns=settings.period_ns, clock=clock, have=have))
+    found_hwmon = hwmon.open_sensors(root=settings.hwmon_root, clock=clock)
+    gaps = [*absent, *found_hwmon.absent]
+    if elsewhere is not None and any(gap.channel.startswith(_ENERGY_OF) for gap in gaps):
+        found = elsewhere(_measured([*sensors, *found_hwmon.sensors]))
+        names = {channel.name for sensor in found.sensors for channel in sensor.channels()}
+        if any(name.startswith("cpu:") for name in names):
+            names.add("cpu:* energy")
+        for gaps in (absent, found_hwmon.absent):
+            gaps[:] = [gap for gap in gaps if gap.channel not in names]
+        take(found)
     measured = _measured(sensors)
-    if activity is not None and not measured:
-        # Shares finer than the estimate itself would be work for nothing.
+    if activity is not None and not _finer_than_estimates(sensors):
+        # Shares finer than the power they are of would be work for nothing.
         activity.period_ns = max(activity.period_ns, ESTIMATE_SHARE_PERIOD_NS)
     if activity is not None:
         take(
@@ -97,7 +111,7 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM) -> Machine:
                 clock=clock,
             )
         )
-    take(hwmon.open_sensors(root=settings.hwmon_root, clock=clock))
+    take(found_hwmon)
     take(
         nvml.open_sensors(
             visible=settings.cuda_visible, device_order=settings.cuda_order, pcie=settings.pcie, clock=clock
@@ -110,6 +124,14 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM) -> Machine:
 def _measured(sensors: Iterable[Sensor]) -> set[str]:
     """Devices whose energy or power some sensor reads."""
     return {c.device for sensor in sensors for c in sensor.channels() if c.quantity in ("energy", "power")}
+
+
+def _finer_than_estimates(sensors: Iterable[Sensor]) -> bool:
+    return any(
+        channel.quantity in ("energy", "power") and channel.period_ms * 1e6 < ESTIMATE_SHARE_PERIOD_NS
+        for sensor in sensors
+        for channel in sensor.channels()
+    )
 
 
 def _plugins() -> Found:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
 
 # A scan of /proc may cost at most this share of a core, however many processes the machine runs.
-_SCAN_SHARE = 0.005
-_SCAN_EVERY_NS = 20_000_000
+SCAN_SHARE = 0.005
+SCAN_EVERY_NS = 20_000_000
 _MOST_PROBES = 64
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _SOCKET_SCAN_EVERY_NS = 100_000_000
-_SOCKET_SCAN_SHARE = 0.001
+SOCKET_SCAN_SHARE = 0.001
+_SHARED_UNSEEN_EVERY_NS = 1_000_000_000
 _SETTLING_NS = 1_000_000_000
 # What waits to be drained; beyond it a thread's move is noted at a later look.
 _MOST_PLACES = 1 << 16
@@ -34,7 +35,7 @@ def process_clock(pid: int) -> int:
     return (~pid << 3) | 2
 
 
-@dataclass
+@dataclass(slots=True)
 class _Process:
     clock_id: int
     last_ns: int
@@ -53,6 +54,9 @@ class ProcessTree:
 
     `marker` is a `NAME=value` every process of the program has in its environment: it finds those whose
     parent is already gone (a daemon's second fork).
+
+    A `shared` tree does not look for new processes by itself: one look serves many trees, and `take` brings
+    them what it found.
     """
 
     root_pid: int
@@ -61,6 +65,8 @@ class ProcessTree:
     include_past: bool = True  # False when attaching to a process that ran before: only what follows counts
     proc: Path = Path("/proc")
     clock: Clock = SYSTEM
+    shared: bool = False
+    socket_scan_share: float = SOCKET_SCAN_SHARE  # of a core, for finding out where threads run
     cpu_s: dict[int, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,11 +84,12 @@ class ProcessTree:
         self._last_pid = 0
         self._next_scan_ns = 0
         self._next_socket_scan_ns = 0
+        self._next_unseen_ns = 0
         self._settled_ns = self.clock.mono_ns() + _SETTLING_NS
         self._loadavg_fd = os.open(self.proc / "loadavg", os.O_RDONLY | os.O_CLOEXEC)
-        self._last_pid = self._newest_pid()
+        self._last_pid = newest_pid(self._loadavg_fd)
         self._add(self.root_pid, include_past=self.include_past)
-        self._find_new(self._listed(), include_past=self.include_past)
+        self._take(self._parents(listed(self.proc)), include_past=self.include_past)
 
     def close(self) -> None:
         os.close(self._loadavg_fd)
@@ -93,6 +100,14 @@ class ProcessTree:
     @property
     def pids(self) -> frozenset[int]:
         return frozenset(self._processes)
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._processes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no process is left."""
+        return not self._processes
 
     def drain_places(self) -> list[Place]:
         """Where threads were first seen and where they moved since the last call; on one socket, nothing.
@@ -108,25 +123,18 @@ class ProcessTree:
         """Bring `cpu_s` (seconds per socket, since the start) up to now."""
         now_ns = self.clock.mono_ns()
         # Time on a CPU: a scan that had to wait for one cost others nothing, and is no reason to look less.
-        if now_ns >= self._next_scan_ns:
+        if now_ns >= self._next_scan_ns and not self.shared:
             before_ns = time.thread_time_ns()
-            # The last field of loadavg is the newest process number: unchanged, nothing was started.
-            last_pid = self._newest_pid()
-            if last_pid != self._last_pid:
-                self._forked = True
-                fresh = range(self._last_pid + 1, last_pid + 1)
-                self._last_pid = last_pid
-                # Numbers are handed out in order. After many, or when they start over, all are looked at.
-                self._find_new(fresh if 0 < len(fresh) <= _MOST_PROBES else self._listed(), include_past=True)
+            self.catch_up()
             cost_ns = time.thread_time_ns() - before_ns
-            self._next_scan_ns = now_ns + max(_SCAN_EVERY_NS, int(cost_ns / _SCAN_SHARE))
+            self._next_scan_ns = now_ns + max(SCAN_EVERY_NS, int(cost_ns / SCAN_SHARE))
         if len(self._sockets) > 1 and now_ns >= self._next_socket_scan_ns:
             before_ns = time.thread_time_ns()
             self._weigh_sockets()
             cost_ns = time.thread_time_ns() - before_ns
             # Threads find their places when they start; after that they rarely move to another socket.
             settling = now_ns < self._settled_ns
-            pause_ns = 0 if settling else int(cost_ns / _SOCKET_SCAN_SHARE)
+            pause_ns = 0 if settling else int(cost_ns / self.socket_scan_share)
             self._next_socket_scan_ns = now_ns + max(
                 _SOCKET_SCAN_EVERY_NS // (2 if settling else 1), pause_ns
             )
@@ -147,12 +155,44 @@ class ProcessTree:
             process.last_ns = cpu_ns
         for pid in gone:
             self._followed_ns += self._processes.pop(pid).last_ns
-        if self._forked:
+        if self._forked and now_ns >= self._next_unseen_ns:
             self._forked = False
+            # It opens a file per process: of many trees, each does so once a second.
+            self._next_unseen_ns = now_ns + _SHARED_UNSEEN_EVERY_NS if self.shared else 0
             spent_ns += self._unseen()
         if spent_ns:
             for socket, weight in self._weights.items():
                 self.cpu_s[socket] += spent_ns * 1e-9 * weight
+
+    def catch_up(self) -> None:
+        """Look for what was started since the last look, or since this tree was made."""
+        last_pid = newest_pid(self._loadavg_fd)
+        if last_pid != self._last_pid:
+            candidates = fresh_pids(self.proc, self._last_pid, last_pid)
+            self._last_pid = last_pid
+            self.take(self._parents(candidates))
+
+    def take(self, parents: Mapping[int, int]) -> None:
+        """New processes of the machine and their parents: those of the program are followed from now on."""
+        self._forked = True
+        self._take(parents, include_past=True)
+
+    def _take(self, parents: Mapping[int, int], include_past: bool) -> None:
+        # A grandchild may be listed before its parent is known: go round until nothing is added.
+        found = True
+        while found:
+            found = False
+            for pid, parent in parents.items():
+                if parent in self._processes and pid not in self._processes and pid != self._own_pid:
+                    self._add(pid, include_past)
+                    found = found or pid in self._processes
+        if self.marker:
+            for pid in parents.keys() - self._processes.keys():
+                if self.marker in _environment(self.proc, pid):
+                    self._add(pid, include_past)
+
+    def _parents(self, candidates: Iterable[int]) -> dict[int, int]:
+        return find_parents(self.proc, candidates, known=self._processes.keys() | {self._own_pid})
 
     def _add(self, pid: int, include_past: bool) -> None:
         clock_id = process_clock(pid)
@@ -163,35 +203,6 @@ class ProcessTree:
             except OSError:
                 return
         self._processes[pid] = _Process(clock_id, last_ns)
-
-    def _newest_pid(self) -> int:
-        return int(os.pread(self._loadavg_fd, 128, 0).rsplit(b" ", 1)[-1])
-
-    def _listed(self) -> list[int]:
-        try:
-            return [int(name) for name in os.listdir(self.proc) if name.isdigit()]
-        except OSError:
-            return []
-
-    def _find_new(self, candidates: Iterable[int], include_past: bool) -> None:
-        parents: dict[int, int] = {}
-        for pid in candidates:
-            if pid not in self._processes and pid != self._own_pid:
-                parent = _parent(self.proc, pid)
-                if parent is not None:
-                    parents[pid] = parent
-        # A grandchild may be listed before its parent is known: go round until nothing is added.
-        found = True
-        while found:
-            found = False
-            for pid, parent in list(parents.items()):
-                if parent in self._processes:
-                    self._add(pid, include_past)
-                    del parents[pid]
-                    found = True
-        for pid in parents:
-            if self.marker and self.marker in _environment(self.proc, pid):
-                self._add(pid, include_past)
 
     def _unseen(self) -> int:
         """Time (ns) of children that came and went between two looks, as far as it is new.
@@ -256,7 +267,7 @@ class ProcessTree:
         threads[socket] += 1
         ticks[socket] += spent - thread.last_ticks
         thread.last_ticks = spent
-        if socket != thread.socket and len(self._places) < _MOST_PLACES:
+        if socket != thread.socket and len(self._places) < _MOST_PLACES and not self.shared:
             thread.socket = socket
             self._places.append((t_ns, pid, tid, socket))
 
@@ -264,6 +275,33 @@ class ProcessTree:
         thread = self._threads.pop(tid, None)
         if thread is not None:
             os.close(thread.stat_fd)
+
+
+def newest_pid(loadavg_fd: int) -> int:
+    """The last field of /proc/loadavg: unchanged, nothing was started."""
+    return int(os.pread(loadavg_fd, 128, 0).rsplit(b" ", 1)[-1])
+
+
+def fresh_pids(proc: Path, last_pid: int, newest: int) -> Iterable[int]:
+    """What may have been started since the newest number was `last_pid`.
+
+    Numbers are handed out in order. After many, or when they start over, all are looked at.
+    """
+    fresh = range(last_pid + 1, newest + 1)
+    return fresh if 0 < len(fresh) <= _MOST_PROBES else listed(proc)
+
+
+def listed(proc: Path) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(proc) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def find_parents(proc: Path, candidates: Iterable[int], known: Container[int]) -> dict[int, int]:
+    """The processes among the candidates, without those known, and the parent of each."""
+    parents = {pid: _parent(proc, pid) for pid in candidates if pid not in known}
+    return {pid: parent for pid, parent in parents.items() if parent is not None}
 
 
 def _parent(proc: Path, pid: int) -> int | None:

@@ -27,16 +27,17 @@ _NO_POWERCAP = (
 _MASKED = (
     "run on the host, or give the container the counters read-only: "
     "docker run -v /sys/devices/virtual/powercap:/host/powercap:ro "
-    "-e SMARAGDINE_POWERCAP_ROOT=/host/powercap …"
+    "-e SMARAGDINE_POWERCAP_ROOT=/host/powercap …, "
+    "or the socket of the host's daemon: -v /run/smaragdine:/run/smaragdine"
 )
 _DENIED = (
-    "run as root, or let a group read the counters: "
+    "let the daemon read them, which is then found by itself: sudo smaragdine daemon; "
+    "or run as root; or let a group read the counters: "
     "sudo groupadd -f smaragdine && sudo usermod -aG smaragdine $USER && "
     """echo 'SUBSYSTEM=="powercap", ACTION=="add|change", KERNEL=="*:*", """
     """RUN+="/bin/chgrp smaragdine /sys%p/energy_uj", RUN+="/bin/chmod g+r /sys%p/energy_uj"' """
     "| sudo tee /etc/udev/rules.d/60-smaragdine.rules && sudo udevadm control --reload && "
-    "sudo udevadm trigger --subsystem-match=powercap; then log in again; "
-    "or, where the smaragdine daemon is installed, let it read them"
+    "sudo udevadm trigger --subsystem-match=powercap; then log in again"
 )
 
 

@@ -7,10 +7,6 @@ class UserError(Exception):
     """`what` went wrong, `why`, and what `remedy` there is. Printed as one line on stderr."""
 
     def __init__(self, what: str, why: str = "", remedy: str = "") -> None:
-        parts = [what]
-        if why:
-            parts.append(why)
-        line = ": ".join(parts)
-        if remedy:
-            line = f"{line}. {remedy}"
-        super().__init__(" ".join(line.split()))
+        self.reason = " ".join(f"{what}: {why}".split() if why else what.split())
+        self.remedy = " ".join(remedy.split())
+        super().__init__(f"{self.reason}. {self.remedy}" if remedy else self.reason)

@@ -7,6 +7,7 @@ import os
 import sys
 
 from smaragdine.cli.parsing import Parser
+from smaragdine.monitor.through_daemon import through_daemon
 from smaragdine.sensors.discover import discover, settings_from_environment
 
 
@@ -18,7 +19,8 @@ def main(words: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(words)
-    machine = discover(settings_from_environment(os.environ))
+    elsewhere = through_daemon(os.environ, look_only=True)
+    machine = discover(settings_from_environment(os.environ), elsewhere=elsewhere)
     channels = machine.channels()
     for sensor in machine.sensors:
         sensor.close()

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smaragdine.errors import UserError
+from smaragdine.monitor.address import ADDRESS_VARIABLE, DEFAULT_SOCKET
 
 if TYPE_CHECKING:
     from grpclib.client import Channel
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from smaragdine.monitor.contract import monitor_pb2
     from smaragdine.monitor.contract.service import Method
 
-DEFAULT_SOCKET = "/run/smaragdine/monitor.sock"
-ADDRESS_VARIABLE = "SMARAGDINE_DAEMON"
 TOKEN_VARIABLE = "SMARAGDINE_DAEMON_TOKEN"
 CA_VARIABLE = "SMARAGDINE_DAEMON_CA"
 
@@ -278,7 +277,9 @@ def _as_user_error(error: Exception, address: Address) -> UserError:
     if isinstance(error, UserError):
         return error
     if isinstance(error, GRPCError):
-        return DaemonError(error.status.name, error.message or f"the daemon answered {error.status.name}")
+        # The contract's one line: what and why, then what to do.
+        reason, _, remedy = (error.message or f"the daemon answered {error.status.name}").partition(". ")
+        return DaemonError(error.status.name, reason, remedy=remedy)
     if isinstance(error, (StreamTerminatedError, ProtocolError)):
         return DaemonError("UNAVAILABLE", f"the daemon at {address} closed the connection")
     if isinstance(error, TimeoutError):

@@ -14,12 +14,10 @@ from typing import TypeVar
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.errors import UserError
+from smaragdine.monitor.address import ADDRESS_VARIABLE, DEFAULT_SOCKET
 from smaragdine.monitor.daemon_sensor import DaemonSensor, SessionStart, in_background, wanted_channels
 from smaragdine.sensors.base import Absent, Channel, Found
 from smaragdine.sensors.discover import Elsewhere
-
-DEFAULT_SOCKET = "/run/smaragdine/monitor.sock"
-ADDRESS_VARIABLE = "SMARAGDINE_DAEMON"
 
 _ABSENT = "cpu:* energy (through the daemon)"
 _ANSWER_WITHIN_S = 1.0
@@ -40,9 +38,7 @@ def through_daemon(
                 return Found()
             return _open(path, have, period_ns, look_only, clock)
         except UserError as error:
-            # One line says what and why, and then what to do.
-            reason, _, remedy = str(error).partition(". ")
-            return Found(absent=[Absent(_ABSENT, reason, remedy or "see the daemon's own log")])
+            return Found(absent=[Absent(_ABSENT, error.reason, error.remedy or "see the daemon's own log")])
         except Exception as error:  # a recording without it is better than none
             reason = f"asking the daemon failed: {type(error).__name__}: {error}"
             return Found(absent=[Absent(_ABSENT, reason, "is this package installed as a whole?")])

@@ -61,8 +61,8 @@ EVENTS = pa.schema(
     ]
 )
 EDGES = pa.schema([("source", pa.string()), ("target", pa.string())])  # qualified names
-# A window: the profiler was asked for, began, ended; the program went on; all was written. A slice of time has
-# no steps.
+# A window: the profiler was asked for, began, ended; the program went on; all was written. Of a slice of time
+# there are no steps.
 WINDOWS = pa.schema(
     [
         ("framework", pa.string()),

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine import clock
+from smaragdine.monitor.daemon_sensor import DaemonSensor
 from smaragdine.monitor.priority import prioritise_thread
 from smaragdine.monitor.sampler import Sampler
+from smaragdine.monitor.through_daemon import through_daemon
 from smaragdine.recording.format import SPOOL_FOLDER, channel_to_dict, table_of
 from smaragdine.recording.recorder_config import GROUP_SIGNALS, RecorderConfig
 from smaragdine.recording.waiting import readable
@@ -51,6 +53,7 @@ class Recorder:
         self._machine = machine
         self._folder = Path(config.folder)
         self._sampler = Sampler(machine.sensors)
+        self._daemons = [sensor for sensor in machine.sensors if isinstance(sensor, DaemonSensor)]
         self._writer = ReadingsWriter(self._folder, self._sampler.channels, config.segment)
         self._power_channels = {i for i, c in enumerate(self._sampler.channels) if table_of(c) == "power"}
         self._clock_pair = clock.pair()
@@ -145,7 +148,7 @@ class Recorder:
         if moved_ns:
             self._sampler.note("clock_step", f"the wall clock was set by {moved_ns / 1e6:+.1f} ms")
         self._clock_pair = now
-        notes = self._sampler.notes()
+        notes = [*self._sampler.notes(), *(note for d in self._daemons for note in d.drain_notes())]
         if not notes:
             return
         path = self._folder / SPOOL_FOLDER / f"marks-sampler-{self._config.segment}.jsonl"
@@ -192,6 +195,7 @@ class Recorder:
             "readings": self._writer.rows,
             "dropped_batches": self._writer.dropped_batches,
             "write_error": errors[0] if errors else None,
+            "problems": [daemon.problem for daemon in self._daemons if daemon.problem],
             "lanes": {
                 lane: {
                     "priority": self._sampler.priority.get(lane, "normal"),
@@ -228,7 +232,7 @@ def main() -> None:
     sys.setswitchinterval(0.0002)
     prioritise_thread(realtime=False)
     settings = settings_from_environment(os.environ, config.period_ns, config.pcie)
-    machine = discover(settings)
+    machine = discover(settings, elsewhere=through_daemon(os.environ, config.period_ns))
     if not any(table_of(channel) == "power" for channel in machine.channels()):
         machine.absent.append(
             Absent("power", "no sensor and no estimate works on this machine", "see smaragdine doctor")

@@ -151,6 +151,7 @@ def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str)
         for figures in outcome.figures
         if figures["write_error"]
     )
+    outcome.problems.extend(problem for figures in outcome.figures for problem in figures["problems"])
     for t_ns in outcome.deaths_ns:
         marks.append(path, "monitor_died", t_ns)
     try:

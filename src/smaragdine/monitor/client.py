@@ -212,6 +212,8 @@ class Client:
             await stream.send_message(request, end=True)
             async for batch in stream:
                 yield batch
+            # Asked for, or a connection that closes right behind a refusal would pass for a good end.
+            await stream.recv_trailing_metadata()
 
     def _metadata(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self._token}"} if self._token else {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smaragdine.clock import SYSTEM, Clock
+from smaragdine.errors import UserError
 from smaragdine.monitor.sampler import Note
 from smaragdine.sensors.base import Channel, SensorLost
 
@@ -209,7 +210,9 @@ class DaemonSensor:
             self._note("daemon_back", f"after {away_s:.1f} s")
 
     def _gone(self, error: Exception) -> None:
-        self._gone_why = (error.reason if isinstance(error, UserError) else str(error)) or type(error).__name__
+        self._gone_why = (error.reason if isinstance(error, UserError) else str(error)) or type(
+            error
+        ).__name__
         if self._gone_since_s is None:
             self._gone_since_s = time.monotonic()
             self._note("daemon_lost", self._gone_why)

@@ -19,8 +19,16 @@ VERBS = {
     "export": "for other tools: Perfetto, speedscope, tables, Prometheus, LaTeX, TensorBoard",
     "account": "which operation used how much energy: a footprint",
     "compare": "what changed between runs, and what of it is noise",
+    "sweep": "run a program at many power or clock limits, many times; resumable",
+    "fit": "energy and time against a power or clock limit: the best one, and how sure that is",
+    "profile": "energy and time of a step over batch sizes and power limits, for allocate",
+    "allocate": "split a batch over unequal GPUs, with a power limit for each",
+    "platform": "which GPU and limit for a job",
+    "batch": "batch size and limit that reach a target at the least cost",
     "doctor": "what can be measured on this machine, what not, and how to fix it",
     "baseline": "record idle power, to subtract it later",
+    "daemon": "measure for every user of this machine, with least privilege",
+    "session": "have the daemon record a program that runs already",
 }
 
 _HELP = """\

@@ -210,9 +210,8 @@ class DaemonSensor:
             self._note("daemon_back", f"after {away_s:.1f} s")
 
     def _gone(self, error: Exception) -> None:
-        self._gone_why = (error.reason if isinstance(error, UserError) else str(error)) or type(
-            error
-        ).__name__
+        why = error.reason if isinstance(error, UserError) else str(error)
+        self._gone_why = why or type(error).__name__
         if self._gone_since_s is None:
             self._gone_since_s = time.monotonic()
             self._note("daemon_lost", self._gone_why)

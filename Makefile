@@ -31,7 +31,7 @@ $(DEMO)/$(FRAMEWORK): pyproject.toml constraints.txt
 # Those that measure time or load the machine on purpose run alone; the others, which mostly wait for frameworks
 # to start, two at a time.
 ALONE := $(addprefix tests/test_,$(addsuffix .py,bad_input daemon daemon_callers daemon_faults daemon_source estimate hook launchers nvml perf plugin processes \
-	rapl recording run run_gpu sampler sockets summary virtual))
+	rapl recording run run_gpu sampler sockets summary sweep sweep_kill sweep_ray virtual))
 
 test: lint $(TEST)/tools
 	$(TEST)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE)) tests

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pyarrow.compute as pc
 
 from smaragdine.errors import UserError
 from smaragdine.shown import Shown
+from smaragdine.whole import users_file
 
 ROWS = pa.schema(
     [
@@ -105,34 +104,14 @@ def save(footprint: Footprint, path: str | os.PathLike[str]) -> None:
         "remarks": list(footprint.remarks),
     }
     rows = footprint.rows.replace_schema_metadata({_META: json.dumps(meta)})
-    _whole(file, lambda part: write(footprint, rows, part))
+    with users_file(file) as part:
+        write(footprint, rows, part)
 
 
 def write_json(values: dict[str, Any], file: Path) -> None:
     """Into a file of any name; whole or not at all."""
-    _whole(file, lambda part: _dump(values, part))
-
-
-def _whole(file: Path, write: Callable[[Path], None]) -> None:
-    part: Path | None = None
-    try:
-        if file.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if file.exists() and not file.is_file():
-            write(file)  # a pipe or a device is written to, never replaced
-            return
-        target = Path(os.path.realpath(file))  # a link stays a link
-        if not target.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, f"there is no folder {target.parent}")
-        part = target.with_name(f".{target.name}.{os.getpid()}")
-        write(part)
-        os.replace(part, target)
-    except OSError as error:
-        raise UserError(f"{file} cannot be written", error.strerror or str(error)) from None
-    finally:
-        if part is not None:
-            with contextlib.suppress(OSError):
-                part.unlink()
+    with users_file(file) as part:
+        _dump(values, part)
 
 
 def _write_parquet(footprint: Footprint, rows: pa.Table, path: Path) -> None:

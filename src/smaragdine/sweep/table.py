@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from smaragdine.errors import UserError
+from smaragdine.whole import users_file
 
 RESULTS = "results.parquet"
 _FORMAT = 1
@@ -90,15 +90,8 @@ def write_results(folder: str | os.PathLike[str], rows: Iterable[Repetition]) ->
     import pyarrow.parquet as pq
 
     path = Path(folder) / RESULTS
-    part = path.with_name(f".{RESULTS}.{os.getpid()}")
-    try:
+    with users_file(path) as part:
         pq.write_table(results_table(rows), part)
-        os.replace(part, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written", error.strerror or str(error)) from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
     return path
 
 

@@ -9,27 +9,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from smaragdine.errors import UserError
+from smaragdine.whole import users_file
 
 
 @contextlib.contextmanager
 def new_file(path: Path, force: bool = False) -> Iterator[Path]:
     """Where to write what becomes `path` when the block ends well. A pipe or a device is written to."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder", remedy="Name a file with -o FILE")
-    if path.exists() and not path.is_file():
-        with _one_line(path):
-            yield path
-        return
-    _refuse_taken(path, force)
-    with _one_line(path):
-        target = Path(os.path.realpath(path))  # a link stays a link
-        part = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            yield part
-            os.replace(part, target)
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink()
+        raise UserError(f"{path} is a folder", remedy="Name a file")
+    if not path.exists() or path.is_file():
+        _refuse_taken(path, force)
+    with users_file(path) as part:
+        yield part
 
 
 @contextlib.contextmanager

@@ -5,10 +5,8 @@ The same data gives the same bytes: no date is written, and ids in an SVG come f
 
 from __future__ import annotations
 
-import contextlib
 import html
 import io
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +28,7 @@ from smaragdine.report.figures.sampling import sampling_of_runs
 from smaragdine.report.figures.stages import stages_of_runs
 from smaragdine.report.figures.style import alt_text, look
 from smaragdine.report.figures.top import top_energy_of_runs, top_power_of_runs
+from smaragdine.whole import users_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,7 +92,8 @@ def draw(
         captions.append(f"**{name}** {alt_text(figure)}\n")
     if not files:
         raise UserError("no figure can be drawn", next(iter(left_out.values())))
-    _write(folder / CAPTIONS, "\n".join(captions).encode())
+    with users_file(folder / CAPTIONS) as part:
+        part.write_text("\n".join(captions), encoding="utf-8")
     return Drawn([*files, folder / CAPTIONS], left_out)
 
 
@@ -107,7 +107,8 @@ def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = FORMA
     files: list[Path] = []
     for form in dict.fromkeys(formats):
         file = folder / f"{name}.{form}"
-        _write(file, rendered(figure, form))
+        with users_file(file) as part:
+            part.write_bytes(rendered(figure, form))
         files.append(file)
     return files
 
@@ -142,15 +143,3 @@ def _check(what: str, given: Sequence[str], known: Mapping[str, object] | Sequen
     for name in given:
         if name not in known:
             raise UserError(f"no {what} named {name}", remedy=f"There are: {', '.join(known)}")
-
-
-def _write(file: Path, content: bytes) -> None:
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        part.write_bytes(content)
-        os.replace(part, file)
-    except OSError as error:
-        raise UserError(f"{file} cannot be written", error.strerror or str(error)) from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()

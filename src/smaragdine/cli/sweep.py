@@ -1,0 +1,271 @@
+"""`smaragdine sweep`: run benchmarks at many limits or settings, many times, and resume what was cut off."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from smaragdine.cli.parsing import Parser, count, percentage, positive_count, positive_seconds
+from smaragdine.errors import UserError
+from smaragdine.sweep.experiment import ExperimentFile, checked, name_of, read_experiments
+from smaragdine.sweep.folders import find_sweep, remove_empty
+from smaragdine.sweep.plan import Plan, make_plan, save_plan
+from smaragdine.sweep.runner import Queue, Sweep
+
+_FILES = (".yaml", ".yml", ".toml", ".json")
+_EXAMPLE = """\
+  smaragdine sweep experiment.yaml
+  smaragdine sweep --power 150,200,250,300 --repeat 5 -- train.py --epochs 10
+  smaragdine sweep --clock 877,1005 --clock 877,1380 -- train.py
+  smaragdine sweep --parameter batch=16,32,64 --until 2% -- train.py --batch {batch}
+  smaragdine sweep --resume sweeps/2026-11-15-train
+  smaragdine fit sweeps/2026-11-15-train --figures figures"""
+# What an experiment file says itself.
+_OF_FILE = ("power", "clock", "parameter", "repeat", "devices", "gpu_type", "order", "warm_up", "cool_down",
+            "baseline", "until", "timeout", "name")  # fmt: skip
+
+
+def main(words: list[str]) -> int:
+    ours, program = _split(words)
+    options = _parser().parse_args(ours)
+    if options.resume is not None:
+        if program or options.file:
+            raise UserError("--resume takes nothing but the sweep's folder", "the plan is in it")
+        return _run(Path(options.resume), options)
+    wanted = _of_words(program, options) if program else _of_file(options)
+    seed = options.seed if options.seed is not None else wanted.seed
+    folder, known = find_sweep(wanted, seed, Path(options.output) if options.output else None)
+    plan = known or make_plan(wanted.experiments, seed, _made())
+    if options.dry_run:
+        return _dry_run(plan, folder if known else None, options)
+    if known is not None:
+        return _run(folder, options)
+    if options.engine == "local":
+        from smaragdine.sweep.engine_local import jobs_here
+
+        jobs_here(plan, plan.tasks, os.environ)
+    save_plan(folder, plan)
+    try:
+        return _run(folder, options)
+    except UserError:
+        remove_empty(folder)
+        raise
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "sweep",
+        "Run benchmarks at many power or clock limits, or with many values of a parameter, many times and\n"
+        "in random order; each repetition is a recording. Limits come back as they were, however this ends.\n"
+        "The same command again, or --resume, goes on where it stopped. Our options come before the program.",
+        _EXAMPLE,
+    )
+    parser.usage = (
+        "smaragdine sweep EXPERIMENT.yaml [options]\n"
+        "       smaragdine sweep --power W,… | --clock MEM,GFX | --parameter NAME=V,… [options] -- PROGRAM\n"
+        "       smaragdine sweep --resume SWEEP"
+    )
+    parser.add_argument("file", nargs="?", metavar="EXPERIMENT", help="YAML, TOML or JSON; see docs/sweep.md")
+    parser.add_argument("-o", "--output", metavar="DIR", help="the sweep's folder (sweeps/<date>-<name>)")
+    parser.add_argument("--resume", metavar="SWEEP", help="go on with this one")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and its expected time")
+    parser.add_argument(
+        "--retry", metavar="N", type=count, default=0, help="run what fails again, N times (0)"
+    )
+    parser.add_argument("--seed", metavar="N", type=count, help="of the order (default: a new one, recorded)")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where it runs")
+    parser.add_argument("--address", metavar="A", help="of the Ray cluster (default: RAY_ADDRESS, or auto)")
+    vary = parser.add_argument_group("without an experiment file: what varies")
+    vary.add_argument("--power", metavar="W,…", type=_numbers, help="power limits in watts")
+    vary.add_argument(
+        "--clock", metavar="MEM,GFX", type=_clocks, action="append", help="clocks in MHz; again"
+    )
+    vary.add_argument(
+        "--parameter",
+        metavar="NAME=V,…",
+        type=_parameter,
+        action="append",
+        help="{NAME} in the command; again",
+    )
+    more = parser.add_argument_group("without an experiment file: how")
+    more.add_argument("--repeat", metavar="N", type=positive_count, help="repetitions of each setting (5)")
+    more.add_argument("--name", metavar="NAME", help="of the experiment (the program's)")
+    more.add_argument("--devices", metavar="gpu:0,…", help="set and measure these (default: all visible)")
+    more.add_argument("--gpu-type", metavar="T,…", help="of the nodes it runs on; for --engine ray")
+    more.add_argument(
+        "--order", choices=("shuffled", "listed"), help="of settings in a repetition (shuffled)"
+    )
+    more.add_argument("--warm-up", metavar="N", type=count, help="runs before the first repetition (0)")
+    more.add_argument("--cool-down", metavar="°C", type=float, help="wait until the GPUs are this cool")
+    more.add_argument("--baseline", metavar="S", type=positive_seconds, help="measure idle power first")
+    more.add_argument(
+        "--until", metavar="P%", type=percentage,
+        help="enough when the 95%% interval of a setting's energy is within ± this (3 repetitions at least)",
+    )  # fmt: skip
+    more.add_argument("--timeout", metavar="S", type=positive_seconds, help="end a repetition after this")
+    return parser
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and the program with everything that follows it."""
+    flags = ("--dry-run", "--help", "-h")
+    i = 0
+    while i < len(words):
+        word = words[i]
+        if word == "--":
+            return words[:i], words[i + 1 :]
+        if (not word.startswith("-") and not word.endswith(_FILES)) or word == "-m":
+            return words[:i], words[i:]
+        i += 2 if word.startswith("-") and word not in flags and "=" not in word else 1
+    return words, []
+
+
+def _of_file(options: argparse.Namespace) -> ExperimentFile:
+    if options.file is None:
+        raise UserError("nothing to sweep", remedy="Name an experiment file, or a program after --")
+    own = [name for name in _OF_FILE if getattr(options, name) is not None]
+    if own:
+        raise UserError(f"--{own[0].replace('_', '-')} is for programs", f"{options.file} says it itself")
+    return read_experiments(options.file)
+
+
+def _of_words(program: Sequence[str], options: argparse.Namespace) -> ExperimentFile:
+    if options.file is not None:
+        raise UserError(f"{options.file} and a program", remedy="Name one or the other")
+    if not (options.power or options.clock or options.parameter):
+        raise UserError("nothing varies", remedy="Give --power, --clock or --parameter")
+    if options.power and options.clock:
+        raise UserError("--power and --clock", "a sweep varies one of them", "Make two sweeps of it")
+    benchmark = {"command": list(program), "timeout_s": options.timeout}
+    cool_down = None if options.cool_down is None else {"temperature_c": options.cool_down}
+    experiment: dict[str, Any] = {
+        "name": options.name or name_of(program),
+        "repeat": options.repeat,
+        "power_limits": options.power,
+        "clock_limits": options.clock,
+        "parameters": dict(options.parameter or []),
+        "devices": options.devices and options.devices.split(","),
+        "gpu_types": options.gpu_type and options.gpu_type.split(","),
+        "order": options.order,
+        "warm_up": options.warm_up,
+        "cool_down": cool_down,
+        "baseline_s": options.baseline,
+        "until": options.until and f"{options.until * 100:.10g}%",
+        "benchmarks": [{name: value for name, value in benchmark.items() if value is not None}],
+    }
+    given = {name: value for name, value in experiment.items() if value is not None}
+    return checked({"experiments": [given]}, "command line", Path.cwd())
+
+
+def _made() -> dict[str, Any]:
+    from smaragdine.recording.command import without_secrets
+    from smaragdine.recording.folder import STORED_VARIABLES
+
+    return {
+        "command": without_secrets(["smaragdine", *sys.argv[1:]]),
+        "node": platform.node(),
+        "environment": {name: os.environ[name] for name in STORED_VARIABLES if name in os.environ},
+    }
+
+
+def _dry_run(plan: Plan, folder: Path | None, options: argparse.Namespace) -> int:
+    from smaragdine.report.sweep import plan_table
+    from smaragdine.report.terminal import console
+    from smaragdine.sweep.engine_local import jobs_here
+    from smaragdine.sweep.progress import expected_s
+    from smaragdine.units import seconds
+
+    left, took_s = list(plan.tasks), dict[str, list[float]]()
+    if folder is not None:
+        sweep = Sweep(folder)
+        left, took_s = sweep.left(), sweep.took_s
+        sweep.close()
+    if options.engine == "local":
+        jobs_here(plan, left, os.environ)
+    out = console()
+    out.print(plan_table(plan, left))
+    around_s = sum(e.baseline_s or 0.0 for e in plan.experiments)
+    total_s = expected_s(plan, left, took_s)
+    time_words = (
+        f"about {seconds(total_s + around_s)} and what cool-down takes"
+        if total_s is not None
+        else "unknown until the first repetition has run; a benchmark's expected_s can say it"
+    )
+    out.print(
+        f"\n{len(left)} repetitions, seed {plan.seed}; time: {time_words}", markup=False, soft_wrap=True
+    )
+    return 0
+
+
+def _run(folder: Path, options: argparse.Namespace) -> int:
+    from smaragdine.report.sweep import SweepDisplay
+    from smaragdine.report.terminal import shortest_path
+    from smaragdine.sweep.repetition import Stop
+
+    sweep = Sweep(folder)
+    if options.dry_run:
+        sweep.close()
+        return _dry_run(sweep.plan, folder, options)
+    where = shortest_path(folder)
+    with SweepDisplay(sweep.note, len(sweep.left())) as display, Stop() as stop:
+        queue = Queue(sweep, options.retry)
+        before = len(sweep.rows)
+        display.say(
+            f"sweep: {where}" + (f", {before} of {len(sweep.plan.tasks)} are there" if before else "")
+        )
+        if options.engine == "ray":
+            from smaragdine.sweep.engine_ray import run_ray
+
+            run_ray(queue, display, stop, options.address)
+        else:
+            from smaragdine.sweep.engine_local import run_local
+
+            run_local(queue, display, stop)
+        sweep.save()
+    sweep.close()
+    if stop:
+        print(f"smaragdine: stopped. Go on with: smaragdine sweep --resume {where}", file=sys.stderr)
+        return 128 + stop.number
+    failed = [row.recording for row in sweep.rows.values() if row.status != "complete"]
+    if failed:
+        what = f"{len(failed)} repetitions failed, such as {failed[0]}"
+        print(f"smaragdine: {what}. Try them again with: smaragdine sweep --resume {where}", file=sys.stderr)
+    print(f"best limit: smaragdine fit {where}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 150,200") from None
+
+
+def _clocks(text: str) -> list[int]:
+    if not re.fullmatch(r"\d{1,6},\d{1,6}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pair MEMORY,GRAPHICS in MHz such as 877,1005")
+    return [int(word) for word in text.split(",")]
+
+
+def _parameter(text: str) -> tuple[str, list[str | int | float]]:
+    name, equals, values = text.partition("=")
+    if not equals or not values:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE,… such as batch=16,32")
+    return name, [_value(word) for word in values.split(",")]
+
+
+def _value(word: str) -> str | int | float:
+    """A number only where it would be written the same way again: 007 and 1e3 stay as they are."""
+    for kind in (int, float):
+        try:
+            if str(kind(word)) == word:
+                return kind(word)
+        except ValueError:
+            continue
+    return word

@@ -1,0 +1,220 @@
+"""A sweep on disk: what is done, what is left, and how a finished repetition gets into the table.
+
+    SWEEP/plan.json         every repetition, made once
+          results.parquet   a row for each that has ended, in the plan's order
+          runs/NAME         its recording; a folder is here only when it is whole
+          unfinished/       recordings that were cut off, and failed attempts
+          logs/NAME.log     what the program printed
+          baseline          idle power, where it was asked for
+
+Only whole recordings are moved into `runs`, in one step. So whatever ends a sweep, the next start finds each
+repetition there or not there, and goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from smaragdine.errors import UserError
+from smaragdine.recording.reader import open_recording
+from smaragdine.sweep.experiment import until_part
+from smaragdine.sweep.measured import measure
+from smaragdine.sweep.plan import Plan, Task, read_plan
+from smaragdine.sweep.progress import Progress, expected_s, measured_s, relative_interval
+from smaragdine.sweep.table import RESULTS, Repetition, read_results, write_results
+
+RUNS, UNFINISHED, LOGS, BASELINE, LOG = "runs", "unfinished", "logs", "baseline", "sweep.log"
+
+
+class Sweep:
+    """One process at a time works on a sweep."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plan: Plan = read_plan(folder)
+        self._lock = _locked(folder)
+        for name in (RUNS, UNFINISHED, LOGS):
+            (folder / name).mkdir(exist_ok=True)
+        self._tasks = {task.name: task for task in self.plan.tasks}
+        self.rows: dict[str, Repetition] = self._known_rows()
+        self.took_s: dict[str, list[float]] = {}  # with all that is around the program
+        for task, row in self.ended():
+            for group, times_s in measured_s([(task, row)]).items():
+                self.took_s.setdefault(group, []).extend(times_s)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def ended(self) -> list[tuple[Task, Repetition]]:
+        return [(task, self.rows[task.name]) for task in self.plan.tasks if task.name in self.rows]
+
+    def left(self) -> list[Task]:
+        """Repetitions without a complete recording; those that failed are tried again."""
+        return [task for task in self.plan.tasks if not self._complete(task) and not self.known_well(task)]
+
+    def known_well(self, task: Task) -> bool:
+        """Whether the setting's energy is known as well as asked for: it needs no more repetitions."""
+        part = until_part(self.plan.experiment(task))
+        if part is None or self._complete(task):
+            return False
+        before = [
+            row.energy_j
+            for other, row in self.ended()
+            if other.group == task.group and other.repetition < task.repetition and row.status == "complete"
+        ]
+        interval = relative_interval([energy_j for energy_j in before if energy_j is not None])
+        return interval is not None and interval <= part
+
+    def place(self, task: Task) -> Path:
+        """A new folder's name for a recording that has not ended."""
+        return self.folder / UNFINISHED / f"{task.name}.{secrets.token_hex(4)}"
+
+    def log(self, task: Task) -> Path:
+        return self.folder / LOGS / f"{task.name}.log"
+
+    def keep(self, task: Task, recording: Path, node: str, took_s: float) -> Repetition:
+        """Take a whole recording into the sweep and its table."""
+        place = self.folder / RUNS / task.name
+        if place.exists():
+            os.rename(place, self.place(task))
+        os.rename(recording, place)
+        row = self.rows[task.name] = self._row(task, node)
+        if row.status == "complete":
+            self.took_s.setdefault(task.group, []).append(took_s)
+        self.save()
+        return row
+
+    def save(self) -> None:
+        write_results(self.folder, [row for _, row in self.ended()])
+
+    def note(self, line: str) -> None:
+        """Into the sweep's log: what was said, with its time."""
+        with open(self.folder / LOG, "a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+
+    def progress(self, left: Sequence[Task], at_once: int = 1) -> Progress:
+        failed = sum(row.status != "complete" for row in self.rows.values())
+        left_s = expected_s(self.plan, left, self.took_s)
+        done = sum(self._complete(task) for task in self.plan.tasks)
+        return Progress(done, done + len(left), failed, None if left_s is None else left_s / max(1, at_once))
+
+    def _complete(self, task: Task) -> bool:
+        row = self.rows.get(task.name)
+        return row is not None and row.status == "complete"
+
+    def _known_rows(self) -> dict[str, Repetition]:
+        """From the table, and from recordings that ended just before they could get into it."""
+        by_recording = {row.recording: row for row in self._table()}
+        known: dict[str, Repetition] = {}
+        for task in self.plan.tasks:
+            recording = f"{RUNS}/{task.name}"
+            if not (self.folder / recording).is_dir():
+                continue
+            try:
+                known[task.name] = by_recording.get(recording) or self._row(task, platform.node())
+            except UserError as error:
+                # A machine that lost its power may have lost what was written last, too.
+                self.note(f"{task.name}: {error}")
+                os.rename(self.folder / recording, self.place(task))
+        return known
+
+    def _table(self) -> list[Repetition]:
+        if not (self.folder / RESULTS).is_file():
+            return []
+        try:
+            return read_results(self.folder)
+        except UserError as error:
+            self.note(f"made anew from the recordings: {error}")
+            return []
+
+    def _row(self, task: Task, node: str) -> Repetition:
+        recording = open_recording(self.folder / RUNS / task.name)
+        setting = task.setting
+        devices = self.plan.experiment(task).devices or None
+        row: dict[str, Any] = {
+            "experiment": task.experiment,
+            "benchmark": task.benchmark,
+            "limit_kind": setting.limit_kind,
+            "repetition": task.repetition,
+            "recording": f"{RUNS}/{task.name}",
+            "status": recording.status,
+            "power_limit_w": setting.power_limit_w,
+            "memory_clock_mhz": setting.memory_clock_mhz,
+            "graphics_clock_mhz": setting.graphics_clock_mhz,
+            "parameters": dict(setting.parameters),
+            "node": node,
+        }
+        try:
+            found = measure(recording, devices)
+        except UserError as error:
+            self.note(f"{task.name}: {error}")
+            return Repetition(**row)
+        return Repetition(**row, **vars(found))
+
+
+class Queue:
+    """What is left, in order. A task that failed comes back as often as it may be retried."""
+
+    def __init__(self, sweep: Sweep, retry: int = 0) -> None:
+        self.sweep = sweep
+        self._waiting = deque(sweep.left())
+        self._running: list[Task] = []
+        self._retry = retry
+        self._failures: Counter[str] = Counter()
+
+    def next(self, gpu_type: str | None = None) -> Task | None:
+        """The next one to run, on a device of that type."""
+        for task in list(self._waiting):
+            if self.sweep.known_well(task):
+                self._waiting.remove(task)
+            elif task.setting.gpu_type in (None, gpu_type):
+                # Of a setting that may be known well enough soon, one at a time.
+                if self._undecided(task):
+                    continue
+                self._waiting.remove(task)
+                self._running.append(task)
+                return task
+        return None
+
+    def again(self, task: Task) -> None:
+        """It could not be finished, by no fault of its own."""
+        self._running.remove(task)
+        self._waiting.appendleft(task)
+
+    def ended(self, task: Task, recording: Path, node: str, took_s: float) -> Repetition | None:
+        """Take its recording; None where it failed and is tried again."""
+        status = open_recording(recording).status
+        if status != "complete" and self._failures[task.name] < self._retry:
+            self._failures[task.name] += 1
+            self.again(task)
+            return None
+        self._running.remove(task)
+        return self.sweep.keep(task, recording, node, took_s)
+
+    def left(self) -> list[Task]:
+        return [*self._running, *(t for t in self._waiting if not self.sweep.known_well(t))]
+
+    def _undecided(self, task: Task) -> bool:
+        if until_part(self.sweep.plan.experiment(task)) is None:
+            return False
+        return any(other.group == task.group for other in self._running)
+
+
+def _locked(folder: Path) -> TextIO:
+    lock = open(folder / ".lock", "w")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UserError(
+            f"{folder} is at work already", remedy="Wait for it, or name another folder"
+        ) from None
+    return lock

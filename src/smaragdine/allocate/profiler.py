@@ -1,0 +1,176 @@
+"""Runs a program for as many steps as a point of a profile needs, as a recording, and ends it then.
+
+The program runs under `smaragdine run`, which passes our request to end on to it, and dies with us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from smaragdine.allocate.profiling import UPDATES, update_period_s
+from smaragdine.recording.format import INFO_FILE, SPOOL_FOLDER, channel_from_dict
+from smaragdine.recording.marks import parse_lines
+
+# enough: it ran until we ended it · ended: by itself · out_of_memory · failed: with another error
+# stuck: no step came for too long
+How = Literal["enough", "ended", "out_of_memory", "failed", "stuck"]
+
+_PR_SET_PDEATHSIG = 1
+_LOOK_S = 0.1
+_GRACE_S = 15.0  # between asking a program to end and making it
+_MARGIN = 1.1  # steps with an epoch's end in them do not count
+_TAIL = 1 << 16
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|"
+    r"CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED|ResourceExhaustedError|CUBLAS_STATUS_ALLOC_FAILED|"
+    r"CUDNN_STATUS_ALLOC_FAILED|DefaultCPUAllocator: (?:can't|not enough)|\bMemoryError\b"
+)
+
+
+@dataclass(frozen=True)
+class Need:
+    """When a point has been measured for long enough."""
+
+    device: str
+    warm_up: int  # steps that are dropped
+    steps: int  # after them, at least
+    patience_s: float  # that the next step may take
+
+
+@dataclass(frozen=True)
+class Ran:
+    how: How
+    steps: int  # that were announced
+    returncode: int = 0
+    said: str = ""  # the last line the program printed
+
+
+@dataclass
+class Announced:
+    """Ends of steps, as they come into the spool of a recording that is being made."""
+
+    folder: Path
+    ends_ns: dict[tuple[int, str], list[int]] = field(default_factory=dict[tuple[int, str], list[int]])
+    _read: dict[Path, int] = field(default_factory=dict[Path, int])
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._read)
+
+    def look(self) -> list[int]:
+        """Those of the process that announced most."""
+        for path in (self.folder / SPOOL_FOLDER).glob("marks-*.jsonl"):
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                file.seek(self._read.get(path, 0))
+                whole, _, _ = file.read().rpartition(b"\n")
+                self._read[path] = self._read.get(path, 0) + (len(whole) + 1 if whole else 0)
+                for mark in parse_lines(line for line in whole.split(b"\n") if b"step_end" in line):
+                    if mark["name"] == "step_end":
+                        key = int(mark["pid"] or 0), str(mark["source"])
+                        self.ends_ns.setdefault(key, []).append(mark["t_ns"])
+        return max(self.ends_ns.values(), key=len, default=[])
+
+
+def run_point(
+    words: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], need: Need
+) -> Ran:
+    """Run the program into the new recording `folder`, what it prints into `log`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    announced, told_s, enough, stuck = Announced(folder), 0.0, False, False
+    last, last_s = 0, time.monotonic()
+    with open(log, "wb") as out, start_recorded(words, folder, out, environment) as child:
+        while child.poll() is None:
+            time.sleep(_LOOK_S)
+            now_s = time.monotonic()
+            if told_s:
+                if now_s - told_s > _GRACE_S:
+                    child.kill()
+                continue
+            ends_ns = announced.look()
+            # The first mark is our own: the program begins.
+            if len(ends_ns) > last or not announced.begun:
+                last, last_s = len(ends_ns), now_s
+            enough = _enough(ends_ns, folder, need)
+            stuck = not enough and now_s - last_s > need.patience_s
+            if enough or stuck:
+                child.terminate()
+                told_s = now_s
+    said = tail(log)
+    line = _last_words(said)
+    if enough or stuck:
+        return Ran("enough" if enough else "stuck", last, child.returncode, line)
+    last = max(last, len(announced.look()))
+    if child.returncode and _OUT_OF_MEMORY.search(said):
+        return Ran("out_of_memory", last, child.returncode, line)
+    return Ran("failed" if child.returncode else "ended", last, child.returncode, line)
+
+
+def needed_s(channels: Sequence[Any], device: str) -> float | None:
+    """How long a point lasts at least; None while nothing is known of the device."""
+    period_s = update_period_s([channel_from_dict(each) for each in channels], device)
+    return None if period_s is None else UPDATES * period_s
+
+
+def tail(log: Path) -> str:
+    """The last of what was printed."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _enough(ends_ns: Sequence[int], folder: Path, need: Need) -> bool:
+    first = max(need.warm_up, 1) - 1
+    if len(ends_ns) - 1 - first < max(need.steps, 1):
+        return False
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        length_s = needed_s(json.loads((folder / INFO_FILE).read_bytes())["channels"], need.device)
+        if length_s is not None:
+            return (ends_ns[-1] - ends_ns[first]) * 1e-9 >= _MARGIN * length_s
+    return False
+
+
+def start_recorded(
+    words: Sequence[str], folder: Path, out: Any, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """A program that is being recorded into `folder`, and prints into the file `out`."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent_pid = os.getpid()
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            os._exit(128 + signal.SIGKILL)
+
+    # -P: a file named numpy.py beside the user's script must not be imported by us.
+    ours = [sys.executable, "-P", "-m", "smaragdine", "run", "--trace", "off", "-o", str(folder)]
+    return subprocess.Popen(
+        [*ours, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        env=dict(environment),
+        preexec_fn=prepare,
+    )
+
+
+def _last_words(said: str) -> str:
+    """The program's last line, which is before the table of `smaragdine run`: an error if there is one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|smaragdine)\b.*:", line)]
+    return (errors or lines or [""])[-1][:300]

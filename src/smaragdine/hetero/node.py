@@ -1,0 +1,161 @@
+"""What is done once per machine around a training: limits on loan, a recording, what it used in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smaragdine.errors import UserError
+from smaragdine.monitor.limits.journal import boot_id
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs."""
+
+    machine: str
+    name: str  # of the machine, for people
+    gpu_uuid: str | None
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a machine's devices used, in J."""
+
+    machine: str
+    energy_j: dict[str, float]
+    estimated: tuple[str, ...]
+
+
+class Measured:
+    """The time of a block. The lowest rank of each machine does the work; what fails there fails everywhere,
+    so that no rank waits for one that is gone."""
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        group: Any,
+        limits_w: Sequence[float] | None,
+        record: bool,
+        folder: str | os.PathLike[str] | None,
+    ) -> None:
+        self._rank = rank
+        self._world = world
+        self._group = group
+        self._limits_w = limits_w
+        # Inside `smaragdine run` everything is recorded already.
+        self._record = record and not os.environ.get("SMARAGDINE_SPOOL")
+        self._folder = folder
+        self._open = contextlib.ExitStack()
+        self._recording: Any = None
+        self._machine = ""
+        self._begin_s = 0.0
+
+    def begin(self) -> None:
+        if self._record or self._limits_w is not None:
+            places = self._gather(_place())
+            self._machine = places[self._rank].name
+            ranks = [r for r, place in enumerate(places) if place.machine == places[self._rank].machine]
+            error = ""
+            try:
+                if self._rank == ranks[0]:
+                    self._begin(ranks, places)
+            except UserError as refused:
+                error = str(refused)
+            errors = [each for each in self._gather(error) if each]
+            if errors:
+                self._open.close()
+                raise UserError(errors[0])
+        self._begin_s = time.perf_counter()
+
+    def end(self, failed: bool) -> None:
+        if failed:
+            # Other ranks may be anywhere: nothing is asked of them.
+            self._open.close()
+            return
+        self._gather(None)
+        time_s = time.perf_counter() - self._begin_s
+        self._open.close()
+        used = self._gather(self._used()) if self._record else []
+        if self._rank == 0 and sys.stderr is not None:
+            with contextlib.suppress(OSError, ValueError):
+                print(*_lines(time_s, [each for each in used if each]), sep="\n", file=sys.stderr)
+
+    def _begin(self, ranks: Sequence[int], places: Sequence[Place]) -> None:
+        if self._limits_w is not None:
+            wanted = [(places[rank].gpu_uuid, self._limits_w[rank]) for rank in ranks]
+            set_limits(self._open, wanted)
+        if self._record:
+            from smaragdine.api import record
+
+            self._recording = self._open.enter_context(record(self._folder))
+
+    def _used(self) -> Used | None:
+        if self._recording is None:
+            return None
+        from smaragdine.accounting.summary import summarise
+        from smaragdine.recording.reader import open_recording
+
+        devices = summarise(open_recording(self._recording)).devices
+        counted = {name: d for name, d in devices.items() if d.scope == "device" and d.energy_j is not None}
+        return Used(
+            self._machine,
+            {name: device.energy_j or 0.0 for name, device in counted.items()},
+            tuple(name for name, device in counted.items() if device.provenance == "estimated"),
+        )
+
+    def _gather(self, mine: Any) -> list[Any]:
+        if self._world == 1:
+            return [mine]
+        import torch.distributed as distributed
+
+        found: list[Any] = [None] * self._world
+        distributed.all_gather_object(found, mine, group=self._group)
+        return found
+
+
+def _place() -> Place:
+    import torch
+
+    uuid = None
+    if torch.cuda.is_available():
+        uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    name = socket.gethostname()
+    return Place(f"{boot_id()}/{name}", name, uuid)
+
+
+def set_limits(opened: contextlib.ExitStack, wanted: Sequence[tuple[str | None, float]]) -> None:
+    """Set (UUID of a GPU, W) until `opened` closes: by lease where there is a daemon."""
+    from smaragdine.sweep.limits import devices_here, lender, ranges_here, wanted_limits
+    from smaragdine.sweep.plan import Setting
+
+    by_uuid = {uuid: device for device, uuid in devices_here([], {}).items()}
+    ranges, limits = ranges_here(), dict[Any, Any]()
+    for uuid, limit_w in wanted:
+        if uuid not in by_uuid:
+            why = "this rank has none" if uuid is None else f"NVML does not know {uuid}"
+            raise UserError("no GPU to set a power limit on", why, "Leave power_limits out, or see doctor")
+        limits |= wanted_limits(Setting("power", limit_w), [by_uuid[uuid]], ranges)
+    lent = opened.enter_context(lender(lambda line: print(f"smaragdine: {line}", file=sys.stderr)))
+    lent.apply(limits)
+
+
+def _lines(time_s: float, used: Sequence[Used]) -> list[str]:
+    lines = [f"Time (s): {time_s:.3f}"]
+    if not used:
+        return lines
+    lines.append(f"Energy (J): {sum(sum(each.energy_j.values()) for each in used):.3f}")
+    for each in used:
+        devices = [
+            f"{device} {energy_j:.3f}{' (estimated)' if device in each.estimated else ''}"
+            for device, energy_j in each.energy_j.items()
+        ]
+        lines.append(f"  {each.machine}: {', '.join(devices)}")
+    return lines

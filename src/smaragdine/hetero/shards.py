@@ -1,0 +1,207 @@
+"""Unequal shards for PyTorch's DistributedDataParallel, which averages gradients as if shards were equal.
+
+Each rank's loss is multiplied so that this average is the mean over the whole global batch. Nothing else is
+touched: mixed precision, gradient accumulation, `no_sync`, clipping and communication hooks work as they do.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from smaragdine.errors import UserError
+from smaragdine.hetero.allocation import Allocation, checked_batches, checked_limits, read_allocation
+from smaragdine.hetero.node import Measured
+from smaragdine.hetero.order import Part, ShardSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+_OURS = ("batch_size", "sampler", "batch_sampler")
+
+
+def split(
+    batches: Sequence[int] | str | os.PathLike[str],
+    *,
+    group: Any = None,
+    method: str | None = None,
+    power_limits: Sequence[float] | bool = False,
+    record: bool = True,
+    folder: str | os.PathLike[str] | None = None,
+) -> Shards:
+    """How every global batch is split over the ranks.
+
+    `batches` has the samples of each rank, in the order of ranks, or is the path of an allocation
+    (`smaragdine allocate --json`), of which `method` names an answer (the cheapest). `power_limits`, in W by
+    rank or True for the allocation's, are set for the time of the `with` block. `record` measures its energy,
+    into `folder`.
+    """
+    if isinstance(batches, str | os.PathLike):
+        allocation = read_allocation(batches, method)
+    else:
+        allocation = Allocation(checked_batches(list(batches)))
+    here, world = _place(group)
+    if world != len(allocation.batches):
+        why = f"there are {world} ranks"
+        remedy = f"Start it with --nproc-per-node so that there are {len(allocation.batches)}"
+        raise UserError(f"the split is for {len(allocation.batches)} ranks", why, remedy)
+    limits_w = _limits(power_limits, allocation)
+    return Shards(allocation.batches, here, group, Measured(here, world, group, limits_w, record, folder))
+
+
+class Shards:
+    """This rank's part of the split; as a context, limits and a recording for the time of the block."""
+
+    def __init__(self, batches: Sequence[int], rank: int, group: Any, measured: Measured) -> None:
+        self.batches = tuple(batches)  # by rank
+        self.rank = rank
+        self._group = group
+        self._measured = measured
+        self._part: Part | None = None
+        self._warned = False
+
+    @property
+    def world_size(self) -> int:
+        return len(self.batches)
+
+    @property
+    def batch(self) -> int:
+        """This rank's samples of a whole global batch."""
+        return self.batches[self.rank]
+
+    @property
+    def part(self) -> Part | None:
+        """Of the batch that the loader gave last; a stand-in has 0 samples."""
+        return self._part
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> ShardLoader:
+        """Batches of this rank, by a DataLoader with these `options`; an uneven last one is split in
+        proportion."""
+        mine = [name for name in _OURS if name in options]
+        if mine:
+            raise UserError(f"loader({mine[0]}=…)", "the split decides that", "Leave it out")
+        try:
+            count = len(dataset)
+        except TypeError:
+            why = "it has no length, so nobody knows what belongs to whom"
+            raise UserError(f"{type(dataset).__name__} cannot be split", why) from None
+        sampler = ShardSampler(count, self.batches, self.rank, shuffle, seed, drop_last)
+        return ShardLoader(self, dataset, sampler, options)
+
+    def weight(self, loss: Any, count: Any = None, *, summed: bool = False) -> Any:
+        """`loss` so that the ranks' mean gradient is that of the mean over the global batch.
+
+        `loss` is a mean over `count` elements of this rank (a sum with `summed`); without a count the
+        elements are the samples of the batch that the loader gave last. Every rank calls it for every batch.
+        """
+        part = self._part
+        if count is None:
+            if part is None:
+                why = "no batch came from shards.loader yet"
+                raise UserError("weight() does not know the samples", why, "Give their number: count=")
+            factor = (1 if summed else part.samples) * self.world_size / part.global_samples
+            return loss * (factor if part.samples else 0.0)
+        import torch
+
+        # On the loss's device from end to end: nobody waits for a number to arrive here.
+        kind = torch.float32 if loss.device.type == "mps" else torch.float64
+        mine = torch.as_tensor(count, dtype=kind, device=loss.device).detach().reshape(())
+        if part is not None and not part.samples:
+            mine = torch.zeros_like(mine)
+        total = mine.clone()
+        if self.world_size > 1:
+            torch.distributed.all_reduce(total, group=self._group)
+        factor = (torch.ones_like(mine) if summed else mine) * self.world_size / (total + (total == 0))
+        if part is not None and not part.samples:
+            factor = torch.zeros_like(factor)
+        return loss * factor.to(loss.dtype)
+
+    def wrap(self, module: Any, **options: Any) -> Any:
+        """`module` in DistributedDataParallel with these options; one that is wrapped already as it is."""
+        from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm  # pyright: ignore[reportPrivateUsage]
+        from torch.nn.parallel import DistributedDataParallel
+
+        plain = any(isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) for m in module.modules())
+        if plain and self.world_size > 1 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "BatchNorm takes its statistics from each rank's shard alone, so this training differs from "
+                "one on a single device; on GPUs use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
+                stacklevel=2,
+            )
+        if isinstance(module, DistributedDataParallel) or self.world_size == 1:
+            return module
+        return DistributedDataParallel(module, process_group=self._group, **options)
+
+    def took(self, part: Part) -> None:
+        self._part = part
+
+    def __enter__(self) -> Shards:
+        self._measured.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._measured.end(failed=kind is not None)
+
+
+class ShardLoader:
+    """A DataLoader over one rank's shards."""
+
+    def __init__(
+        self, shards: Shards, dataset: Any, sampler: ShardSampler, options: Mapping[str, Any]
+    ) -> None:
+        from torch.utils.data import DataLoader
+
+        self._shards = shards
+        self.sampler = sampler
+        self.loader: Any = DataLoader(dataset, batch_sampler=sampler, **options)  # pyright: ignore[reportArgumentType]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order for every epoch, the same on all ranks; call it before each."""
+        self.sampler.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        for part, batch in zip(self.sampler.parts(), self.loader, strict=True):
+            self._shards.took(part)
+            yield batch
+
+
+def _place(group: Any) -> tuple[int, int]:
+    """This process's rank and the number of ranks."""
+    try:
+        import torch.distributed as distributed
+    except ImportError:
+        raise UserError("PyTorch is not installed", "shards are for its DDP", "Install torch") from None
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(group), distributed.get_world_size(group)
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        why = "the ranks do not know each other yet"
+        raise UserError("no split", why, "Call torch.distributed.init_process_group() first")
+    return 0, 1
+
+
+def _limits(given: Sequence[float] | bool, allocation: Allocation) -> tuple[float, ...] | None:
+    if given is False:
+        return None
+    if given is not True:
+        return checked_limits(list(given), len(allocation.batches))
+    if allocation.power_limits_w is None:
+        remedy = "Name an allocation's file, or the limits: power_limits=[100, 60]"
+        raise UserError("there are no power limits to set", "the split has none", remedy)
+    return checked_limits(allocation.power_limits_w, len(allocation.batches))

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from smaragdine.callbacks.lightning import LightningCallback as LightningCallback
     from smaragdine.callbacks.tensorflow import SessionRunHook as SessionRunHook
     from smaragdine.callbacks.transformers import TrainerCallback as TrainerCallback
+    from smaragdine.callbacks.tune import Tune as tune
+    from smaragdine.callbacks.tune_keras import KerasTuneCallback as KerasTuneCallback
+    from smaragdine.callbacks.tune_transformers import TrainerTuneCallback as TrainerTuneCallback
     from smaragdine.recording.reader import Recording as Recording
     from smaragdine.recording.reader import open_recording as open
     from smaragdine.traced import Trace as trace
@@ -23,16 +26,19 @@ if TYPE_CHECKING:
 __all__ = [
     "Footprint",
     "KerasCallback",
+    "KerasTuneCallback",
     "LightningCallback",
     "Recording",
     "SessionRunHook",
     "TrainerCallback",
+    "TrainerTuneCallback",
     "__version__",
     "account",
     "mark",
     "open",
     "record",
     "trace",
+    "tune",
 ]
 
 # Imported when first used: a training script that only places marks must not pay for pyarrow.
@@ -41,10 +47,13 @@ _WHERE = {
     "mark": ("smaragdine.api", "mark"),
     "record": ("smaragdine.api", "record"),
     "trace": ("smaragdine.traced", "Trace"),
+    "tune": ("smaragdine.callbacks.tune", "Tune"),
     "KerasCallback": ("smaragdine.callbacks.keras", "KerasCallback"),
     "LightningCallback": ("smaragdine.callbacks.lightning", "LightningCallback"),
     "SessionRunHook": ("smaragdine.callbacks.tensorflow", "SessionRunHook"),
     "TrainerCallback": ("smaragdine.callbacks.transformers", "TrainerCallback"),
+    "KerasTuneCallback": ("smaragdine.callbacks.tune_keras", "KerasTuneCallback"),
+    "TrainerTuneCallback": ("smaragdine.callbacks.tune_transformers", "TrainerTuneCallback"),
     "open": ("smaragdine.recording.reader", "open_recording"),
     "Footprint": ("smaragdine.accounting.footprint", "Footprint"),
     "Recording": ("smaragdine.recording.reader", "Recording"),
@@ -53,10 +62,12 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name != "hetero" and name not in _WHERE:
         raise AttributeError(f"module 'smaragdine' has no attribute {name!r}")
     import importlib
 
+    if name == "hetero":
+        return importlib.import_module("smaragdine.hetero")
     module, attribute = _WHERE[name]
     return getattr(importlib.import_module(module), attribute)
 

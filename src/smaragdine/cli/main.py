@@ -20,6 +20,7 @@ VERBS = {
     "account": "which operation used how much energy: a footprint",
     "compare": "what changed between runs, and what of it is noise",
     "sweep": "run a program at many power or clock limits, many times; resumable",
+    "tune": "try power limits while a program runs, and settle on the best",
     "fit": "energy and time against a power or clock limit: the best one, and how sure that is",
     "profile": "energy and time of a step over batch sizes and power limits, for allocate",
     "allocate": "split a batch over unequal GPUs, with a power limit for each",

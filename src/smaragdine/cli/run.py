@@ -96,8 +96,8 @@ def main(words: list[str]) -> int:
     # Whoever asked for steps wants to know; a program without a framework need not hear of them.
     if not said and options.trace != "off" and any(word.startswith("--trace-") for word in ours):
         said = _why_nothing(recorded, options)
-    _report(recorded, said)
-    return _end_like(recorded.returncode)
+    report(recorded, said)
+    return end_like(recorded.returncode)
 
 
 def _prepare(
@@ -132,7 +132,7 @@ def _why_nothing(recorded: Recorded, options: argparse.Namespace) -> list[str]:
     return [why] if why else []
 
 
-def _report(recorded: Recorded, said: Sequence[str]) -> None:
+def report(recorded: Recorded, said: Sequence[str]) -> None:
     """The table, on stderr. Whatever fails here, the program's own result stands."""
     if sys.stderr is None:  # closed by the caller; nothing of ours goes elsewhere
         return
@@ -165,7 +165,7 @@ def _print_tables(recorded: Recorded, said: Sequence[str]) -> None:
         out.print(f"operations: smaragdine report {where}", markup=False, soft_wrap=True)
 
 
-def _end_like(returncode: int) -> int:
+def end_like(returncode: int) -> int:
     """Exit with the program's code, or die of the signal it died of."""
     if returncode >= 0:
         return returncode

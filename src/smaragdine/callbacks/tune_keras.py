@@ -1,0 +1,28 @@
+"""One line for Keras: `model.fit(x, y, callbacks=[smaragdine.KerasTuneCallback()])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from smaragdine.callbacks.tune import Tuning
+
+
+class KerasTuneCallback(keras.callbacks.Callback):
+    """Tunes the power limit during a training. `tune` has the result; the arguments are those of
+    `smaragdine.tune`."""
+
+    def __init__(self, folder: str | None = None, **options: Any) -> None:
+        super().__init__()
+        self._tuning = Tuning(folder, options)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._tuning.begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._tuning.end()
+
+    @property
+    def tune(self) -> Any:
+        return self._tuning.tune

@@ -6,8 +6,11 @@ import json
 import math
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ import pytest
 
 import recordings
 from cli import alive, finish, smaragdine, start, wait_for, write_script
-from nvml_fake import GpuSpec, nvml_environment, settings_made, settings_now
+from nvml_fake import GpuSpec, in_process, nvml_environment, settings_made, settings_now, write_spec
 from powercap_fake import PowercapTree
 from refusal import refused
 from smaragdine.accounting.power import PowerTrace
@@ -24,6 +27,7 @@ from smaragdine.allocate.points import Point, load_point, original_shape, save_p
 from smaragdine.allocate.profile import read_profile
 from smaragdine.allocate.profiler import Announced
 from smaragdine.allocate.profiling import Block, Steps, mean_power_w, refuse_gaps, steps_of, update_period_s
+from smaragdine.cli.main import main
 from smaragdine.recording.reader import open_recording
 from smaragdine.sensors.base import Channel
 
@@ -42,6 +46,62 @@ TRAIN = """
         time.sleep(batch / 1000)
         smaragdine.mark("step_end", step)
 """
+
+
+NO_CUDA = "raise RuntimeError('no CUDA here')"
+SPINS = """
+    import os, time
+
+    class cuda:
+        init = synchronize = staticmethod(lambda: None)
+        get_device_properties = staticmethod(lambda n: object())
+        _sleep = staticmethod(lambda cycles: time.sleep(0.05))
+
+    open(os.environ["CUDA_VISIBLE_DEVICES"] + ".spun", "w")
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Started]]:
+    """Two that mostly wait for counters: they do so while the other tests run."""
+    small = GpuSpec(name="NVIDIA Fake T4", high_w=60.0, limit_default_w=70.0, limit_max_w=70.0, counter=False)
+    several = [GpuSpec(high_w=250.0, counter=False), small, small]
+    started = {
+        "counter": begin(
+            tmp_path_factory.mktemp("counter"), [GpuSpec(high_w=250.0)], NO_CUDA, "--steps", "1"
+        ),
+        "models": begin(tmp_path_factory.mktemp("models"), several, SPINS, "-o", "profiles/"),
+    }
+    yield started
+    for each in started.values():
+        if each.process.poll() is None:
+            os.killpg(each.process.pid, signal.SIGKILL)
+        each.process.communicate()
+
+
+@dataclass(frozen=True)
+class Started:
+    process: subprocess.Popen[str]
+    folder: Path
+    environment: dict[str, str]
+
+
+def begin(folder: Path, gpus: list[GpuSpec], torch: str, *words: str) -> Started:
+    env = {**gpu_environment(folder, gpus, torch), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    write_script(folder / "train.py", TRAIN)
+    command = ("profile", "--batches", "5", *words, "--", "train.py", "{batch}")
+    return Started(start(*command, env=env, cwd=folder), folder, env)
+
+
+def gpu_environment(folder: Path, gpus: list[GpuSpec], torch: str) -> dict[str, str]:
+    """With a PyTorch of our own: importing the real one takes seconds, and there is no CUDA here."""
+    (folder / "fake").mkdir()
+    write_script(folder / "fake" / "torch.py", torch)
+    more = {
+        "PYTHONPATH": str(folder / "fake"),
+        "SMARAGDINE_LIMITS_JOURNAL": str(folder / "limits" / "journal"),
+    }
+    return {**nvml_environment(folder, gpus), **more}
 
 
 @pytest.fixture
@@ -63,11 +123,7 @@ def cpu(here: Path) -> Iterator[dict[str, str]]:
 @pytest.fixture
 def gpu(here: Path) -> dict[str, str]:
     """A GPU that would draw 300 W, without a counter: it has a new value every 20 ms."""
-    (here / "fake").mkdir()
-    (here / "fake" / "torch.py").write_text("raise RuntimeError('no CUDA here')")
-    env = nvml_environment(here, [GpuSpec(counter=False)])
-    env["PYTHONPATH"] = str(here / "fake")
-    return {**env, "SMARAGDINE_LIMITS_JOURNAL": str(here / "limits" / "journal")}
+    return gpu_environment(here, [GpuSpec(counter=False)], NO_CUDA)
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
@@ -178,118 +234,61 @@ def test_processor(here: Path, cpu: dict[str, str]) -> None:
         mine = [row for row in rows(here / "c.parquet") if row["batch"] == batch]
         assert sum(row["updates"] for row in mine) >= 50
         assert sum(row["steps"] for row in mine) >= 20
-    # Again: nothing has to be measured, not even where the program is gone by now; and more is added.
-    write_script(here / "train.py", "raise SystemExit('it ran again')")
-    before = (here / "c.parquet").read_bytes()
-    assert smaragdine(*words, env=cpu).returncode == 0
-    assert (here / "c.parquet").read_bytes() == before
-    write_script(here / "train.py", TRAIN)
+    # Again with one more: what is known is not measured again, not even where it would fail by now.
+    write_script(here / "train.py", f"import sys\nif sys.argv[1] != '6': sys.exit('again')\n{dedent(TRAIN)}")
+    before = [row for row in rows(here / "c.parquet") if row["batch"] < 64]
     words = ("profile", "--batches", "4,6,8", "-o", "c.parquet", "--", "train.py", "{batch}")
     done = smaragdine(*words, env=cpu)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("batch ") == 1
     assert read_profile(here / "c.parquet", "c").batches == (4, 6, 8)
+    assert [row for row in rows(here / "c.parquet") if row["batch"] != 6] == before
     other = smaragdine("profile", "--batches", "4", "-o", "c.json", "--", "train.py", "{batch}", "x", env=cpu)
     assert other.returncode == 2
     assert "is of another profile" in other.stderr
 
 
-def test_gpu_at_two_limits(here: Path, gpu: dict[str, str]) -> None:
-    words = ["profile", "--batches", "4,8", "--power", "200,150", "-o", "a.json", "--", "train.py", "{batch}"]
+def test_limits_come_back_however_it_ends(here: Path, gpu: dict[str, str]) -> None:
+    """Ended twice in its first point, and then let go on to its end."""
+    write_script(
+        here / "slow.py",
+        """
+        import os, pathlib, runpy, time
+        pathlib.Path("part").write_text(str(os.getpid()))
+        os.rename("part", "pid")
+        while not pathlib.Path("go").exists():
+            time.sleep(0.02)
+        runpy.run_path("train.py")
+        """,
+    )
+    words = ["profile", "--batches", "4", "--power", "200,150", "-o", "a.json", "--", "slow.py", "{batch}"]
+    spec, file = Path(gpu["FAKE_NVML"]), here / "pid"
+    for number in (signal.SIGINT, signal.SIGKILL):
+        profile = start(*words, env=gpu)
+        assert wait_for(file.exists, 60)
+        assert settings_now(spec) == {(0, LIMIT): 200_000}
+        if number == signal.SIGINT:
+            os.killpg(profile.pid, number)  # as a terminal does
+        else:
+            profile.send_signal(number)
+        finish(profile)
+        assert profile.returncode != 0
+        assert wait_for(lambda: settings_now(spec) == {(0, LIMIT): DEFAULT_MW}, 60)
+        assert wait_for(lambda: not alive(int(file.read_text())), 60)
+        file.unlink()
+    (here / "go").touch()
     done = smaragdine(*words, env=gpu)
     assert done.returncode == 0, done.stderr
     assert "power while waiting is not known: RuntimeError: no CUDA here" in done.stdout
     values = json.loads((here / "a.json").read_text())
-    assert [(batch, [row["power_limit"] for row in each]) for batch, each in values.items()] == [
-        ("4", [200, 150]),
-        ("8", [200, 150]),
-    ]
-    for each in values.values():
-        for row in each:
-            assert row["energy"] / row["time"] == pytest.approx(row["power_limit"], rel=1e-3)
-    spec = Path(gpu["FAKE_NVML"])
+    assert {batch: [row["power_limit"] for row in each] for batch, each in values.items()} == {
+        "4": [200, 150]
+    }
+    for row in values["4"]:
+        assert row["energy"] / row["time"] == pytest.approx(row["power_limit"], rel=1e-3)
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW}
     made = [value for _, what, value in settings_made(spec) if what == LIMIT]
-    assert made == [200_000, 150_000, 200_000, 150_000, DEFAULT_MW]
-
-
-def test_a_counter_has_its_fifty_updates(here: Path) -> None:
-    env = nvml_environment(here, [GpuSpec(high_w=250.0)])
-    words = ["profile", "--batches", "5", "--steps", "1", "--", "train.py", "{batch}"]
-    done = smaragdine(*words, env=env)
-    assert done.returncode == 0, done.stderr
-    found = rows(here / "nvidia-fake-h200.parquet")
-    assert sum(row["time_s"] for row in found) >= 50 * 0.1
-    assert sum(row["updates"] for row in found) >= 50
-    assert sum(row["energy_j"] for row in found) / sum(row["time_s"] for row in found) == pytest.approx(
-        250, rel=0.01
-    )
-    assert {(row["power_limit_w"], row["gpu"]) for row in found} == {(700.0, "nvidia-fake-h200")}
-    assert found[0]["idle_w"] == pytest.approx(250, rel=0.01)
-
-
-def test_one_of_each_model(here: Path) -> None:
-    """A file for each, with the power of the right GPU, also while it waits: in a PyTorch of our own here."""
-    (here / "fake").mkdir()
-    write_script(
-        here / "fake" / "torch.py",
-        """
-        import os, time
-
-        class cuda:
-            init = synchronize = staticmethod(lambda: None)
-            get_device_properties = staticmethod(lambda n: object())
-            _sleep = staticmethod(lambda cycles: time.sleep(0.05))
-
-        open(os.environ["CUDA_VISIBLE_DEVICES"] + ".spun", "w")
-        """,
-    )
-    small = GpuSpec(name="NVIDIA Fake T4", high_w=60.0, limit_default_w=70.0, limit_max_w=70.0, counter=False)
-    gpus = [GpuSpec(high_w=250.0, counter=False), small, small]
-    env = {
-        **nvml_environment(here, gpus),
-        "PYTHONPATH": str(here / "fake"),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
-    done = smaragdine("profile", "--batches", "4", "--", "train.py", "{batch}", env=env)
-    assert done.returncode == 0, done.stderr
-    for n, (name, power_w, limit_w) in enumerate([("h200", 250, 700), ("t4", 60, 70)]):
-        found = rows(here / f"nvidia-fake-{name}.parquet")
-        assert len(found) == 5
-        for row in found:
-            assert row["energy_j"] / row["time_s"] == pytest.approx(power_w, rel=1e-3)
-            assert row["idle_w"] == pytest.approx(power_w, rel=1e-3)
-            assert row["wait_w"] == pytest.approx(power_w, rel=1e-3)
-            assert row["power_limit_w"] == limit_w
-        assert (here / f"{GpuSpec().at(n).uuid}.spun").exists()
-    both = smaragdine("profile", "-o", "a.parquet", "--", "train.py", "{batch}", env=env)
-    assert both.returncode == 2
-    assert "Choose one with --device" in both.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_limits_come_back_when_it_is_ended(here: Path, gpu: dict[str, str], number: int) -> None:
-    write_script(
-        here / "slow.py",
-        """
-        import os, sys, time
-        open(f"pid-{sys.argv[1]}", "w").write(str(os.getpid()))
-        time.sleep(600)
-        """,
-    )
-    spec = Path(gpu["FAKE_NVML"])
-    profile = start("profile", "--batches", "4", "--power", "150", "--", "slow.py", "{batch}", env=gpu)
-    file = here / "pid-4"
-    assert wait_for(lambda: file.exists() and file.read_text(), 60)
-    assert settings_now(spec) == {(0, LIMIT): 150_000}
-    if number == signal.SIGINT:
-        os.killpg(profile.pid, number)  # as a terminal does
-    else:
-        profile.send_signal(number)
-    finish(profile)
-    assert profile.returncode != 0
-    assert wait_for(lambda: settings_now(spec) == {(0, LIMIT): DEFAULT_MW}, 60)
-    assert wait_for(lambda: not alive(int(file.read_text())), 60)
+    assert made == [200_000, DEFAULT_MW] * 2 + [200_000, 150_000, DEFAULT_MW]
 
 
 @pytest.mark.parametrize(
@@ -309,31 +308,54 @@ def test_limits_come_back_when_it_is_ended(here: Path, gpu: dict[str, str], numb
         (["profile", "--", "gone.py", "{batch}"], "gone.py does not exist"),
     ],
 )
-def test_bad_words(here: Path, words: list[str], said: str) -> None:
-    done = smaragdine(*words, env={"LD_LIBRARY_PATH": ""})
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_bad_words(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setenv("FAKE_NVML", str(here.parent / f"{here.name}.spec"))
+    write_spec(Path(os.environ["FAKE_NVML"]), [], init_error=9)
+    with in_process(here.parent):
+        assert main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
     assert {path.name for path in here.iterdir()} == {"train.py"}
 
 
-@pytest.mark.parametrize(
-    ("program", "patience", "said"),
-    [
-        ("print('nothing')", "60", "no steps were seen"),
-        ("raise ValueError('bad data')", "60", "exit code 1: ValueError: bad data"),
-        ("import smaragdine\nfor n in range(14): smaragdine.mark('step_end', n)", "60", "is too short"),
-        ("import time; time.sleep(600)", "1", "none came in 1 s"),
-    ],
-)
-def test_bad_programs(here: Path, cpu: dict[str, str], program: str, patience: str, said: str) -> None:
-    write_script(here / "bad.py", program)
-    words = ["profile", "--batches", "4", "--patience", patience, "--", "bad.py", "{batch}"]
-    done = smaragdine(*words, env=cpu)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (here / "cpu-0.parquet").exists()
+def test_bad_programs(here: Path, cpu: dict[str, str]) -> None:
+    """One after the other, as batch sizes of the same program; idle power is known already."""
+    (here / "cpu-0.profile").mkdir()
+    (here / "cpu-0.profile" / "idle.json").write_text('{"power_w": 50, "period_s": 0.004}')
+    write_script(
+        here / "bad.py",
+        """
+        import sys, time
+        import smaragdine
+
+        batch = int(sys.argv[1])
+        if batch == 2:
+            raise ValueError("bad data")
+        for n in range(14 if batch == 3 else 0):
+            smaragdine.mark("step_end", n)
+        if batch == 4:
+            time.sleep(600)
+        """,
+    )
+    for batch, patience, said in (
+        ("1", "60", "no steps were seen"),
+        ("2", "60", "exit code 1: ValueError: bad data"),
+        ("3", "60", "is too short"),
+        ("4", "1", "none came in 1 s"),
+    ):
+        words = ["profile", "--batches", batch, "--patience", patience, "--", "bad.py", "{batch}"]
+        done = smaragdine(*words, env=cpu)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (here / "cpu-0.parquet").exists()
 
 
 def test_limits_outside_the_range(here: Path, gpu: dict[str, str]) -> None:
@@ -341,3 +363,36 @@ def test_limits_outside_the_range(here: Path, gpu: dict[str, str]) -> None:
     assert done.returncode == 2
     assert "outside the device's range" in done.stderr
     assert settings_made(Path(gpu["FAKE_NVML"])) == []
+
+
+def test_a_counter_has_its_fifty_updates(slow: dict[str, Started]) -> None:
+    code, _, err = finish(slow["counter"].process)
+    assert code == 0, err
+    found = rows(slow["counter"].folder / "nvidia-fake-h200.parquet")
+    assert sum(row["time_s"] for row in found) >= 50 * 0.1
+    assert sum(row["updates"] for row in found) >= 50
+    assert sum(row["energy_j"] for row in found) / sum(row["time_s"] for row in found) == pytest.approx(
+        250, rel=0.01
+    )
+    assert {(row["power_limit_w"], row["gpu"]) for row in found} == {(700.0, "nvidia-fake-h200")}
+    assert found[0]["idle_w"] == pytest.approx(250, rel=0.01)
+
+
+def test_one_of_each_model(slow: dict[str, Started]) -> None:
+    """A file for each, with the power of the right GPU, also while it waits."""
+    here, env = slow["models"].folder, slow["models"].environment
+    code, _, err = finish(slow["models"].process)
+    assert code == 0, err
+    for n, (name, power_w, limit_w) in enumerate([("h200", 250, 700), ("t4", 60, 70)]):
+        found = rows(here / "profiles" / f"nvidia-fake-{name}.parquet")
+        assert len(found) == 5
+        for row in found:
+            assert row["energy_j"] / row["time_s"] == pytest.approx(power_w, rel=1e-3)
+            assert row["idle_w"] == pytest.approx(power_w, rel=1e-3)
+            assert row["wait_w"] == pytest.approx(power_w, rel=1e-3)
+            assert row["power_limit_w"] == limit_w
+        assert (here / f"{GpuSpec().at(n).uuid}.spun").exists()
+    for words, said in ((["-o", "a.parquet"], "or name a folder"), (["--name", "a"], "--name a is for one")):
+        both = smaragdine("profile", *words, "--", "train.py", "{batch}", env=env, cwd=here)
+        assert both.returncode == 2
+        assert said in both.stderr

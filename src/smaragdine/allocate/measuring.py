@@ -33,9 +33,11 @@ def measure(
     blocks: int,
     limits: Limits | None,
     say: Callable[[str], None],
+    kept: Callable[[str], None],
 ) -> list[Point]:
     """Points by rising batch, up to the first that does not fit; those that `folder` has already are not
-    measured again. Without `limits` the only one of `limits_w` is what is set."""
+    measured again. Without `limits` the only one of `limits_w` is what is set. `kept` is told the name of
+    each that is in the folder now, also of one that failed."""
     points: list[Point] = []
     for batch in sorted(set(batches)):
         for limit_w in limits_w:
@@ -43,8 +45,11 @@ def measure(
             if point is None:
                 say(f"{need.device}: batch {batch} at {limit_w:g} W")
                 words = [word.replace("{batch}", str(batch)) for word in program]
-                point = _measured(words, environment, folder, batch, limit_w, need, blocks, limits, say)
-                save_point(folder, point)
+                try:
+                    point = _measured(words, environment, folder, batch, limit_w, need, blocks, limits, say)
+                    save_point(folder, point)
+                finally:
+                    kept(point_name(batch, limit_w))
             points.append(point)
             if point.steps is None:
                 # Memory does not depend on the limit, and a larger batch needs more of it.

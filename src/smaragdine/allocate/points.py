@@ -7,10 +7,8 @@ where it was interrupted.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +17,9 @@ from typing import Any
 from smaragdine.allocate.profile import profile_table
 from smaragdine.allocate.profiling import Block, Steps
 from smaragdine.errors import UserError
+from smaragdine.whole import users_file
 
+REQUEST = "request.json"
 # Beyond the columns that allocate reads.
 _MORE = ("energy_error_j", "updates", "provenance")
 
@@ -41,30 +41,46 @@ def point_name(batch: int, power_limit_w: float) -> str:
     return f"batch{batch}-{power_limit_w:g}W"
 
 
+def file_stem(name: str) -> str:
+    """What the file of a GPU of this name is called."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
 def claim(folder: Path, request: Mapping[str, Any]) -> None:
     """Take the folder for this request, or go on with it. Raises `UserError` where it is another's."""
-    file = folder / "request.json"
+    if refuse_other(folder, request):
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            write_json(file, request)
-            return
-        known: Any = json.loads(file.read_bytes())
     except OSError as error:
         raise UserError(f"{folder} cannot be written", error.strerror or str(error)) from None
-    except ValueError as error:
+    write_json(folder / REQUEST, request)
+
+
+def refuse_other(folder: Path, request: Mapping[str, Any]) -> bool:
+    """Whether the folder is this request's. Raises `UserError` where it is another's."""
+    file = folder / REQUEST
+    try:
+        known: Any = json.loads(file.read_bytes())
+        differ = [(key, known.get(key), value) for key, value in request.items() if known.get(key) != value]
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"{file} cannot be read", error.strerror or str(error)) from None
+    except (ValueError, AttributeError) as error:
         raise UserError(f"{file} cannot be read", str(error), f"Remove {folder} to begin anew") from None
-    for key, value in request.items():
-        if known.get(key) != value:
-            why = f"its {key.replace('_', ' ')} was {known.get(key)}, not {value}"
-            raise UserError(f"{folder} is of another profile", why, "Remove it, or name another file with -o")
+    for key, was, value in differ:
+        why = f"its {key.replace('_', ' ')} was {_words(was)}, not {_words(value)}"
+        raise UserError(f"{folder} is of another profile", why, "Remove it, or name another file with -o")
+    return True
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def save_point(folder: Path, point: Point) -> None:
-    try:
-        write_json(folder / f"{point.name}.json", asdict(point))
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written", error.strerror or str(error)) from None
+    write_json(folder / f"{point.name}.json", asdict(point))
 
 
 def load_point(folder: Path, batch: int, power_limit_w: float) -> Point | None:
@@ -84,16 +100,13 @@ def write_profile(
     path: Path, gpu: str, points: Sequence[Point], idle_w: float | None, wait_w: float | None
 ) -> None:
     """As Parquet with a row per block, or in the original's shape where the name ends in .json."""
-    try:
-        if path.suffix == ".json":
-            write_json(path, original_shape(points))
-            return
-        import pyarrow.parquet as pq
+    if path.suffix == ".json":
+        write_json(path, original_shape(points))
+        return
+    import pyarrow.parquet as pq
 
-        with _whole(path) as part:
-            pq.write_table(parquet_table(gpu, points, idle_w, wait_w), part)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written", error.strerror or str(error)) from None
+    with users_file(path) as part:
+        pq.write_table(parquet_table(gpu, points, idle_w, wait_w), part)
 
 
 def original_shape(points: Sequence[Point]) -> dict[str, list[dict[str, float]]]:
@@ -130,22 +143,6 @@ def parquet_table(gpu: str, points: Sequence[Point], idle_w: float | None, wait_
 
 
 def write_json(path: Path, values: Any) -> None:
-    with _whole(path) as part, open(part, "w", encoding="utf-8") as file:
+    with users_file(path) as part, open(part, "w", encoding="utf-8") as file:
         json.dump(values, file, indent=1)
         file.write("\n")
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Any:
-    """A file beside `path` that takes its place in the end, or goes."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        yield name
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)

@@ -18,7 +18,7 @@ from typing import Any
 
 from smaragdine.allocate.points import write_json
 from smaragdine.allocate.profiler import needed_s, start_recorded, tail
-from smaragdine.allocate.profiling import mean_power_w
+from smaragdine.allocate.profiling import mean_power_w, update_period_s
 from smaragdine.errors import UserError
 from smaragdine.recording.format import INFO_FILE
 from smaragdine.recording.reader import open_recording
@@ -42,8 +42,8 @@ print("{_WORD}", int(begin * 1e9), int(time.time() * 1e9), flush=True)
 """
 
 
-def idle_power(folder: Path, device: str) -> float | None:
-    """Mean idle power in W; measured once."""
+def idle_power(folder: Path, device: str) -> tuple[float | None, float | None]:
+    """Mean idle power in W, and how often the device has a new value, in s; measured once."""
     if (known := _known(folder)) is None:
         shutil.rmtree(folder, ignore_errors=True)
         with record_here(folder, label="idle"):
@@ -51,10 +51,11 @@ def idle_power(folder: Path, device: str) -> float | None:
             begin_ns = time.time_ns()
             time.sleep(max(needed_s(channels, device) or 0.0, _AT_LEAST_S))
             end_ns = time.time_ns()
-        power_w = mean_power_w(open_recording(folder), device, begin_ns, end_ns)
-        known = {"power_w": power_w}
+        recording = open_recording(folder)
+        power_w = mean_power_w(recording, device, begin_ns, end_ns)
+        known = {"power_w": power_w, "period_s": update_period_s(recording.channels, device)}
         write_json(_file(folder), known)
-    return known["power_w"]
+    return known["power_w"], known["period_s"]
 
 
 def wait_power(
@@ -92,8 +93,8 @@ def python_of(executable: str, fallback: str) -> str:
 def _known(folder: Path) -> dict[str, Any] | None:
     try:
         known: Any = json.loads(_file(folder).read_bytes())
-        return {"power_w": known["power_w"]} if (folder / INFO_FILE).exists() else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return {"power_w": known["power_w"], "period_s": known.get("period_s")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -3,59 +3,59 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from smaragdine.allocate.measuring import Limits, measure
-from smaragdine.allocate.points import claim, write_profile
-from smaragdine.allocate.profiler import Need
-from smaragdine.allocate.profiling import UPDATES, update_period_s
-from smaragdine.allocate.rest_power import idle_power, python_of, wait_power
+from smaragdine.allocate.device import (
+    Device,
+    Profiled,
+    Request,
+    check_request,
+    devices_to_profile,
+    profile_device,
+)
+from smaragdine.allocate.points import claim, file_stem, write_profile
 from smaragdine.cli.parsing import Parser, count, counts, positive_count, positive_seconds, positive_watts
 from smaragdine.errors import UserError
-from smaragdine.recording.command import build_command, without_secrets
-from smaragdine.recording.reader import open_recording
-from smaragdine.sensors.cpu_limit import socket_limit_w
-from smaragdine.sensors.discover import settings_from_environment
-from smaragdine.sweep.limits import devices_here, lender, ranges_here, wanted_limits
-from smaragdine.sweep.plan import Setting
+from smaragdine.recording.command import build_command
 
 _EXAMPLE = """\
   smaragdine profile -- train.py --batch-size {batch}
   smaragdine profile --batches 32,64,128 --power 150,200 -o a10.parquet -- train.py --batch-size {batch}
   smaragdine profile --device gpu:1 -o t4.json -- train.py --batch-size {batch}
+  smaragdine profile --engine ray --power a10=300,200 --power t4=70,60 -o profiles/ -- train.py -b {batch}
   smaragdine allocate --gpu a10=a10.parquet --gpu t4=t4.json --global-batch 4096"""
 
 _BATCHES = "32,64,128,256,512,1024"
 
 
-@dataclass(frozen=True)
-class Device:
-    name: str  # gpu:0, cpu:0
-    uuid: str | None
-    model: str
-
-
 def main(words: list[str]) -> int:
     ours, program = _split(words)
     options = _parser().parse_args(ours)
-    command = build_command(program, os.environ)
+    if options.engine == "local" or not program:
+        build_command(program, os.environ)
     if not any("{batch}" in word for word in program):
         why, remedy = "nothing in it says {batch}", "Example: -- train.py --batch-size {batch}"
         raise UserError("the command has no batch size", why, remedy)
-    devices = _devices(options.device, bool(options.power))
-    if len(devices) > 1 and options.output:
-        names = ", ".join(f"{device.name} ({device.model})" for device in devices)
-        raise UserError(f"-o {options.output} is one file", f"there is {names}", "Choose one with --device")
-    for device in devices:
-        _profile(device, options, program, python_of(command.executable, sys.executable))
-    return 0
+    limits_w = dict[str, list[float]]()
+    for name, values in options.power:
+        limits_w.setdefault(name, []).extend(values)
+    request = Request(
+        tuple(program),
+        tuple(sorted(set(options.batches))),
+        tuple(dict.fromkeys(limits_w.pop("", []))),
+        options.warm_up,
+        options.steps,
+        options.blocks,
+        options.patience,
+    )
+    if options.engine == "ray":
+        return _profile_on_ray(request, limits_w, options)
+    if limits_w:
+        why = "types are those of a cluster"
+        raise UserError(f"--power {next(iter(limits_w))}=…", why, "Leave the name out, or add --engine ray")
+    return _profile_here(request, options)
 
 
 def _parser() -> Parser:
@@ -68,9 +68,12 @@ def _parser() -> Parser:
     )
     parser.usage = "smaragdine profile [options] -- SCRIPT.py | -m MODULE | EXECUTABLE  [arguments]"
     parser.add_argument("--batches", metavar="N,…", type=counts, default=counts(_BATCHES), help=_BATCHES)
-    parser.add_argument("--power", metavar="W,…", type=_watts, default=[], help="power limits (the current)")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help=".parquet, or .json without repeats (<GPU>.parquet)"
+        "--power", metavar="[TYPE=]W,…", type=_watts, action="append", default=[],
+        help="power limits (the current one); again for each type of a cluster",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help=".parquet, .json without repeats, or DIR/ (<GPU>.parquet)"
     )
     parser.add_argument("--device", metavar="gpu:N", help="which (one GPU of each model; without any cpu:0)")
     parser.add_argument("--name", metavar="NAME", help="of the GPU in the profile (the file's)")
@@ -85,6 +88,10 @@ def _parser() -> Parser:
         default=600.0,
         help="longest time without a step (600)",
     )
+    where = parser.add_argument_group("a Ray cluster: each type of GPU on a node that has it, all at once")
+    where.add_argument("--engine", choices=("local", "ray"), default="local", help="where it runs (local)")
+    where.add_argument("--address", metavar="A", help="of the cluster (RAY_ADDRESS, or auto)")
+    where.add_argument("--gpu-type", metavar="T,…", help="profile these (all types of the cluster)")
     return parser
 
 
@@ -98,105 +105,83 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     raise UserError("no program to profile", "it comes after --", remedy)
 
 
-def _watts(text: str) -> list[float]:
-    return [positive_watts(word) for word in text.split(",")]
+def _watts(text: str) -> tuple[str, list[float]]:
+    """A type, or none, and its limits."""
+    name, equals, values = text.rpartition("=")
+    if equals and not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not TYPE=W,… such as a10=200,300")
+    return name, [positive_watts(word) for word in values.split(",")]
 
 
-def _devices(named: str | None, limited: bool) -> list[Device]:
-    """The one that was named, else one GPU of each model that a program sees, else the processor."""
-    if named is not None and not re.fullmatch(r"(gpu|cpu):\d{1,3}", named):
-        raise UserError(f"--device {named}", "that is no device", "It is gpu:0, cpu:0 …")
-    if named is None or named.startswith("gpu:"):
-        found = devices_here([named] if named else [], os.environ)
-        models = _models()
-        gpus = [Device(device, uuid, models.get(device, "gpu")) for device, uuid in found.items()]
-        if gpus:
-            return list({gpu.model: gpu for gpu in reversed(gpus)}.values())[::-1]
-    if limited:
-        raise UserError("--power", "there is no GPU whose limit could be set", "Leave it out, or see doctor")
-    return [Device(named or "cpu:0", None, named or "cpu:0")]
+def _profile_here(request: Request, options: argparse.Namespace) -> int:
+    for name in ("address", "gpu_type"):
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} is for clusters", remedy="Add --engine ray")
+    devices = devices_to_profile(options.device, bool(request.limits_w), os.environ)
+    folder = None if options.output is None else _folder(options.output)
+    if len(devices) > 1 and ((options.output and folder is None) or options.name):
+        what = f"--name {options.name}" if options.name else f"-o {options.output}"
+        names = ", ".join(f"{device.name} ({device.model})" for device in devices)
+        remedy = "Choose one with --device, or name a folder: -o profiles/"
+        raise UserError(f"{what} is for one", f"there is {names}", remedy)
+    for device in devices:
+        if options.output and folder is None:
+            output = Path(options.output)
+            if not output.parent.is_dir():
+                remedy = "Make the folder, or name another with -o"
+                raise UserError(f"{output.parent} does not exist", remedy=remedy)
+        else:
+            output = (folder or Path()) / f"{file_stem(device.model)}.parquet"
+        _profile(device, request, output, options.name or output.stem)
+    return 0
 
 
-def _models() -> dict[str, str]:
-    from smaragdine.sensors.nvml_gpu import ask, nvml, text
-    from smaragdine.sweep.limits import gpus_here
-
-    with gpus_here() as gpus:
-        return {gpu.device: text(ask(nvml().nvmlDeviceGetName, gpu.handle) or "gpu") for gpu in gpus}
-
-
-def _profile(device: Device, options: argparse.Namespace, program: list[str], python: str) -> None:
-    slug = re.sub(r"[^a-z0-9]+", "-", device.model.lower()).strip("-")
-    output = Path(options.output or f"{slug}.parquet")
+def _profile(device: Device, request: Request, output: Path, gpu: str) -> None:
     if output.suffix not in (".parquet", ".json"):
-        raise UserError(f"-o {output}", "a profile ends in .parquet or .json")
-    if not output.parent.is_dir():
-        raise UserError(f"{output.parent} does not exist", remedy="Make the folder, or name another with -o")
-    limits_w: list[float] = list(dict.fromkeys(options.power)) or [_current_limit_w(device)]
-    if options.power:
-        for limit_w in limits_w:
-            wanted_limits(Setting("power", limit_w), [device.name], ranges_here())
-    folder = output.with_suffix(".profile")
-    request = {
-        "command": without_secrets(program),
-        "device": device.name,
-        "uuid": device.uuid,
-        "warm_up": options.warm_up,
-        "steps": options.steps,
-        "blocks": options.blocks,
-    }
-    claim(folder, request)
-    # The program sees this GPU alone, whichever it would take otherwise.
-    visible = {} if device.uuid is None else {"CUDA_VISIBLE_DEVICES": device.uuid}
-    environment = {**os.environ, **visible}
-    _say(f"{device.name} ({device.model}): idle power")
-    idle_w = idle_power(folder / "idle", device.name)
-    period_s = update_period_s(open_recording(folder / "idle").channels, device.name)
-    if period_s is None:
-        raise UserError(f"nothing measures {device.name}", remedy="See smaragdine doctor")
-    if device.uuid is None:
-        wait_w, why = idle_w, ""
-    else:
-        _say(f"{device.name}: power while waiting")
-        wait_w, why = wait_power(folder / "wait", device.name, python, environment, UPDATES * period_s)
-    remarks = [f"power while waiting is not known: {why}"] if why else []
-    need = Need(device.name, options.warm_up, options.steps, options.patience)
-    with _limits(device.name, bool(options.power)) as limits:
-        points = measure(
-            program, environment, folder, options.batches, limits_w, need, options.blocks, limits, _say
+        raise UserError(f"-o {output}", "a profile ends in .parquet or .json, a folder in /")
+    check_request(device, request)
+    points = output.with_suffix(".profile")
+    claim(points, {**request.claimed(), "device": device.name, "uuid": device.uuid})
+    _write(output, gpu, profile_device(device, request, points, _say))
+
+
+def _profile_on_ray(request: Request, limits_w: dict[str, list[float]], options: argparse.Namespace) -> int:
+    from smaragdine.allocate.profile_ray import profile_types
+    from smaragdine.sweep.repetition import Stop
+
+    for name in ("device", "name"):
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name} is for this machine", remedy="Choose types with --gpu-type")
+    folder = Path() if options.output is None else _folder(options.output)
+    if folder is None:
+        raise UserError(
+            f"-o {options.output} is one file", "each type has its own", "Name a folder: -o profiles/"
         )
-    gpu = options.name or output.stem
-    write_profile(output, gpu, points, idle_w, wait_w)
+    types = options.gpu_type.split(",") if options.gpu_type else []
+
+    def done(stem: str, profiled: Profiled) -> None:
+        _write(folder / f"{stem}.parquet", stem, profiled)
+
+    with Stop() as stop:
+        profile_types(request, limits_w, types, folder, options.address, _say, done, stop)
+    if stop:
+        _say("stopped. The same command goes on")
+        return 128 + stop.number
+    return 0
+
+
+def _folder(output: str) -> Path | None:
+    """None where it is a file."""
+    return Path(output) if output.endswith(os.sep) or os.path.isdir(output) else None
+
+
+def _write(output: Path, gpu: str, profiled: Profiled) -> None:
     from smaragdine.report.profile import profile_table
     from smaragdine.report.terminal import console
 
-    console().print(profile_table(gpu, points, idle_w, wait_w, remarks))
+    write_profile(output, gpu, profiled.points, profiled.idle_w, profiled.wait_w)
+    console().print(profile_table(gpu, profiled.points, profiled.idle_w, profiled.wait_w, profiled.remarks))
     _say(f"profile: {output}")
-
-
-@contextlib.contextmanager
-def _limits(device: str, wanted: bool) -> Iterator[Limits | None]:
-    if not wanted:
-        yield None
-        return
-    with lender(_say) as lent:
-
-        def apply(limit_w: float) -> None:
-            lent.apply(wanted_limits(Setting("power", limit_w), [device], ranges_here()))
-
-        yield Limits(apply, lent.held)
-
-
-def _current_limit_w(device: Device) -> float:
-    limit_w: Any = None
-    if device.uuid is None:
-        limit_w = socket_limit_w(int(device.name.partition(":")[2]), settings_from_environment(os.environ))
-    else:
-        of = [r for r in ranges_here() if (r.device, r.kind) == (device.name, "power")]
-        limit_w = of[0].current.value if of and of[0].current is not None else None
-    if limit_w is None:
-        raise UserError(f"{device.name} has no power limit that can be read", remedy="See smaragdine doctor")
-    return float(limit_w)
 
 
 def _say(line: str) -> None:

@@ -105,7 +105,7 @@ def main(words: list[str]) -> int:
         recorded = record_program(command, folder, RecordOptions(), os.environ, prepare)
     finally:
         found = tuner.finish()
-    report(recorded, found)
+    _report(recorded, found)
     return run.end_like(recorded.returncode)
 
 
@@ -127,7 +127,7 @@ def _options(options: argparse.Namespace) -> TuneOptions:
     )
 
 
-def report(recorded: Recorded, found: Outcome | None) -> None:
+def _report(recorded: Recorded, found: Outcome | None) -> None:
     """After the table of the run, on stderr. Whatever fails here, the program's own result stands."""
     run.report(recorded, [])
     if found is not None:

@@ -1,55 +1,42 @@
 """The Ray engine: the same plan on a cluster, one repetition at a time on every device.
 
 Smaragdine must be installed on every node, and the benchmarks' folders be there under the same path. Nodes
-are told apart by the type of their GPUs: Ray's label `ray.io/accelerator-type`, or its resource
-`accelerator_type:NAME`. A node that dies gives its repetition back; it runs again elsewhere.
+are told apart by the type of their GPUs. A node that dies gives its repetition back; it runs again elsewhere.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import socket
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from smaragdine.errors import UserError
 from smaragdine.sweep.engine_local import Watcher, ended_words, last_line
 from smaragdine.sweep.plan import Plan, Task
-from smaragdine.sweep.ray_node import Gathered, run_on_node, unpack, why_not
+from smaragdine.sweep.ray_child import unpack
+from smaragdine.sweep.ray_cluster import (
+    LOOK_S,
+    Losses,
+    Slot,
+    cancel,
+    connected,
+    load_ray,
+    no_such_type,
+    slots_of,
+    submit,
+)
+from smaragdine.sweep.ray_node import Gathered, run_on_node, why_not
 from smaragdine.sweep.repetition import Stop
 from smaragdine.sweep.runner import Queue
-
-_LOOK_S = 0.5
-_CONNECT_S = 10.0
-_PATIENCE_S = 60.0  # how long a cluster without a node is waited for
-_MOST_CRASHES = 3
-_LABEL, _RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One device: a GPU of a node, or a node without any."""
-
-    node_id: str
-    node: str
-    number: int
-    gpu: bool
-    gpu_type: str | None
-    cpus: float
 
 
 def run_ray(queue: Queue, watch: Watcher, stop: Stop, address: str | None = None) -> None:
     """Run what is left on a cluster, until it is done or `stop`."""
-    ray = _ray()
+    ray = load_ray()
     plan = queue.sweep.plan
     if any(each.baseline_s for each in plan.experiments):
         watch.say("idle power is measured by the local engine alone: baseline left out")
-    with _connected(ray, address):
+    with connected(ray, address):
         stop.take_over()
         everywhere = slots_of(ray.nodes())
         slots = _fitting(everywhere, queue.left())
@@ -59,25 +46,6 @@ def run_ray(queue: Queue, watch: Watcher, stop: Stop, address: str | None = None
         _Cluster(ray, queue, watch, stop).run()
 
 
-def slots_of(nodes: Sequence[dict[str, Any]]) -> list[Slot]:
-    """The devices of the nodes that are alive."""
-    slots: list[Slot] = []
-    for node in nodes:
-        resources = node.get("Resources", {})
-        if not node.get("Alive") or not resources.get("CPU"):
-            continue
-        gpus = int(resources.get("GPU", 0))
-        kinds = [name.removeprefix(_RESOURCE) for name in resources if name.startswith(_RESOURCE)]
-        kind = node.get("Labels", {}).get(_LABEL) or (kinds[0] if kinds else None)
-        name = node.get("NodeName") or node.get("NodeManagerHostname") or node["NodeID"][:8]
-        if name == node.get("NodeManagerAddress"):
-            name = node.get("NodeManagerHostname") or name
-        # All of the CPUs that fall to it: Ray gives a program no more threads than it asked for.
-        cpus = max(1.0, resources["CPU"] // max(1, gpus))
-        slots += [Slot(node["NodeID"], name, n, gpus > 0, kind, cpus) for n in range(max(1, gpus))]
-    return sorted(slots, key=lambda slot: (slot.node, slot.node_id, slot.number))
-
-
 class _Cluster:
     """Hands out tasks to devices as they become free."""
 
@@ -85,23 +53,19 @@ class _Cluster:
         self._ray, self._queue, self._watch, self._stop = ray, queue, watch, stop
         self._running: dict[Any, tuple[Slot, Task]] = {}
         self._warmed: set[tuple[str, str, str]] = set()
-        self._crashes: Counter[str] = Counter()
-        self._alone_since_s: float | None = None
+        self._losses = Losses()
 
     def run(self) -> None:
         try:
             while not self._stop and self._queue.left():
                 self._hand_out()
-                ready, _ = self._ray.wait(list(self._running), timeout=_LOOK_S) if self._running else ([], [])
+                ready, _ = self._ray.wait(list(self._running), timeout=LOOK_S) if self._running else ([], [])
                 for ref in ready:
                     self._take(ref)
                 if not self._running:
                     self._wait_for_nodes()
         finally:
-            for ref in self._running:
-                # The worker is killed, and with it the program; the keeper brings the limits back.
-                with contextlib.suppress(Exception):
-                    self._ray.cancel(ref, force=True)
+            cancel(self._ray, self._running)
 
     def _slots(self) -> list[Slot]:
         return _fitting(slots_of(self._ray.nodes()), self._queue.left())
@@ -115,7 +79,7 @@ class _Cluster:
             progress = self._queue.sweep.progress(self._queue.left(), len(slots))
             self._watch.begin(task, slot.node, progress)
             warm = (slot.node_id, task.experiment, task.benchmark) in self._warmed
-            ref = _submit(self._ray, slot, run_on_node, self._queue.sweep.plan, task, warm)
+            ref = submit(self._ray, slot, run_on_node, self._queue.sweep.plan, task, warm)
             self._running[ref] = slot, task
 
     def _take(self, ref: Any) -> None:
@@ -125,10 +89,7 @@ class _Cluster:
         except self._ray.exceptions.RayTaskError as error:
             raise UserError(f"{task.name} cannot run on {slot.node}", str(error.cause)) from None
         except self._ray.exceptions.RayError as error:
-            self._crashes[task.name] += 1
-            if self._crashes[task.name] > _MOST_CRASHES:
-                why = f"it was lost {_MOST_CRASHES + 1} times"
-                raise UserError(f"{task.name} cannot be finished", why, str(error)) from None
+            self._losses.add(task.name, error)
             self._queue.again(task)
             self._watch.say(f"{task.name} was lost with {slot.node}: it runs again")
             return
@@ -148,26 +109,11 @@ class _Cluster:
             self._watch.end(task, row, sweep.progress(self._queue.left(), len(self._slots())))
 
     def _wait_for_nodes(self) -> None:
-        if self._slots():
-            self._alone_since_s = None
-            return
-        now_s = time.monotonic()
-        self._alone_since_s = self._alone_since_s or now_s
-        if now_s - self._alone_since_s > _PATIENCE_S:
+        there = bool(self._slots())
+        if self._losses.too_long("the rest", there):
             raise UserError("no node is left that could run the rest", remedy="Go on with --resume")
-        time.sleep(_LOOK_S)
-
-
-def _submit(ray: Any, slot: Slot, call: Any, *arguments: Any) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    remote = ray.remote(call).options(
-        num_cpus=slot.cpus,
-        num_gpus=1 if slot.gpu else 0,
-        max_retries=0,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node_id, soft=False),
-    )
-    return remote.remote(*arguments)
+        if not there:
+            time.sleep(LOOK_S)
 
 
 def _check_nodes(ray: Any, plan: Plan, tasks: Sequence[Task], slots: Sequence[Slot]) -> None:
@@ -175,7 +121,7 @@ def _check_nodes(ray: Any, plan: Plan, tasks: Sequence[Task], slots: Sequence[Sl
     asked: list[tuple[Slot, Any]] = []
     for slot in slots:
         own = [task for task in tasks if task.setting.gpu_type in (None, slot.gpu_type)]
-        asked.append((slot, _submit(ray, slot, why_not, plan, own)))
+        asked.append((slot, submit(ray, slot, why_not, plan, own)))
     for slot, ref in asked:
         try:
             why = ray.get(ref)
@@ -190,8 +136,7 @@ def _check_types(plan: Plan, everywhere: Sequence[Slot], slots: Sequence[Slot]) 
     for experiment in plan.experiments:
         missing = [kind for kind in experiment.gpu_types if kind not in there]
         if missing:
-            why = f"there are: {', '.join(there) or 'none'}"
-            raise UserError(f"no node has a GPU of type {missing[0]}", why)
+            raise no_such_type(missing[0], everywhere)
         if not experiment.gpu_types and len({slot.gpu_type for slot in slots}) > 1:
             why = f"its nodes differ ({', '.join(there)}), and so would repetitions of one setting"
             raise UserError("which GPUs?", why, "Name types: --gpu-type, or gpu_types in the file")
@@ -205,34 +150,3 @@ def _fitting(slots: Sequence[Slot], tasks: Sequence[Task]) -> list[Slot]:
     kinds = {task.setting.gpu_type for task in tasks}
     found = [slot for slot in slots if None in kinds or slot.gpu_type in kinds]
     return [slot for slot in found if slot.gpu or not (needs_gpu or any(each.gpu for each in found))]
-
-
-@contextlib.contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    where = address or os.environ.get("RAY_ADDRESS") or "auto"
-    host, _, port = where.rpartition(":")
-    try:
-        if host and port.isdigit() and "/" not in host:
-            # Ray itself would try for minutes, with a line for each attempt.
-            socket.create_connection((host, int(port)), _CONNECT_S).close()
-        ray.init(
-            address=where,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        why = f"{where}: {error}".splitlines()[0].rstrip(".")
-        raise UserError("no Ray cluster", why, "Start one: ray start --head. Or name it: --address") from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise UserError("--engine ray", "Ray is not installed", "pip install 'smaragdine[ray]'") from None
-    return ray

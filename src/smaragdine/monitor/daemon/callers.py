@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import grp
 import os
 import pwd
@@ -122,10 +123,18 @@ def peer_pidfd(sock: socket.socket, caller: Caller) -> int | None:
     return fd
 
 
+def out_of_files(error: BaseException) -> bool:
+    """Whether it tells of our own want of descriptors, and not of what was to be opened."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 def open_process(pid: int) -> int | None:
+    """A pidfd; None: there is no such process. Raises OSError when no descriptor is left."""
     try:
         return os.pidfd_open(pid)
-    except (OSError, OverflowError):
+    except (OSError, OverflowError) as error:
+        if out_of_files(error):
+            raise
         return None
 
 
@@ -140,7 +149,9 @@ def start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
     try:
         with open(proc / str(pid) / "stat", "rb", buffering=0) as file:
             return int(file.read(1024).rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
+    except (OSError, IndexError, ValueError) as error:
+        if out_of_files(error):
+            raise
         return 0
 
 
@@ -150,7 +161,9 @@ def process_uids(pid: int, proc: Path = Path("/proc")) -> frozenset[int]:
         with open(proc / str(pid) / "status", "rb", buffering=0) as file:
             fields = file.read(4096).partition(b"\nUid:")[2].split(b"\n", 1)[0].split()
         return frozenset(int(field) for field in fields[:3])
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if out_of_files(error):
+            raise
         return frozenset()
 
 

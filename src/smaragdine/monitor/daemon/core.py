@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from smaragdine.monitor.daemon.batch import Batch
-from smaragdine.monitor.daemon.callers import Caller
+from smaragdine.monitor.daemon.callers import Caller, out_of_files
 from smaragdine.monitor.daemon.log import Log
 from smaragdine.monitor.daemon.meter import Energy, Meter
 from smaragdine.monitor.daemon.prometheus import slurm_job_id
@@ -111,7 +111,7 @@ class Daemon:
         pid, pidfd = open_target(caller, pid)
         try:
             session = self.table.reserve(caller, pid, period_ns, job)
-        except Refused:
+        except (Refused, OSError):
             os.close(pidfd)
             raise
         try:
@@ -120,7 +120,7 @@ class Daemon:
         except BaseException as error:
             del self.table.sessions[session.id]
             os.close(pidfd)
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not out_of_files(error):
                 raise Refused("NOT_FOUND", f"process {pid} has ended") from None
             raise
         session.channels = channels

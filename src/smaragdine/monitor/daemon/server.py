@@ -26,7 +26,7 @@ from grpclib.server import Handler
 from h2.config import H2Configuration
 from h2.events import DataReceived, Event
 
-from smaragdine.monitor.daemon.callers import Caller, Owner, Rights, peer_pidfd, unix_caller
+from smaragdine.monitor.daemon.callers import Caller, Owner, Rights, out_of_files, peer_pidfd, unix_caller
 from smaragdine.monitor.daemon.settings import Bounds
 
 # What the library would say about a peer's nonsense is the peer's business.
@@ -205,7 +205,9 @@ class Server:
         sock.setblocking(False)
         try:
             caller = None if tls is not None else unix_caller(sock, self._rights)
-        except OSError:  # gone already
+        except OSError as error:  # gone already, or it had the last descriptor
+            if out_of_files(error):
+                self._say_full(f"a connection was refused: {error.strerror}")
             sock.close()
             return
         connection = Connection(caller, sock if tls is None else None)

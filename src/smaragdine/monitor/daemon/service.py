@@ -18,7 +18,7 @@ from h2.exceptions import H2Error
 from smaragdine.monitor.contract import monitor_pb2 as pb
 from smaragdine.monitor.contract.service import METHODS, Method
 from smaragdine.monitor.daemon.batch import Batch
-from smaragdine.monitor.daemon.callers import Caller
+from smaragdine.monitor.daemon.callers import Caller, out_of_files
 from smaragdine.monitor.daemon.core import Daemon
 from smaragdine.monitor.daemon.lending import Lending
 from smaragdine.monitor.daemon.meter import Energy
@@ -33,6 +33,9 @@ _READ_EVERY_S = 1.0
 _READ_LEAST_S = 0.1
 _MOST_ROWS = 32768  # in a message: far below the 4 MB that gRPC clients take
 _MOST_BATCHES = 256
+_NO_FILES = GRPCError(
+    Status.RESOURCE_EXHAUSTED, "the daemon has no descriptor left, there are so many connections. Try again"
+)
 _STOPPING = Refused("UNAVAILABLE", "the daemon is stopping. Try again")
 
 
@@ -77,6 +80,8 @@ class Service:
         except Exception as error:
             if connection.closed:
                 return
+            if out_of_files(error):
+                raise _NO_FILES from None
             self._daemon.say(f"{method.name} failed: {type(error).__name__}: {error}")
             raise GRPCError(Status.INTERNAL, "the daemon made a mistake, which is in its log") from None
 

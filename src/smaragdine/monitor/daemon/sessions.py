@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
@@ -81,7 +82,11 @@ def open_target(caller: Caller, pid: int) -> tuple[int, int]:
     if pidfd is None:
         raise Refused("NOT_FOUND", f"there is no process {pid}")
     # The pidfd pins the process: were its number another's by now, it would have ended.
-    uids = process_uids(pid)
+    try:
+        uids = process_uids(pid)
+    except OSError:
+        os.close(pidfd)
+        raise
     ended = has_ended(pidfd)
     if not ended and (caller.is_root or uids == frozenset({caller.uid})):
         return pid, pidfd
@@ -151,10 +156,13 @@ class Table:
             self.sessions[session.id] = session
             if session.ended or not same_boot:
                 continue
-            pidfd = open_process(session.pid)
-            if pidfd is not None and start_ticks(session.pid) == session.ticks and not has_ended(pidfd):
-                session.pidfd = pidfd
-            elif pidfd is not None:
+            pidfd = None
+            with contextlib.suppress(OSError):  # no descriptor left: this one cannot go on
+                pidfd = open_process(session.pid)
+                if pidfd is not None and start_ticks(session.pid) == session.ticks and not has_ended(pidfd):
+                    session.pidfd = pidfd
+                    continue
+            if pidfd is not None:
                 os.close(pidfd)
 
 

@@ -30,8 +30,8 @@ $(DEMO)/$(FRAMEWORK): pyproject.toml constraints.txt
 
 # Those that measure time or load the machine on purpose run alone; the others, which mostly wait for frameworks
 # to start, two at a time.
-ALONE := $(addprefix tests/test_,$(addsuffix .py,bad_input daemon daemon_callers daemon_faults daemon_source estimate hook launchers nvml perf plugin processes \
-	rapl recording run run_gpu sampler sockets summary sweep sweep_kill sweep_ray virtual))
+ALONE := $(addprefix tests/test_,$(addsuffix .py,bad_input daemon daemon_source estimate hook launchers nvml perf \
+	plugin processes profile_ray rapl recording run run_gpu sampler sockets summary sweep_ray tune virtual))
 
 test: lint $(TEST)/tools
 	$(TEST)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE)) tests

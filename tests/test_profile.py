@@ -23,7 +23,7 @@ from nvml_fake import GpuSpec, in_process, nvml_environment, settings_made, sett
 from powercap_fake import PowercapTree
 from refusal import refused
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.allocate.points import Point, load_point, original_shape, save_point, write_profile
+from smaragdine.allocate.points import Point, disturbed, load_point, original_shape, save_point, write_profile
 from smaragdine.allocate.profile import read_profile
 from smaragdine.allocate.profiler import Announced
 from smaragdine.allocate.profiling import Block, Steps, mean_power_w, refuse_gaps, steps_of, update_period_s
@@ -216,6 +216,20 @@ def test_points_come_back_as_they_were(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_a_point_that_something_disturbed() -> None:
+    def point(batch: int, *times_s: float) -> Point:
+        blocks = tuple(Block(1, time_s, 1.0, 0.0) for time_s in times_s)
+        return Point(batch, 100, Steps(blocks, 50, "measured"))
+
+    assert (
+        disturbed([point(2, 0.1, 0.1), point(4, 0.095, 0.095), point(8, 0.2, 0.2), Point(16, 100, None)])
+        == []
+    )
+    assert disturbed([point(2, 0.1, 0.2), point(4, 0.1, 0.1)]) == []  # it is not known well enough
+    (remark,) = disturbed([point(2, 0.3, 0.3), point(4, 0.2, 0.2)])
+    assert "remove batch2-100W.json" in remark
+
+
 def test_processor(here: Path, cpu: dict[str, str]) -> None:
     words = ("profile", "--batches", "4,64,8,128", "-o", "c.parquet", "--", "train.py", "{batch}")
     done = smaragdine(*words, env=cpu)
@@ -240,7 +254,7 @@ def test_processor(here: Path, cpu: dict[str, str]) -> None:
     words = ("profile", "--batches", "4,6,8", "-o", "c.parquet", "--", "train.py", "{batch}")
     done = smaragdine(*words, env=cpu)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("batch ") == 1
+    assert done.stderr.count(": batch ") == 1
     assert read_profile(here / "c.parquet", "c").batches == (4, 6, 8)
     assert [row for row in rows(here / "c.parquet") if row["batch"] != 6] == before
     other = smaragdine("profile", "--batches", "4", "-o", "c.json", "--", "train.py", "{batch}", "x", env=cpu)
@@ -271,8 +285,9 @@ def test_limits_come_back_however_it_ends(here: Path, gpu: dict[str, str]) -> No
             os.killpg(profile.pid, number)  # as a terminal does
         else:
             profile.send_signal(number)
-        finish(profile)
+        _, _, err = finish(profile)
         assert profile.returncode != 0
+        assert ("The same command goes on" in err) == (number == signal.SIGINT)
         assert wait_for(lambda: settings_now(spec) == {(0, LIMIT): DEFAULT_MW}, 60)
         assert wait_for(lambda: not alive(int(file.read_text())), 60)
         file.unlink()

@@ -39,11 +39,12 @@ def measure(
     measured again. Without `limits` the only one of `limits_w` is what is set. `kept` is told the name of
     each that is in the folder now, also of one that failed."""
     points: list[Point] = []
+    count = len(set(batches)) * len(limits_w)
     for batch in sorted(set(batches)):
         for limit_w in limits_w:
             point = load_point(folder, batch, limit_w)
             if point is None:
-                say(f"{need.device}: batch {batch} at {limit_w:g} W")
+                say(f"{need.device}: batch {batch} at {limit_w:g} W ({len(points) + 1} of {count})")
                 words = [word.replace("{batch}", str(batch)) for word in program]
                 try:
                     point = _measured(words, environment, folder, batch, limit_w, need, blocks, limits, say)

@@ -7,7 +7,9 @@ where it was interrupted.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +24,9 @@ from smaragdine.whole import users_file
 REQUEST = "request.json"
 # Beyond the columns that allocate reads.
 _MORE = ("energy_error_j", "updates", "provenance")
+
+
+_LONGER, _ERRORS = 1.1, 2.0  # when a step is clearly longer than another
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,22 @@ class Point:
 
 def point_name(batch: int, power_limit_w: float) -> str:
     return f"batch{batch}-{power_limit_w:g}W"
+
+
+def disturbed(points: Sequence[Point]) -> list[str]:
+    """A remark on points whose steps are clearly longer than those of a larger batch: such a profile makes
+    small batches look dear, and `allocate` avoids them."""
+    remarks: list[str] = []
+    for limit_w in dict.fromkeys(point.power_limit_w for point in points):
+        here = [(point, point.steps) for point in points if point.power_limit_w == limit_w and point.steps]
+        for (small, slow), (large, fast) in itertools.pairwise(here):
+            error_s = math.hypot(slow.time_error_s or 0.0, fast.time_error_s or 0.0)
+            if slow.time_s > _LONGER * fast.time_s + _ERRORS * error_s:
+                what = f"a step of batch {small.batch} took longer than one of {large.batch} at {limit_w:g} W"
+                remarks.append(
+                    f"{what}: if something else ran then, remove {small.name}.json and run it again"
+                )
+    return remarks
 
 
 def file_stem(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from smaragdine.allocate.device import (
@@ -124,6 +125,7 @@ def _profile_here(request: Request, options: argparse.Namespace) -> int:
         names = ", ".join(f"{device.name} ({device.model})" for device in devices)
         remedy = "Choose one with --device, or name a folder: -o profiles/"
         raise UserError(f"{what} is for one", f"there is {names}", remedy)
+    written: list[Path] = []
     for device in devices:
         if options.output and folder is None:
             output = Path(options.output)
@@ -133,6 +135,8 @@ def _profile_here(request: Request, options: argparse.Namespace) -> int:
         else:
             output = (folder or Path()) / f"{file_stem(device.model)}.parquet"
         _profile(device, request, output, options.name or output.stem)
+        written.append(output)
+    _say_next(written)
     return 0
 
 
@@ -142,7 +146,11 @@ def _profile(device: Device, request: Request, output: Path, gpu: str) -> None:
     check_request(device, request)
     points = output.with_suffix(".profile")
     claim(points, {**request.claimed(), "device": device.name, "uuid": device.uuid})
-    _write(output, gpu, profile_device(device, request, points, _say))
+    try:
+        _write(output, gpu, profile_device(device, request, points, _say))
+    except KeyboardInterrupt:
+        _say("stopped. The same command goes on")
+        raise
 
 
 def _profile_on_ray(request: Request, limits_w: dict[str, list[float]], options: argparse.Namespace) -> int:
@@ -157,16 +165,19 @@ def _profile_on_ray(request: Request, limits_w: dict[str, list[float]], options:
         raise UserError(
             f"-o {options.output} is one file", "each type has its own", "Name a folder: -o profiles/"
         )
+    written: list[Path] = []
     types = options.gpu_type.split(",") if options.gpu_type else []
 
     def done(stem: str, profiled: Profiled) -> None:
-        _write(folder / f"{stem}.parquet", stem, profiled)
+        written.append(folder / f"{stem}.parquet")
+        _write(written[-1], stem, profiled)
 
     with Stop() as stop:
         profile_types(request, limits_w, types, folder, options.address, _say, done, stop)
     if stop:
         _say("stopped. The same command goes on")
         return 128 + stop.number
+    _say_next(written)
     return 0
 
 
@@ -182,6 +193,12 @@ def _write(output: Path, gpu: str, profiled: Profiled) -> None:
     write_profile(output, gpu, profiled.points, profiled.idle_w, profiled.wait_w)
     console().print(profile_table(gpu, profiled.points, profiled.idle_w, profiled.wait_w, profiled.remarks))
     _say(f"profile: {output}")
+
+
+def _say_next(written: Sequence[Path]) -> None:
+    gpus = " ".join(f"--gpu {path.stem}={path}" for path in sorted(written))
+    more = "" if len(written) > 1 else " --gpu NAME=FILE"
+    print(f"split a batch: smaragdine allocate {gpus}{more} --global-batch N", file=sys.stderr)
 
 
 def _say(line: str) -> None:

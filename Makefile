@@ -74,6 +74,8 @@ bench: $(TEST)/installed
 	$(TEST)/bin/python bench/reading.py
 	$(TEST)/bin/python bench/intervals.py
 	$(TEST)/bin/python bench/accounting.py
+	$(TEST)/bin/python bench/daemon.py
+	$(TEST)/bin/python bench/decoupling.py
 	$(TEST)/bin/python bench/tracing.py --steps 200 --layers 2 --hidden 64 --batch 4 --length 32
 
 clean:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import struct
@@ -23,14 +22,12 @@ from cli import TIMEOUT_S, alive, smaragdine, wait_for
 from daemon_fake import Daemon, Machine, a_machine, a_program
 from node_client import node_command
 from nvml_fake import GpuSpec, energy_j
-from smaragdine.errors import UserError
 from smaragdine.monitor.client import Client, DaemonError
 from smaragdine.monitor.contract import monitor_pb2 as pb
 from smaragdine.monitor.contract.service import METHODS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the daemon is started by root")
 
-FUZZED, STREAMS = 100_000, 90
 STEP_NS = 100_000_000  # of the fake GPU's energy counter
 
 
@@ -352,125 +349,6 @@ def request_headers(path: bytes) -> bytes:
     fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"))
     more = ((b"te", b"trailers"), (b"content-type", b"application/grpc"))
     return b"".join(literal(*field) for field in (*fields, *more))
-
-
-def nonsense(seed: int) -> Iterator[bytes]:
-    """What a broken or hostile peer might send on one connection."""
-    dice = random.Random(seed)
-    yield dice.randbytes(dice.randrange(1, 300))
-    start = PREFACE + SETTINGS
-    path = dice.choice(
-        [b"/smaragdine.v1.Monitor/Start", b"/smaragdine.v1.Monitor/Read", b"/none", b"\xff\xfe"]
-    )
-    head = start + frame(1, 4, 1, request_headers(path))
-    yield head + frame(0, 1, 1, dice.randbytes(dice.randrange(0, 100)))  # no message at all
-    yield head + frame(0, 1, 1, b"\x00" + struct.pack(">I", 20) + dice.randbytes(20))  # no protobuf
-    yield head + frame(0, 1, 1, b"\x01" + struct.pack(">I", 2) + b"xx")  # compressed
-    yield head + frame(0, 0, 1, b"\x00\xff\xff\xff\xff" + bytes(1000))  # 4 GB announced
-    yield head + b"".join(frame(0, 0, 1, bytes(16000)) for _ in range(4)) + frame(0, 1, 1, bytes(16000))
-    yield start + b"".join(frame(1, 5, 2 * i + 1, request_headers(path)) for i in range(150))
-    yield start + frame(dice.randrange(256), dice.randrange(256), dice.randrange(10), dice.randbytes(50))
-    yield start + frame(1, 4, 1, dice.randbytes(60))
-    whole = bytearray(head + frame(0, 1, 1, b"\x00\x00\x00\x00\x02\x08\x01"))
-    for _ in range(3):
-        whole[dice.randrange(len(whole))] = dice.randrange(256)
-    yield bytes(whole)
-
-
-def test_nonsense_on_the_socket_harms_nobody(daemon: Daemon, client: Client) -> None:
-    before = client.health().memory_bytes
-    for seed in range(60):
-        for data in nonsense(seed):
-            with socket.socket(socket.AF_UNIX) as peer:
-                peer.settimeout(TIMEOUT_S)
-                peer.connect(str(daemon.socket))
-                try:
-                    peer.sendall(data)
-                    peer.shutdown(socket.SHUT_WR)
-                    while peer.recv(65536):
-                        pass
-                except OSError:
-                    continue
-    health = client.health()
-    assert health.memory_bytes < before + 64 * 2**20
-    assert "Traceback" not in daemon.lines()
-    assert "failed:" not in daemon.lines()
-
-
-def mutated(dice: random.Random) -> bytes:
-    """A message of the contract with some bytes changed, cut off or doubled."""
-    message: pb.StartRequest | pb.ReadRequest | pb.SetLimitRequest = dice.choice(
-        [
-            pb.StartRequest(pid=dice.randrange(-(2**40), 2**40), period_ms=dice.uniform(-1, 2000), job="job"),
-            pb.ReadRequest(session_id="0123456789ab", sequence=dice.randrange(2**60), every_ms=dice.random()),
-            pb.SetLimitRequest(device="gpu:0", kind=1, value=dice.uniform(-1e9, 1e9), lease_id="x"),
-        ]
-    )
-    data = bytearray(message.SerializeToString())
-    for _ in range(dice.randrange(4)):
-        place = dice.randrange(len(data))
-        data[place : place + dice.randrange(3)] = dice.randbytes(dice.randrange(3))
-        if not data:
-            data = bytearray(b"\x00")
-    return bytes(data)
-
-
-def test_a_hundred_thousand_broken_messages_are_answered_one_by_one(daemon: Daemon, client: Client) -> None:
-    dice = random.Random(6)
-    before_bytes = client.health().memory_bytes
-    names = ("Start", "Read", "SetLimit", "Stop")
-    calls = [frame(1, 4, 1, request_headers(METHODS[name].path.encode())) for name in names]
-    count = 0
-    while count < FUZZED:
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.settimeout(TIMEOUT_S)
-            peer.connect(str(daemon.socket))
-            sent = bytearray(PREFACE + SETTINGS)
-            for stream in range(1, 2 * STREAMS, 2):
-                head = bytearray(dice.choice(calls))
-                head[5:9] = struct.pack(">I", stream)
-                message = mutated(dice)
-                sent += head + frame(0, 1, stream, b"\x00" + struct.pack(">I", len(message)) + message)
-            peer.sendall(sent)
-            answered: set[int] = set()
-            buffer = b""
-            while len(answered) < STREAMS and (data := peer.recv(65536)):
-                buffer += data
-                while len(buffer) >= 9 and len(buffer) >= 9 + (length := int.from_bytes(buffer[:3], "big")):
-                    if buffer[3] == 1 and buffer[4] & 1:  # HEADERS that end the stream: the status
-                        answered.add(int.from_bytes(buffer[5:9], "big"))
-                    buffer = buffer[9 + length :]
-            assert len(answered) == STREAMS
-        count += STREAMS
-    assert client.health().memory_bytes < before_bytes + 200 * 2**20
-    assert "failed:" not in daemon.lines()
-    # Some messages were whole: pid 0, or none, is the caller's own process.
-    for session in client.list():
-        client.stop(session.session_id)
-
-
-def test_out_of_descriptors_it_refuses_and_recovers() -> None:
-    with a_machine() as machine, machine.daemon(most_files=40) as daemon:
-        peers = []
-        for _ in range(60):
-            peer = socket.socket(socket.AF_UNIX)
-            peer.settimeout(TIMEOUT_S)
-            peer.connect(str(daemon.socket))
-            peers.append(peer)
-        # One is told by the closing of its connection.
-        assert wait_for(lambda: "refused" in daemon.lines())
-        for peer in peers:
-            peer.close()
-
-        def works() -> bool:
-            try:
-                with daemon.connect() as client:
-                    return client.health().ok
-            except UserError:
-                return False
-
-        assert wait_for(works)
-        assert daemon.lines().count("refused") <= 5
 
 
 def test_a_tidy_end_tells_readers_and_leaves_nothing_behind(machine: Machine) -> None:

@@ -85,10 +85,9 @@ fi
 umask 022
 
 if [ "$uninstall" = yes ]; then
-    if [ "$manager" = yes ] && [ -e "$unit" ]; then
-        systemctl disable --now smaragdine.service >/dev/null 2>&1 || true
-    fi
+    # Another installation's daemon is not ours to stop.
     if [ -e "$unit" ] && grep -qF "$prefix/bin/smaragdine" "$unit"; then
+        [ "$manager" = no ] || systemctl disable --now smaragdine.service >/dev/null 2>&1 || true
         rm -f "$unit"
         say "removed $unit"
         [ "$manager" = no ] || systemctl daemon-reload

@@ -282,7 +282,9 @@ def _as_user_error(error: Exception, address: Address) -> UserError:
         # The contract's one line: what and why, then what to do.
         reason, _, remedy = (error.message or f"the daemon answered {error.status.name}").partition(". ")
         return DaemonError(error.status.name, reason, remedy=remedy)
-    if isinstance(error, (StreamTerminatedError, ProtocolError)):
+    # The library's word for a connection that was closed before it was used has no class of its own.
+    closed = isinstance(error, AttributeError) and "_transport" in str(error)
+    if closed or isinstance(error, (StreamTerminatedError, ProtocolError)):
         return DaemonError("UNAVAILABLE", f"the daemon at {address} closed the connection")
     if isinstance(error, TimeoutError):
         return DaemonError("DEADLINE_EXCEEDED", f"the daemon at {address} does not answer")

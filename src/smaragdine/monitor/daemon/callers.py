@@ -21,6 +21,7 @@ _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77  # Linux 6.5
 _UCRED = struct.Struct("3i")
 _MOST_GROUPS = 65536
+_NO_GROUP = (1 << 32) - 1  # the kernel's -1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -73,7 +74,7 @@ def resolve_rights(settings: Settings) -> Rights:
 
 
 def _group_number(name: str) -> int:
-    if name.isdigit():
+    if name.isdecimal() and int(name) < _NO_GROUP:
         return int(name)  # in a container the host's groups have no names
     try:
         return grp.getgrnam(name).gr_gid

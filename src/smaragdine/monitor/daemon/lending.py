@@ -41,6 +41,7 @@ class Lending:
         self._watched: dict[Owner, int] = {}  # a pidfd each
         self._connections: Counter[Owner] = Counter()  # of callers on other machines
         self._ranges: tuple[float, list[pb.LimitRange]] = (-_RANGES_KEPT_S, [])
+        self._one_asks = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -49,14 +50,15 @@ class Lending:
 
     async def ranges(self) -> list[pb.LimitRange]:
         """What can be limited. Empty where the driver does not answer: reading goes on without it."""
-        now_s = time.monotonic()
-        if self._desk is not None and now_s - self._ranges[0] >= _RANGES_KEPT_S:
-            try:
-                found = [_range_message(limit) for limit in await self._desk.ranges()]
-            except LimitError:
-                found = []
-            self._ranges = (now_s, found)
-        return self._ranges[1]
+        # One at a time: however many ask, leases must not wait for a row of such questions.
+        async with self._one_asks:
+            if self._desk is not None and time.monotonic() - self._ranges[0] >= _RANGES_KEPT_S:
+                try:
+                    found = [_range_message(limit) for limit in await self._desk.ranges()]
+                except LimitError:
+                    found = []
+                self._ranges = (time.monotonic(), found)
+            return self._ranges[1]
 
     async def set_limit(self, connection: Connection, caller: Caller, request: pb.SetLimitRequest) -> Any:
         desk = self._allowed(caller)

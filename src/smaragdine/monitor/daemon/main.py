@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import resource
 import socket
 import ssl
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from smaragdine.sensors.discover import Machine, SensorSettings
 
 KEEPER = "keeper"
+# What a daemon writes to its state folder. One that holds anything else (`--state /etc`) is not given away.
+_STATE_FILES = re.compile(r"batches-\d+\.spool|numbers|\.?[a-z]+\.json\w*")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def _prepare(settings: Settings, user: str | None) -> Prepared:
     rights = resolve_rights(settings)
     if settings.state is not None:
         try:
-            hand_over(settings.state, user)
+            hand_over(settings.state, user, ours=_STATE_FILES)
         except OSError as error:
             why = error.strerror or str(error)
             raise UserError(f"{settings.state} cannot be used", why, "Name another with --state") from None
@@ -91,7 +94,8 @@ def _prepare(settings: Settings, user: str | None) -> Prepared:
     tcp = listen_tcp(*settings.listen) if settings.listen is not None else None
 
     # All that will be needed is loaded now: the server's user may not be able to read it.
-    import_module("smaragdine.monitor.daemon.serving")
+    for name in ("smaragdine.monitor.daemon.serving", "encodings.idna"):
+        import_module(name)
     from smaragdine.sensors.discover import discover, settings_from_environment
 
     sensor_settings = settings_from_environment(os.environ, int(settings.period_ms * 1e6))

@@ -40,6 +40,7 @@ _OPEN, _START = b"o", b"s"
 _HEAD = struct.Struct("cI")  # what for, and the question's number; a name follows
 _ANSWER = struct.Struct("iI")  # an errno or 0, and the number; descriptors come with it
 _HELPERS_END_WITHIN_S = 10.0
+_MOST_HELPERS = 4  # one works, one may be ending; a daemon gone mad gets no more
 
 Prepared = TypeVar("Prepared")
 
@@ -141,8 +142,9 @@ def _child(
     """Never returns: the caller's stack belongs to the parent."""
     code = 70
     try:
-        # A terminal's Ctrl-C comes once, through the parent.
-        os.setpgid(0, 0)
+        # A terminal's Ctrl-C comes once, through the parent; and root's terminal is nothing for this process,
+        # which could else type into it.
+        os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         privilege.fence()
         prepared = prepare()
@@ -258,6 +260,8 @@ class _Loop:
 
     def _start(self, command: Sequence[str]) -> list[int]:
         self._helpers = [helper for helper in self._helpers if helper.poll() is None]
+        if len(self._helpers) >= _MOST_HELPERS:
+            raise OSError(errno.EAGAIN, "so many are running")
         read_fd, their_output = os.pipe()
         their_input, write_fd = os.pipe()
         try:

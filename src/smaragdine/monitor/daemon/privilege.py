@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import pwd
+import re
 import resource
 import signal
 import struct
@@ -90,8 +91,8 @@ def find_user(user: str | None) -> pwd.struct_passwd:
     """The account to become. Never root: that would be no drop at all."""
     for name in (user,) if user is not None else (DEFAULT_USER, FALLBACK_USER):
         try:
-            account = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
-        except KeyError:
+            account = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+        except (KeyError, OverflowError):
             continue
         if account.pw_uid == 0 or account.pw_gid == 0:
             raise UserError(f"cannot run as {name}", "it has root's user or group", "Name another --user")
@@ -138,8 +139,8 @@ def end_with_parent(parent_pid: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def hand_over(folder: Path, user: str | None, mode: int = 0o700) -> None:
-    """Make a folder that `user` owns, with what root may have left in it.
+def hand_over(folder: Path, user: str | None, mode: int = 0o700, ours: re.Pattern[str] | None = None) -> None:
+    """Make a folder that `user` owns, with what root may have left in it: files of names like `ours`.
 
     A folder that is the user's already is left alone: what lies in it is not to be trusted by root.
     """
@@ -156,7 +157,12 @@ def hand_over(folder: Path, user: str | None, mode: int = 0o700) -> None:
         if found.st_uid != 0 or found.st_mode & 0o022:
             why = "it belongs to another user" if found.st_uid else "others than root may write to it"
             raise UserError(f"cannot use {folder}", why, "Name another folder, or remove that one")
-        for name in os.listdir(fd):
+        names = os.listdir(fd)
+        strange = [name for name in names if ours is not None and not ours.fullmatch(name)]
+        if strange:
+            why = f"it holds what is not the daemon's, such as {min(strange)}"
+            raise UserError(f"cannot use {folder}", why, "Name another folder: it becomes the daemon's own")
+        for name in names:
             os.chown(name, account.pw_uid, account.pw_gid, dir_fd=fd, follow_symlinks=False)
         os.fchmod(fd, mode)
         os.fchown(fd, account.pw_uid, account.pw_gid)

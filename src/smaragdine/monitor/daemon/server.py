@@ -30,7 +30,8 @@ from smaragdine.monitor.daemon.callers import Caller, Owner, Rights, out_of_file
 from smaragdine.monitor.daemon.settings import Bounds
 
 # What the library would say about a peer's nonsense is the peer's business.
-logging.getLogger("grpclib").setLevel(logging.CRITICAL + 1)
+for _library in ("grpclib", "asyncio"):
+    logging.getLogger(_library).setLevel(logging.CRITICAL + 1)
 
 _H2 = H2Configuration(
     client_side=False,
@@ -115,6 +116,7 @@ class _Protocol(H2Protocol):
         super().__init__(handler, config, _H2)
         self._server = server
         self._peer = connection
+        self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -122,7 +124,8 @@ class _Protocol(H2Protocol):
         h2_connection = link._connection  # pyright: ignore[reportPrivateUsage]
         if link._ping_handle is not None:  # pyright: ignore[reportPrivateUsage]
             link._ping_handle.cancel()  # pyright: ignore[reportPrivateUsage]
-        self.connection = _Link(h2_connection, cast(asyncio.Transport, transport), config=self.config)
+        self._transport = cast(asyncio.Transport, transport)
+        self.connection = _Link(h2_connection, self._transport, config=self.config)
         self.connection.initialize()
         self.processor = _Processor(self.handler, self.connection, self._server.bounds.request_bytes)
         self._server.protocols.add(self)
@@ -132,6 +135,10 @@ class _Protocol(H2Protocol):
             super().data_received(data)
         except Exception:  # whatever nonsense came in: this peer goes, nobody else
             self.processor.close("nonsense")
+        # Even a ping has an answer. Whoever asks and asks and reads none of it would fill our memory.
+        transport = self._transport
+        if transport is not None and transport.get_write_buffer_size() > self._server.bounds.unread_bytes:
+            transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._server.protocols.discard(self)
@@ -212,8 +219,7 @@ class Server:
             return
         connection = Connection(caller, sock if tls is None else None)
         key = caller.key if caller is not None else "tcp"
-        per_user = self.bounds.connections if key in ("tcp", "uid:0") else self.bounds.connections_per_user
-        if self._open.total() >= self.bounds.connections or self._open[key] >= per_user:
+        if not self._has_room(key):
             self._say_full(f"{key} has {self._open[key]} of {self._open.total()} connections: no more")
             sock.close()
             return
@@ -221,6 +227,16 @@ class Server:
         task = asyncio.get_running_loop().create_task(self._open_connection(sock, connection, tls))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _has_room(self, key: str) -> bool:
+        """Strangers, users and root take no places from one another."""
+        own, bounds = self._open[key], self.bounds
+        if key == "tcp":
+            return own < bounds.tcp_connections
+        if key == "uid:0":
+            return own < bounds.connections
+        users = self._open.total() - self._open["tcp"] - self._open["uid:0"]
+        return own < bounds.connections_per_user and users < bounds.connections
 
     async def _open_connection(
         self, sock: socket.socket, connection: Connection, tls: ssl.SSLContext | None

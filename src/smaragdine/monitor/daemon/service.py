@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -33,10 +35,7 @@ _READ_EVERY_S = 1.0
 _READ_LEAST_S = 0.1
 _MOST_ROWS = 32768  # in a message: far below the 4 MB that gRPC clients take
 _MOST_BATCHES = 256
-_NO_FILES = GRPCError(
-    Status.RESOURCE_EXHAUSTED, "the daemon has no descriptor left, there are so many connections. Try again"
-)
-_STOPPING = Refused("UNAVAILABLE", "the daemon is stopping. Try again")
+_NO_FILES = "the daemon has no descriptor left, there are so many connections. Try again"
 
 
 _Answer = Callable[[Connection, Caller, Any], Awaitable[Any]]
@@ -47,6 +46,7 @@ class Service:
         self._daemon = daemon
         self._lending = lending
         self._tokens = tokens
+        self._readers: Counter[str] = Counter()
 
     def methods(self, connection: Connection) -> dict[str, MethodHandler]:
         """Every call of one connection, as grpclib wants them."""
@@ -65,9 +65,11 @@ class Service:
             caller = self._caller(connection, stream.metadata)
             request = await self._receive(stream)
             if self._daemon.stopping:
-                raise _STOPPING
+                raise _stopping()
             if method.streams:
-                await self._read(caller, request, stream.send_message)
+                still = functools.partial(self._caller, connection, stream.metadata)
+                with self._one_more_reader(caller):
+                    await self._read(caller, request, stream.send_message, still)
                 return
             answer: Callable[[Connection, Caller, Any], Awaitable[Any]] = getattr(
                 self, f"_{method.name.lower()}"
@@ -81,7 +83,7 @@ class Service:
             if connection.closed:
                 return
             if out_of_files(error):
-                raise _NO_FILES from None
+                raise GRPCError(Status.RESOURCE_EXHAUSTED, _NO_FILES) from None
             self._daemon.say(f"{method.name} failed: {type(error).__name__}: {error}")
             raise GRPCError(Status.INTERNAL, "the daemon made a mistake, which is in its log") from None
 
@@ -193,8 +195,32 @@ class Service:
             leases=self._lending.count,
         )
 
+    @contextlib.contextmanager
+    def _one_more_reader(self, caller: Caller) -> Iterator[None]:
+        """Each costs time ten times a second, so there are only so many."""
+        bounds, own = self._daemon.settings.bounds, self._readers[caller.key]
+        most = bounds.readers if caller.is_root else bounds.readers_per_user
+        if own >= most or (self._daemon.readers >= bounds.readers and not caller.is_root):
+            line = (
+                f"{own} calls of {caller.user} read here, of {self._daemon.readers}, and no more are allowed"
+            )
+            raise Refused("RESOURCE_EXHAUSTED", line)
+        self._readers[caller.key] += 1
+        self._daemon.readers += 1
+        try:
+            yield
+        finally:
+            self._daemon.readers -= 1
+            self._readers[caller.key] -= 1
+            if not self._readers[caller.key]:
+                del self._readers[caller.key]
+
     async def _read(
-        self, caller: Caller, request: pb.ReadRequest, send: Callable[[Any], Awaitable[None]]
+        self,
+        caller: Caller,
+        request: pb.ReadRequest,
+        send: Callable[[Any], Awaitable[None]],
+        still: Callable[[], object] = lambda: None,
     ) -> None:
         daemon = self._daemon
         session = daemon.table.get(caller, request.session_id)
@@ -204,6 +230,7 @@ class Service:
             raise Refused("INVALID_ARGUMENT", f"there is no sequence number {cursor} yet")
         view = daemon.view(caller, session)
         while True:
+            still()  # a token may have ended meanwhile
             end = session.end_sequence or daemon.log.next_sequence
             seen: list[Batch] = []
             rows = dropped = 0
@@ -226,11 +253,15 @@ class Service:
             if cursor < (session.end_sequence or daemon.log.next_sequence):
                 await asyncio.sleep(0)  # others want their turn
             elif daemon.stopping:
-                raise _STOPPING
+                raise _stopping()
             elif not request.follow:
                 return
             else:
                 await _pause(session, every_s)
+
+
+def _stopping() -> Refused:
+    return Refused("UNAVAILABLE", "the daemon is stopping. Try again")
 
 
 def _every_s(every_ms: float) -> float:

@@ -20,11 +20,15 @@ class Bounds:
 
     connections: int = 512
     connections_per_user: int = 128
+    tcp_connections: int = 128  # besides those: strangers must not take the places of this machine's users
     sessions: int = 512
     sessions_per_user: int = 128
-    ended_sessions: int = 1024  # forgotten after `forget_s`, the oldest first
+    readers: int = 512  # calls of Read at a time
+    readers_per_user: int = 128
+    ended_sessions: int = 1024  # forgotten after `forget_s`, the oldest first, of whoever has the most
     forget_s: float = 600.0
     request_bytes: int = 65536
+    unread_bytes: int = 8 << 20  # what a peer leaves unread of our answers before it is cut off
     request_s: float = 10.0  # from a call's beginning to its whole request
     keepalive_s: float = 30.0  # a peer that is silent for so long is asked whether it lives
     keepalive_timeout_s: float = 20.0

@@ -41,7 +41,8 @@ Launch = Callable[[], tuple[int, int]]
 
 
 def keeper_command(journal: Path) -> list[str]:
-    return [sys.executable, "-m", "smaragdine.monitor.limits.keeper", "--journal", str(journal)]
+    # -P: or it would look for modules in the folder it is started in first, which may be anybody's.
+    return [sys.executable, "-P", "-m", "smaragdine.monitor.limits.keeper", "--journal", str(journal)]
 
 
 def launch_here(journal: Path) -> Launch:

@@ -48,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     path: Path = options.journal
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _anybodys(path.parent):
+            return _refuse(
+                f"others may write to {path.parent}, and so to the limits' journal: none will be set"
+            )
         lock = journal.Lock(path)
     except OSError as error:
         return _refuse(f"the limits' journal {path} cannot be made ({error.strerror}): no limit will be set")
@@ -63,6 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         _log(f"stopped by {error!r}")
     return _finish(setter, lock, options.give_up_s)
+
+
+def _anybodys(folder: Path) -> bool:
+    """Whether another user could put a journal of theirs there, for us to set."""
+    found = folder.stat()
+    return found.st_uid not in (0, os.geteuid()) or bool(found.st_mode & 0o022)
 
 
 def _serve(setter: Setter, wake: int) -> None:

@@ -297,3 +297,20 @@ def test_uninstalling_one_stops_no_other(tmp_path: Path) -> None:
     here, there = str(tmp_path / "here"), str(tmp_path / "there")
     assert told(here, there) == ""
     assert told(here, here).splitlines() == ["disable --now smaragdine.service", "daemon-reload"]
+
+
+def test_parts_of_a_package_are_roots_alone(daemon: Daemon) -> None:
+    """They are read at other instants than the package, and together would be finer than 100 ms."""
+    with daemon.connect() as root:
+        assert {c.device for c in root.describe().channels} >= {"cpu:0", "cpu:0/core"}
+
+    def seen() -> list[list[str]]:
+        with daemon.connect() as member:
+            started = member.start()
+            (listed,) = member.list(started.session_id)
+            answers = (member.describe().channels, started.channels, listed.channels)
+            return [sorted({c.device for c in channels if c.quantity == "energy"}) for channels in answers]
+
+    answers = as_user(ALICE, [GROUP_NUMBER], seen)
+    assert isinstance(answers, list), answers
+    assert answers == [["cpu:0", "dram:0"]] * 3

@@ -373,6 +373,19 @@ def test_no_file_is_left_open():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_shared_tree_holds_no_files_of_its_threads():
+    """A daemon has many trees of many threads: their files would be all that may be open."""
+    two = {cpu: cpu % 2 for cpu in range(os.cpu_count() or 1)} | {-1: 1}
+    program = start("[threading.Thread(target=burn, args=(0.2,)).start() for _ in range(5)]; burn(0.2)")
+    tree = ProcessTree(program.pid, two, shared=True)
+    before = len(os.listdir("/proc/self/fd"))
+    go(program)
+    assert eventually(lambda: (tree._weigh_sockets(), len(tree._threads) > 3)[1])
+    assert len(os.listdir("/proc/self/fd")) == before
+    program.communicate()
+    tree.close()
+
+
 # --- where threads are --------------------------------------------------------------------------------------
 
 

@@ -165,8 +165,8 @@ _Names = dict[int, tuple[str, str, str]]
 
 
 def _channels(daemon: Client, session_id: str) -> _Names:
-    found = [session for session in daemon.list() if session.session_id == session_id]
-    return {c.number: (c.device, c.quantity, c.unit) for session in found for c in session.channels}
+    (session,) = daemon.list(session_id)
+    return {c.number: (c.device, c.quantity, c.unit) for c in session.channels}
 
 
 def _print_csv(batches: Iterable[pb.ReadResponse], names: _Names) -> None:

@@ -115,8 +115,9 @@ class Client:
     def stop(self, session_id: str) -> monitor_pb2.StopResponse:
         return self._call("Stop", session_id=session_id)
 
-    def list(self) -> Sequence[monitor_pb2.Session]:
-        return self._call("List").sessions
+    def list(self, session_id: str = "") -> Sequence[monitor_pb2.Session]:
+        """The caller's sessions; or one of them, with its channels."""
+        return self._call("List", session_id=session_id).sessions
 
     def set_limit(
         self,

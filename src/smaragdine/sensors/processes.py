@@ -43,9 +43,14 @@ class _Process:
 
 @dataclass
 class _Thread:
-    stat_fd: int
+    stat_fd: int  # −1: not open
     last_ticks: int = 0
     socket: int | None = None  # as last noted
+
+    def close(self) -> None:
+        if self.stat_fd >= 0:
+            os.close(self.stat_fd)
+            self.stat_fd = -1
 
 
 @dataclass
@@ -94,7 +99,7 @@ class ProcessTree:
     def close(self) -> None:
         os.close(self._loadavg_fd)
         for thread in self._threads.values():
-            os.close(thread.stat_fd)
+            thread.close()
         self._threads.clear()
 
     @property
@@ -254,9 +259,14 @@ class ProcessTree:
         thread = self._threads.get(tid)
         try:
             if thread is None:
+                thread = self._threads[tid] = _Thread(-1)
+            if thread.stat_fd < 0:
                 path = self.proc / str(pid) / "task" / str(tid) / "stat"
-                thread = self._threads[tid] = _Thread(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                thread.stat_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             fields = os.pread(thread.stat_fd, 1024, 0).rpartition(b")")[2].split()
+            if self.shared:
+                # Many trees, each of many threads: their files would be all that may be open.
+                thread.close()
         except OSError:
             self._forget(tid)  # it ended, and its number may be another thread's at the next look
             return
@@ -274,7 +284,7 @@ class ProcessTree:
     def _forget(self, tid: int) -> None:
         thread = self._threads.pop(tid, None)
         if thread is not None:
-            os.close(thread.stat_fd)
+            thread.close()
 
 
 def newest_pid(loadavg_fd: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import grp
 import os
 import pwd
@@ -168,6 +169,7 @@ def process_uids(pid: int, proc: Path = Path("/proc")) -> frozenset[int]:
         return frozenset()
 
 
+@functools.lru_cache(maxsize=1024)
 def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name

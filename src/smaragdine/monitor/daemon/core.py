@@ -96,12 +96,18 @@ class Daemon:
         self._save()
         self._pump = asyncio.get_running_loop().create_task(self._keep_pumping())
 
-    def visible(self, session: Session) -> dict[int, Channel]:
-        return {**self.source.channels, **session.channels}
+    def machine_channels(self, caller: Caller) -> dict[int, Channel]:
+        """Parts of a package are read at other instants than the package: together they would be finer than
+        either, so they are root's."""
+        channels = self.source.channels.items()
+        return {n: c for n, c in channels if caller.is_root or not (c.scope == "part" and is_restricted(c))}
+
+    def visible(self, caller: Caller, session: Session) -> dict[int, Channel]:
+        return {**self.machine_channels(caller), **session.channels}
 
     def view(self, caller: Caller, session: Session) -> View:
         grid = None if caller.is_root else self._grid
-        return view_of(self.visible(session), session.period_ns, session.begin_ns, grid)
+        return view_of(self.visible(caller, session), session.period_ns, session.begin_ns, grid)
 
     async def start(
         self, caller: Caller, pid: int, period_ms: float, job: str, include_past: bool

@@ -116,7 +116,7 @@ class Service:
 
     async def _describe(self, connection: Connection, caller: Caller, request: Any) -> Any:
         daemon = self._daemon
-        channels = daemon.source.channels.items()
+        channels = daemon.machine_channels(caller).items()
         absent = daemon.knowledge.absent
         return pb.DescribeResponse(
             version=__version__,
@@ -147,12 +147,17 @@ class Service:
             end_ns=session.end_ns, energies=_energies(session.energies), sequence=session.end_sequence
         )
 
-    async def _list(self, connection: Connection, caller: Caller, request: Any) -> Any:
+    async def _list(self, connection: Connection, caller: Caller, request: pb.ListRequest) -> Any:
+        if request.session_id:
+            session = self._daemon.table.get(caller, request.session_id)
+            message = self._session_message(session)
+            message.channels.extend(self._channel_messages(caller, session))
+            return pb.ListResponse(sessions=[message])
         sessions = self._daemon.table.sessions.values()
         mine = [s for s in sessions if s.begin_ns and (caller.is_root or s.uid == caller.uid)]
-        return pb.ListResponse(sessions=[self._session_message(caller, session) for session in mine])
+        return pb.ListResponse(sessions=[self._session_message(session) for session in mine])
 
-    def _session_message(self, caller: Caller, session: Session) -> pb.Session:
+    def _session_message(self, session: Session) -> pb.Session:
         return pb.Session(
             session_id=session.id,
             pid=session.pid,
@@ -166,13 +171,12 @@ class Service:
             sequence=session.sequence,
             energies=_energies(self._daemon.energies(session)),
             dropped_batches=session.dropped_batches,
-            channels=self._channel_messages(caller, session),
         )
 
     def _channel_messages(self, caller: Caller, session: Session) -> list[pb.Channel]:
         return [
             channel_message(number, channel, not caller.is_root, session.period_ns / 1e6)
-            for number, channel in self._daemon.visible(session).items()
+            for number, channel in self._daemon.visible(caller, session).items()
         ]
 
     async def _setlimit(self, connection: Connection, caller: Caller, request: Any) -> Any:

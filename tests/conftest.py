@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+from pathlib import Path
+
+import pytest
 
 # A shell starts background jobs with Ctrl-C ignored, and nohup ignores a hangup: the programs under test
 # would inherit that.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Of localhost, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "node.crt", folder / "node.key"
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run(
+        [*words.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key

@@ -6,7 +6,6 @@ import hashlib
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -265,19 +264,6 @@ def test_one_user_cannot_take_all_connections(daemon: Daemon) -> None:
     assert let_in == [True] * most + [False] * 5
     with daemon.connect() as root:
         assert root.health().ok
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "node.crt", folder / "node.key"
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run(
-        [*words.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
 
 
 def free_port() -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from smaragdine.callbacks.training import Training
+from smaragdine.callbacks.training import traced_training
 
 
 class KerasCallback(keras.callbacks.Callback):
@@ -15,7 +15,7 @@ class KerasCallback(keras.callbacks.Callback):
 
     def __init__(self, folder: str | None = None, **options: Any) -> None:
         super().__init__()
-        self._training = Training(folder, options)
+        self._training = traced_training(folder, options)
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._training.begin()
@@ -25,4 +25,4 @@ class KerasCallback(keras.callbacks.Callback):
 
     @property
     def trace(self) -> Any:
-        return self._training.trace
+        return self._training.last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smaragdine.callbacks.training import Training
+from smaragdine.callbacks.training import traced_training
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -17,7 +17,7 @@ class LightningCallback(Callback):  # pyright: ignore[reportUntypedBaseClass, re
     `smaragdine.trace`."""
 
     def __init__(self, folder: str | None = None, **options: Any) -> None:
-        self._training = Training(folder, options)
+        self._training = traced_training(folder, options)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._training.begin()
@@ -27,4 +27,4 @@ class LightningCallback(Callback):  # pyright: ignore[reportUntypedBaseClass, re
 
     @property
     def trace(self) -> Any:
-        return self._training.trace
+        return self._training.last

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow
 
-from smaragdine.callbacks.training import Training
+from smaragdine.callbacks.training import traced_training
 
 
 class SessionRunHook(tensorflow.compat.v1.train.SessionRunHook):  # pyright: ignore[reportUntypedBaseClass, reportGeneralTypeIssues]
@@ -14,7 +14,7 @@ class SessionRunHook(tensorflow.compat.v1.train.SessionRunHook):  # pyright: ign
     `smaragdine.trace`."""
 
     def __init__(self, folder: str | None = None, **options: Any) -> None:
-        self._training = Training(folder, options)
+        self._training = traced_training(folder, options)
 
     def begin(self) -> None:
         self._training.begin()
@@ -24,4 +24,4 @@ class SessionRunHook(tensorflow.compat.v1.train.SessionRunHook):  # pyright: ign
 
     @property
     def trace(self) -> Any:
-        return self._training.trace
+        return self._training.last

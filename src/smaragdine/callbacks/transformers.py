@@ -6,7 +6,7 @@ from typing import Any
 
 import transformers
 
-from smaragdine.callbacks.training import Training
+from smaragdine.callbacks.training import traced_training
 
 
 class TrainerCallback(transformers.TrainerCallback):
@@ -14,7 +14,7 @@ class TrainerCallback(transformers.TrainerCallback):
     `smaragdine.trace`."""
 
     def __init__(self, folder: str | None = None, **options: Any) -> None:
-        self._training = Training(folder, options)
+        self._training = traced_training(folder, options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training.begin()
@@ -24,4 +24,4 @@ class TrainerCallback(transformers.TrainerCallback):
 
     @property
     def trace(self) -> Any:
-        return self._training.trace
+        return self._training.last

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from smaragdine.api import hook_module, record
+from smaragdine.callbacks.training import PerTraining
 from smaragdine.errors import UserError
 
 if TYPE_CHECKING:
@@ -134,28 +135,8 @@ class Tune:
         self._stop(kind, error, where)
 
 
-class Tuning:
-    """What the callbacks of all frameworks share: limits are tuned from a training's beginning to its end."""
-
-    def __init__(self, folder: str | None, options: Mapping[str, Any]) -> None:
-        self.tune: Tune | None = None  # of the last training
-        self._folder = folder
-        self._options = options
-        self._count = 0
-        # Before the framework's own trainer is called, which would not see it any more.
-        hook_module("marks").install_all()
-
-    def begin(self) -> None:
-        self.end()  # of a training that failed, and so did not say that it ended
-        self._count += 1
-        folder = self._folder
-        if folder is not None and self._count > 1:
-            folder = f"{folder}-{self._count}"
-        self.tune = Tune(folder, **self._options)
-
-    def end(self) -> None:
-        if self.tune is not None:
-            self.tune.stop()
+def tuned_training(folder: str | None, options: Mapping[str, Any]) -> PerTraining[Tune]:
+    return PerTraining(folder, lambda here: Tune(here, **options))
 
 
 def _is_tuned(environment: Mapping[str, str]) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from smaragdine.callbacks.tune import Tuning
+from smaragdine.callbacks.tune import tuned_training
 
 
 class KerasTuneCallback(keras.callbacks.Callback):
@@ -15,7 +15,7 @@ class KerasTuneCallback(keras.callbacks.Callback):
 
     def __init__(self, folder: str | None = None, **options: Any) -> None:
         super().__init__()
-        self._tuning = Tuning(folder, options)
+        self._tuning = tuned_training(folder, options)
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._tuning.begin()
@@ -25,4 +25,4 @@ class KerasTuneCallback(keras.callbacks.Callback):
 
     @property
     def tune(self) -> Any:
-        return self._tuning.tune
+        return self._tuning.last

@@ -6,7 +6,7 @@ from typing import Any
 
 import transformers
 
-from smaragdine.callbacks.tune import Tuning
+from smaragdine.callbacks.tune import tuned_training
 
 
 class TrainerTuneCallback(transformers.TrainerCallback):
@@ -14,7 +14,7 @@ class TrainerTuneCallback(transformers.TrainerCallback):
     `smaragdine.tune`."""
 
     def __init__(self, folder: str | None = None, **options: Any) -> None:
-        self._tuning = Tuning(folder, options)
+        self._tuning = tuned_training(folder, options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._tuning.begin()
@@ -24,4 +24,4 @@ class TrainerTuneCallback(transformers.TrainerCallback):
 
     @property
     def tune(self) -> Any:
-        return self._tuning.tune
+        return self._tuning.last

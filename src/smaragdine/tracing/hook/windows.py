@@ -83,7 +83,7 @@ class Plan:
         window = self.window
         if window is None:
             self.cost.untraced(t_ns)
-            if self.seen >= max(1, self.settings.skip) and self._settled() and self._affordable():
+            if self.seen >= max(1, self.settings.skip) and self._affordable():
                 self.open(tracers.of_source(source))
         elif window.complete:
             self.cost.traced((t_ns - window.last_ns) * 1e-9)
@@ -102,8 +102,8 @@ class Plan:
             self.window.last_ns = max(self.window.last_ns, t_ns)
 
     def open(self, tracer):
-        self.settle()
         asked_ns = self._clock_ns()
+        self.settle()  # steps are not let pass meanwhile: a short training might have no others
         session = tracer.start()
         begin_ns = self._clock_ns()
         self.window = _Window(tracer, session, asked_ns, begin_ns)
@@ -184,9 +184,6 @@ class Plan:
         ending, self.ending = self.ending, None
         if ending is not None:
             ending.wait()
-
-    def _settled(self):
-        return self.ending is None or self.ending.over()
 
     def interrupted(self):
         """Something other than steps goes on for a while."""

@@ -116,7 +116,7 @@ class Plan:
             return
         self.done = self.done or (0 < self.settings.steps <= self.traced)
         end_ns = self._clock_ns()
-        path = self._base(window) + window.tracer.SUFFIX
+        source, path = self.source, self._base(window) + window.tracer.SUFFIX
         try:
             os.makedirs(self.settings.folder, exist_ok=True)
         except OSError:
@@ -124,8 +124,11 @@ class Plan:
             raise
         aside = getattr(window.tracer, "stop_aside", None)
         if aside is not None:
+            # Whom the plan follows by then may be another.
             self.ending = aside(
-                window.session, path, lambda facts, resumed_ns: self._keep(window, end_ns, resumed_ns, facts)
+                window.session,
+                path,
+                lambda facts, resumed_ns: self._keep(window, source, end_ns, resumed_ns, facts),
             )
             if self.ending is not None:
                 self.cost.stopped((self._clock_ns() - end_ns) * 1e-9)
@@ -137,9 +140,9 @@ class Plan:
             raise
         resumed_ns = self._clock_ns()
         self.cost.stopped((resumed_ns - end_ns) * 1e-9)
-        self._keep(window, end_ns, resumed_ns, facts or {})
+        self._keep(window, source, end_ns, resumed_ns, facts or {})
 
-    def _keep(self, window, end_ns, resumed_ns, facts):
+    def _keep(self, window, source, end_ns, resumed_ns, facts):
         """Its file is written: note what it is of, unless it is of nothing."""
         base = self._base(window)
         path, noted = base + window.tracer.SUFFIX, base + ".meta.json"
@@ -149,7 +152,7 @@ class Plan:
             length_s = (end_ns - window.begin_ns) * 1e-9
             # What is done beside the program takes its processors, if not its time.
             self.cost.spent_s += (stopped_ns - resumed_ns) * 1e-9 / (os.cpu_count() or 1)
-            if self.source is None:
+            if source is None:
                 self.cost.sliced(length_s)
             elif not window.steps:
                 return
@@ -167,7 +170,7 @@ class Plan:
                 "asked_ns": window.asked_ns,
                 "resumed_ns": resumed_ns,
                 "stopped_ns": stopped_ns,
-                "source": self.source,
+                "source": source,
                 "steps": window.steps,
             }
             meta.update(facts)

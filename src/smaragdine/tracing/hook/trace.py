@@ -92,7 +92,6 @@ def finish():
         with _held():
             plan.done = True
             _try(plan, plan.close)
-            _try(plan, plan.settle)
 
 
 def _plan_of_child():

@@ -30,7 +30,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 # Between two ends of steps they say that more than a step lies there.
-_BOUNDARIES = frozenset(
+BOUNDARIES = frozenset(
     {
         "train_begin",
         "epoch_begin",
@@ -111,7 +111,7 @@ def steps_of(recording: Recording) -> Steps | None:
     ends_ns = _times_ns(
         marks.filter(pc.and_(pc.equal(marks["name"], "step_end"), pc.equal(marks["source"], source)))
     )
-    boundaries_ns = _times_ns(marks.filter(pc.is_in(marks["name"], pa.array(sorted(_BOUNDARIES)))))
+    boundaries_ns = _times_ns(marks.filter(pc.is_in(marks["name"], pa.array(sorted(BOUNDARIES)))))
     traced = [(step["begin_ns"], step["end_ns"]) for window in mine for step in window["steps"]]
     return Steps(
         source,

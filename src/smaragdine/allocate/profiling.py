@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.steps import step_energies
+from smaragdine.accounting.steps import BOUNDARIES, step_energies
 from smaragdine.accounting.traces import device_traces, main_channels
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
@@ -25,9 +25,6 @@ from smaragdine.sensors.discover import COUNTER_PERIOD_NS
 
 UPDATES = 50  # of the counter, that a point lasts at least
 _MOST_MISSING = 0.01  # part of a point's time that no reading covers
-_BOUNDARIES = frozenset(
-    f"{what}_{when}" for what in ("train", "epoch", "evaluate", "predict") for when in ("begin", "end")
-)
 _STEPS_EVERY = re.compile(r"\bcounter steps every (\d+) ms")
 
 Ints = npt.NDArray[np.int64]
@@ -130,7 +127,7 @@ def mean_power_w(recording: Recording, device: str, begin_ns: int, end_ns: int) 
 def _plain(recording: Recording, spans_ns: Ints) -> npt.NDArray[np.bool_]:
     """Steps with nothing else in them."""
     marks = recording.marks
-    boundary = np.isin(marks["name"].to_numpy(zero_copy_only=False).astype(str), sorted(_BOUNDARIES))
+    boundary = np.isin(marks["name"].to_numpy(zero_copy_only=False).astype(str), [*BOUNDARIES, "train_end"])
     t_ns = np.sort(marks["t_ns"].to_numpy()[boundary])
     return np.searchsorted(t_ns, spans_ns[:, 0]) == np.searchsorted(t_ns, spans_ns[:, 1])
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples every time: a change that breaks nothing stays green. New ones are looked for on purpose,
+# with HYPOTHESIS_PROFILE=search.
+settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # A shell starts background jobs with Ctrl-C ignored, and nohup ignores a hangup: the programs under test
 # would inherit that.

@@ -19,6 +19,7 @@ from smaragdine.accounting.power import Floats, Ints, PowerTrace, Readings
 from smaragdine.accounting.similarity import Correlation, Scores, constant_power, matrix, scores
 from smaragdine.errors import UserError
 
+KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # every k-th reading, as figures and studies have it
 Experiment = Sequence[Footprint]  # runs of one program in one setting; the paper has five
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from smaragdine.accounting.account import recording_inputs, thinned
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.precision import Experiment, Score
+from smaragdine.accounting.precision import KS, Experiment, Score
 from smaragdine.accounting.precision import assw as widened
 from smaragdine.report.figures import style
 from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting, only, working_device
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _PAPER = 5  # runs of one experiment
 
 _CURVES: dict[str, tuple[Callable[[Score], float | None], str, str, str]] = {

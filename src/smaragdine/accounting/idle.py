@@ -10,6 +10,8 @@ something ran. The energy of every reading stays what it was.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,12 @@ from smaragdine.recording.reader import Recording
 
 Ints = npt.NDArray[np.int64]
 
-_LEAST_NS = 150_000_000  # several readings of a sensor that averages over 25 ms
+_LEAST_NS = 50_000_000  # several readings of a sensor that averages over 20 or 25 ms
+
+
+def resumed_ns(window: Mapping[str, Any]) -> int:
+    """When the program went on after a window."""
+    return window["stopped_ns"] if window["resumed_ns"] is None else window["resumed_ns"]
 
 
 def idle_w(recording: Recording, trace: PowerTrace) -> float | None:
@@ -34,11 +41,12 @@ def idle_w(recording: Recording, trace: PowerTrace) -> float | None:
         return None
     energy_j = covered_s = 0.0
     for window in windows:
-        # The first half belongs to work in flight, and to a sensor that still averages over it.
-        begin_ns, end_ns = (window["end_ns"] + window["stopped_ns"]) // 2, window["stopped_ns"]
-        if end_ns - begin_ns >= _LEAST_NS:
-            energy_j += trace.energy_j(begin_ns, end_ns)
-            covered_s += trace.covered_s(begin_ns, end_ns)
+        # The first half belongs to work in flight, and so does a reading that began in it.
+        begin_ns, end_ns = (window["end_ns"] + resumed_ns(window)) // 2, resumed_ns(window)
+        inside = (trace.start_ns >= begin_ns) & (trace.end_ns <= end_ns)
+        length_s = (trace.end_ns - trace.start_ns)[inside] * 1e-9
+        energy_j += float(length_s @ trace.power_w[inside])
+        covered_s += float(length_s.sum())
     return energy_j / covered_s if covered_s * 1e9 >= _LEAST_NS else None
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute
 
 from smaragdine.accounting.arithmetic import per_step, scale
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.idle import busy_spans
+from smaragdine.accounting.idle import busy_spans, resumed_ns
 from smaragdine.accounting.meters import Meters, Spans
 from smaragdine.accounting.traces import device_traces
 from smaragdine.recording.reader import Recording
@@ -118,7 +118,7 @@ def steps_of(recording: Recording) -> Steps | None:
         ends_ns.size,
         _pairs(traced),
         _untraced(ends_ns, boundaries_ns, mine),
-        sum(w["begin_ns"] - w["asked_ns"] + w["stopped_ns"] - w["end_ns"] for w in mine) * 1e-9,
+        sum(w["begin_ns"] - w["asked_ns"] + resumed_ns(w) - w["end_ns"] for w in mine) * 1e-9,
         float(ends_ns[-1] - ends_ns[0]) * 1e-9 if ends_ns.size else 0.0,
         sum(max(w["end_ns"] - w["steps"][-1]["end_ns"], 0) for w in mine) * 1e-9 if source else 0.0,
     )

@@ -61,7 +61,8 @@ EVENTS = pa.schema(
     ]
 )
 EDGES = pa.schema([("source", pa.string()), ("target", pa.string())])  # qualified names
-# A window: the profiler was asked for, began, ended, had stopped. Steps are none in a slice of time.
+# A window: the profiler was asked for, began, ended; the program went on; all was written. Of a slice of time
+# there are no steps.
 WINDOWS = pa.schema(
     [
         ("framework", pa.string()),
@@ -71,6 +72,7 @@ WINDOWS = pa.schema(
         ("asked_ns", pa.int64()),
         ("begin_ns", pa.int64()),
         ("end_ns", pa.int64()),
+        ("resumed_ns", pa.int64()),  # null: when it had stopped
         ("stopped_ns", pa.int64()),
         (
             "steps",
@@ -86,6 +88,7 @@ WINDOWS = pa.schema(
 # What a file of tracing or places must have; its other columns may be missing and are null then.
 REQUIRED = frozenset(
     {"name", "device", "start_ns", "duration_ns", *PLACES.names, *EDGES.names, *WINDOWS.names}
+    - {"resumed_ns"}
 )
 
 _TABLE_OF_QUANTITY = {

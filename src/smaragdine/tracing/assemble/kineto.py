@@ -47,6 +47,7 @@ _PHASES = ("forward", "backward", "optimizer", "other")  # by the codes of kinet
 _CALLS = ("cpu_op", "user_annotation")
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
+_NEVER_NS = 2**63 - 1
 _LONG_AGO_NS = -(2**62)
 
 
@@ -119,9 +120,14 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
         ),
         pa.array(steps, mask=steps == NO_STEP),
     )
+    # The program goes on while the profiler is being stopped.
+    inside = np.where(asked_ns == _LONG_AGO_NS, start_ns[rows], asked_ns) <= int(
+        meta.get("end_ns") or _NEVER_NS
+    )
     if not meta.get("steps"):
         # A slice of time; it may count only from its first whole step on.
-        table = table.filter(pa.array(asked_ns >= int(meta.get("begin_ns") or _LONG_AGO_NS)))
+        inside &= asked_ns >= int(meta.get("begin_ns") or _LONG_AGO_NS)
+    table = table.filter(pa.array(inside))
     return table, coverage_of(table, len(meta.get("steps", ())), _remarks(calls, launches, meta))
 
 

@@ -92,6 +92,7 @@ def finish():
         with _held():
             plan.done = True
             _try(plan, plan.close)
+            _try(plan, plan.settle)
 
 
 def _plan_of_child():

@@ -20,7 +20,7 @@ import torch.autograd.profiler as profiler
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs as _with_kwargs
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from . import compiled_torch, edges_torch, forks, marks, paths_torch
+from . import aside_torch, compiled_torch, edges_torch, forks, marks, paths_torch
 
 FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
 
@@ -37,8 +37,13 @@ _FILTER = (
 )
 
 _DETACH = "TEARDOWN_CUPTI"
+ASIDE = "SMARAGDINE_TRACE_ASIDE"
+
+# How long a GPU is left alone at a window's end, so that its sensor sees what it draws when idle.
+_IDLE_S = 0.15
 
 _session = None
+_ending = None  # the aside_torch.Ending of the last session
 _forks_watched = False
 _edges_done = set()  # outermost modules whose dataflow is known in this process
 
@@ -46,12 +51,14 @@ _edges_done = set()  # outermost modules whose dataflow is known in this process
 def start():
     """Begin profiling; raises, having changed nothing, where the program would notice."""
     global _session, _forks_watched
+    if _ending is not None:
+        _ending.wait()
     if [int(part) for part in torch.__version__.split(".")[:2]] < [2, 2]:
         raise NotImplementedError("PyTorch %s; operations are traced from 2.2 on" % torch.__version__)
     if _session is not None or torch.autograd._profiler_enabled() or _program_profiles():
         raise RuntimeError("a PyTorch profiler is already running, and there can be only one")
     if not _forks_watched:
-        os.register_at_fork(after_in_child=_after_fork)
+        os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
         _forks_watched = True
         try:
             forks.watch()
@@ -95,6 +102,42 @@ def stop(session, path):
     if not os.path.exists(path):  # Kineto only logs what went wrong
         raise OSError("the profiler could not write %s" % path)
     return _facts(session)
+
+
+def stop_aside(session, path, then):
+    """The same beside the program, where that can be: what to wait for, or None. Then `then` is called, by
+    another thread, with what else is known (None: nothing was written) and when the program went on."""
+    global _ending
+    if not (session.everywhere and aside_torch.possible()):
+        return None
+    if torch.cuda.is_initialized() and not os.environ.get(ASIDE):
+        return None  # not yet tried on a GPU
+    with session.lock:
+        # Where the program has begun a profiler of its own, that is the one that listens.
+        inside = aside_torch.silence() if session.running else None
+    if inside is None or not session.let_go():
+        return None
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        time.sleep(_IDLE_S)
+    facts = _facts(session)
+    detaching = _detaching()
+    if detaching:
+        os.environ[_DETACH] = "1"
+    getattr(profiler, "_run_on_profiler_stop", int)()
+    resumed_ns = time.time_ns()
+
+    def written():
+        if detaching:
+            os.environ.pop(_DETACH, None)
+        session.forget()
+        exists = os.path.exists(path)  # Kineto only logs what went wrong
+        then(facts if exists else None, resumed_ns)
+        if not exists:
+            raise OSError("the profiler could not write %s" % path)
+
+    _ending = aside_torch.Ending(inside, path, written)
+    return _ending
 
 
 def _facts(session):
@@ -161,6 +204,8 @@ class _Session:
 
     def begin(self):
         # Kineto reads its log level here; as it is, it would say on stderr that profiling begins and ends.
+        if torch.cuda.is_initialized() and self.thread in threading._active:
+            torch.cuda.synchronize()  # what was launched before would run into the window, for nobody
         quiet = "KINETO_LOG_LEVEL" not in os.environ
         if quiet:
             os.environ["KINETO_LOG_LEVEL"] = "99"
@@ -169,8 +214,6 @@ class _Session:
         finally:
             if quiet:
                 os.environ.pop("KINETO_LOG_LEVEL", None)
-        if torch.cuda.is_initialized() and self.thread in threading._active:
-            torch.cuda.synchronize()  # what was launched before would run into the window, for nobody
         self.profile._start_trace()
         self.running = True
         try:
@@ -190,6 +233,8 @@ class _Session:
 
         @functools.wraps(original)
         def begin(*args, **kwargs):
+            if _ending is not None:
+                _ending.wait()
             self.abandon("the program began a profiler of its own")
             return original(*args, **kwargs)
 
@@ -205,12 +250,8 @@ class _Session:
 
     def end(self):
         """The results, or None where it was ended before. Leaves nothing installed."""
-        global _session
-        with self.lock:
-            running, self.running = self.running, False
-        if _session is self:
-            _session = None
-        self._uninstall()
+        running = self.let_go()
+        self.forget()
         if not running:
             return None
         if not self.everywhere and threading.get_ident() != self.thread:
@@ -228,20 +269,30 @@ class _Session:
         getattr(profiler, "_run_on_profiler_stop", int)()
         return results
 
-    def _uninstall(self):
+    def let_go(self):
+        """Whether it ran. From now on nothing of the program's is marked any more."""
+        global _session
+        with self.lock:
+            running, self.running = self.running, False
+        if _session is self:
+            _session = None
         while self.handles:
             handle = self.handles.pop()
             handle.remove()
             _with_kwargs.pop(handle.id, None)  # which the handle forgets (torch 2.13)
-        for name, (original, ours) in self.replaced.items():
-            if getattr(profiler, name) is ours:
-                setattr(profiler, name, original)
-        self.replaced.clear()
         if _FILTER in warnings.filters:
             warnings.filters.remove(_FILTER)
         # Also those of other threads, which nobody would end: they are recorded only when they are.
         for stack in list(self.callers.values()):
             _unwind(stack, 0)
+        return running
+
+    def forget(self):
+        """The profiler has ended, or is about to: the program may begin one."""
+        for name, (original, ours) in self.replaced.items():
+            if getattr(profiler, name) is ours:
+                setattr(profiler, name, original)
+        self.replaced.clear()
 
     def thread_state(self):
         """The calls under way in this thread, and the dataflow between them."""
@@ -303,6 +354,12 @@ def _unwind(stack, depth):
         stack.pop()[2].__exit__(None, None, None)
 
 
+def _before_fork():
+    # The child would find the profiler's locks held by a thread it does not have.
+    if _ending is not None:
+        _ending.wait()
+
+
 def _after_fork():
     # A DataLoader's worker would go on recording for as long as it lives, for nobody.
     global _session
@@ -314,7 +371,8 @@ def _after_fork():
         session.abandoned = "the process forked"
         session.lock, session.threads = threading.Lock(), threading.local()
         session.callers = {}
-        session._uninstall()
+        session.let_go()
+        session.forget()
         torch._C._autograd._enable_record_function(False)
         getattr(profiler, "_run_on_profiler_stop", int)()
     except Exception:

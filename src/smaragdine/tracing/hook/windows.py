@@ -66,6 +66,7 @@ class Plan:
         self.traced = 0
         self.windows = 0
         self.window = None
+        self.ending = None  # of the last window, where its file is written beside the program
         self.bytes_per_s = None  # of the raw files so far
         self.cost = Cost()
         self._others = 0  # steps of other sources since its own last one
@@ -102,6 +103,7 @@ class Plan:
 
     def open(self, tracer):
         asked_ns = self._clock_ns()
+        self.settle()  # steps are not let pass meanwhile: a short training might have no others
         session = tracer.start()
         begin_ns = self._clock_ns()
         self.window = _Window(tracer, session, asked_ns, begin_ns)
@@ -114,22 +116,47 @@ class Plan:
             return
         self.done = self.done or (0 < self.settings.steps <= self.traced)
         end_ns = self._clock_ns()
-        base = self._base(window)
-        path = base + window.tracer.SUFFIX
+        source, path = self.source, self._base(window) + window.tracer.SUFFIX
         try:
             os.makedirs(self.settings.folder, exist_ok=True)
         except OSError:
             self._discard(window)
             raise
-        written = False
+        aside = getattr(window.tracer, "stop_aside", None)
+        if aside is not None:
+            # Whom the plan follows by then may be another.
+            self.ending = aside(
+                window.session,
+                path,
+                lambda facts, resumed_ns: self._keep(window, source, end_ns, resumed_ns, facts),
+            )
+            if self.ending is not None:
+                self.cost.stopped((self._clock_ns() - end_ns) * 1e-9)
+                return
         try:
             facts = window.tracer.stop(window.session, path)
-            stopped_ns = self._clock_ns()
-            self.cost.stopped((stopped_ns - end_ns) * 1e-9)
+        except BaseException:
+            _remove(path, path + ".tmp")  # a disk that is full has better use for it
+            raise
+        resumed_ns = self._clock_ns()
+        self.cost.stopped((resumed_ns - end_ns) * 1e-9)
+        self._keep(window, source, end_ns, resumed_ns, facts or {})
+
+    def _keep(self, window, source, end_ns, resumed_ns, facts):
+        """Its file is written: note what it is of, unless it is of nothing."""
+        base = self._base(window)
+        path, noted = base + window.tracer.SUFFIX, base + ".meta.json"
+        stopped_ns = self._clock_ns()
+        kept = False
+        try:
             length_s = (end_ns - window.begin_ns) * 1e-9
-            if self.source is None:
+            # What is done beside the program takes its processors, if not its time.
+            self.cost.spent_s += (stopped_ns - resumed_ns) * 1e-9 / (os.cpu_count() or 1)
+            if source is None:
                 self.cost.sliced(length_s)
             elif not window.steps:
+                return
+            if facts is None:
                 return
             self.bytes_per_s = os.path.getsize(path) / max(length_s, 1e-3)
             meta = {
@@ -141,18 +168,25 @@ class Plan:
                 "begin_ns": window.begin_ns,
                 "end_ns": end_ns,
                 "asked_ns": window.asked_ns,
+                "resumed_ns": resumed_ns,
                 "stopped_ns": stopped_ns,
-                "source": self.source,
+                "source": source,
                 "steps": window.steps,
             }
-            meta.update(facts or {})
-            with open(base + ".meta.json", "w") as file:
+            meta.update(facts)
+            with open(noted, "w") as file:
                 json.dump(meta, file)
             self.windows += 1
-            written = True
+            kept = True
         finally:
-            if not written:
-                _remove(path, path + ".tmp", base + ".meta.json")  # a disk that is full has better use for it
+            if not kept:
+                _remove(path, path + ".tmp", noted)
+
+    def settle(self):
+        """Wait until the last window's file is written."""
+        ending, self.ending = self.ending, None
+        if ending is not None:
+            ending.wait()
 
     def interrupted(self):
         """Something other than steps goes on for a while."""
@@ -184,7 +218,7 @@ class Plan:
 
     def used(self):
         """Whether a profiler has run in this process."""
-        return self.windows > 0 or self.window is not None or self.failed
+        return self.windows > 0 or self.window is not None or self.ending is not None or self.failed
 
     def _follow(self, source):
         """Whether a source that was not followed is from now on."""

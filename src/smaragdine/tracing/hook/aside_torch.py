@@ -1,0 +1,180 @@
+"""Ends PyTorch's profiler beside the program, without holding the interpreter's lock.
+
+To stop, Kineto turns all its records into a trace and writes it: 13 µs for each, seconds for a few steps on a
+GPU. PyTorch's own function holds the lock all the while. The library's does not, when called by ctypes; its
+names say what it takes, and where one of them is missing PyTorch's own function is used.
+
+An operator that began while the profiler listened must not end while its records are turned into a trace:
+that crashes, also in PyTorch's own function. So it first stops listening, with the lock held, and is
+ended when every other thread has left the operator it may have been in.
+"""
+
+import _thread
+import ctypes
+import gc
+import os
+import platform
+import sys
+import threading
+import time
+
+import torch
+
+from . import marks
+
+_STOP = "_ZN5torch8autograd8profiler15disableProfilerEv"
+_RESULT = "_ZN5torch8autograd8profiler14ProfilerResult"
+_SAVE = _RESULT + "4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+_DESTROY = _RESULT + "D1Ev"
+_DELETE = "_ZdlPv"
+_STATE = "_ZN5torch8profiler4impl17ProfilerStateBase"
+_RUNNING, _UNHEAR = _STATE + "3getEb", _STATE + "14removeCallbackEv"
+
+_PYTHON = os.path.dirname(threading.__file__) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_LOADERS = os.path.join(_TORCH, "utils", "data") + os.sep
+_PATIENCE_S = 30.0  # for operators of other threads to end
+
+_found = None  # the functions; False where they are not to be had
+
+
+class _String(ctypes.Structure):
+    # A std::string: where its text is, how long, and room for a short one.
+    _fields_ = [("text", ctypes.c_void_p), ("size", ctypes.c_size_t), ("room", ctypes.c_size_t * 2)]
+
+
+def possible():
+    return bool(_functions())
+
+
+def _functions():
+    global _found
+    if _found is None:
+        _found = _look() or False
+    return _found
+
+
+def _look():
+    # How an object is returned differs between processors.
+    if platform.machine() != "x86_64":
+        return None
+    try:
+        path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+        library, locked = ctypes.CDLL(path), ctypes.PyDLL(path)
+        found = [getattr(library, name) for name in (_STOP, _SAVE, _DESTROY, _DELETE)]
+        found += [getattr(locked, name) for name in (_RUNNING, _UNHEAR)]
+    except (OSError, AttributeError):
+        return None
+    for function in found:
+        function.restype = None
+        function.argtypes = [ctypes.c_void_p]
+    found[1].argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    found[4].restype, found[4].argtypes = ctypes.c_void_p, [ctypes.c_bool]
+    return found
+
+
+def silence():
+    """The profiler of all threads listens no more. Threads that may be inside an operator it has heard of, or
+    None where there is no such profiler."""
+    state = _functions()[4](True)
+    if not state:
+        return None
+    _functions()[5](state)
+    own = threading.get_ident()
+    return {
+        ident: ((id(frame), frame.f_lasti), _calling(frame))
+        for ident, frame in _frames().items()
+        if ident != own and not _waits(frame)
+    }
+
+
+def _frames():
+    # A collection of garbage inside that function waits for a lock it holds itself (Python before 3.12).
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _waits(frame):
+    # In a function of Python's own library, as threads are that wait for work: in no operator, unless below
+    # is one of PyTorch that has called back.
+    path = frame.f_code.co_filename
+    return path.startswith(_PYTHON) and "site-packages" not in path and not _calling(frame)
+
+
+def _calling(frame):
+    """Which of its calls are under way in PyTorch, as ids: no reference may keep a program's tensors."""
+    found = set()
+    while frame is not None:
+        path = frame.f_code.co_filename
+        # The loops there never end; what they call does.
+        if path.startswith(_TORCH) and not path.startswith(_LOADERS):
+            found.add(id(frame))
+        frame = frame.f_back
+    return found
+
+
+def _left(inside):
+    """Forget threads that have gone on since: whatever they are in now, the profiler has not heard of it."""
+    frames = _frames()
+    for ident, (last, calling) in list(inside.items()):
+        frame = frames.get(ident)
+        if frame is None or ((id(frame), frame.f_lasti) != last and not calling & _calling(frame)):
+            del inside[ident]
+    return not inside
+
+
+def _stop_and_save(path):
+    stop, save, destroy, delete = _functions()[:4]
+    result = (ctypes.c_void_p * 8)()  # one is used
+    stop(result)
+    text = os.fsencode(path)
+    kept = ctypes.create_string_buffer(text)
+    save(result[0], ctypes.byref(_String(ctypes.addressof(kept), len(text), (len(text), 0))))
+    destroy(result[0])
+    delete(result[0])
+
+
+class Ending:
+    """A profiler that is being ended by a thread of its own; `then` is called there when the file is written.
+
+    It must have been silenced, with these threads `inside`, and not be ended: the library ends the process
+    where there is none.
+    """
+
+    def __init__(self, inside, path, then):
+        self._inside, self._path, self._then = inside, path, then
+        self._busy = _thread.allocate_lock()
+        self._busy.acquire()
+        # Not by threading: a program may join every thread it finds there.
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self):
+        try:
+            self._drain()
+            _stop_and_save(self._path)
+            self._then()
+        except Exception as exception:
+            marks.error("torch", exception)
+        finally:
+            self._busy.release()
+
+    def _drain(self):
+        deadline_s, pause_s = time.monotonic() + _PATIENCE_S, 0.0005
+        while not _left(self._inside):
+            if time.monotonic() > deadline_s:
+                # It hears nothing any more. To end it might end the program.
+                raise TimeoutError("another thread is in one operator for long: the trace is left")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+
+    def over(self):
+        return not self._busy.locked()
+
+    def wait(self):
+        self._busy.acquire()
+        self._busy.release()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from compare import ratio_interval
+from smaragdine.accounting.ratios import ratio_interval
 
 COMMANDS = {
     "bare": ["-c", "pass"],

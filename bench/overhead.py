@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from compare import ratio_interval
+from smaragdine.accounting.ratios import ratio_interval
 
 _LOOP = """
 import time, torch

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from compare import ratio_interval
 
+from smaragdine.accounting.ratios import ratio_interval
 from smaragdine.tracing.files.events import read_events
 from smaragdine.tracing.files.xplane_message import message_class
 

@@ -124,6 +124,16 @@ def adding_devices(footprint: Footprint) -> list[str]:
     return kept or names
 
 
+def working_device(footprints: Sequence[Footprint]) -> str | None:
+    """The device of which operations take the most energy; None where they have none in common."""
+    energy_j = {
+        device: sum(f.devices[device].total_j - f.devices[device].idle_j for f in footprints)
+        for device in footprints[0].devices
+        if len(_having(footprints, device)) == len(footprints)
+    }
+    return max(energy_j, key=lambda device: energy_j[device], default=None)
+
+
 def average(footprints: Sequence[Footprint]) -> Average:
     """Mean and spread over runs. A device counts over the runs that have it: not measured is not zero."""
     total = add(footprints)

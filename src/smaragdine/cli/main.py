@@ -26,6 +26,7 @@ VERBS = {
     "allocate": "split a batch over unequal GPUs, with a power limit for each",
     "platform": "which GPU and limit for a job",
     "batch": "batch size and limit that reach a target at the least cost",
+    "study": "BERT and ALBERT as in the paper, or a program of your own: figures, precision, findings",
     "doctor": "what can be measured on this machine, what not, and how to fix it",
     "baseline": "record idle power, to subtract it later",
     "daemon": "measure for every user of this machine, with least privilege",

@@ -71,6 +71,24 @@ def counts(text: str) -> list[int]:
     return [positive_count(word) for word in text.split(",")]
 
 
+def parameter(text: str) -> tuple[str, list[str | int | float]]:
+    name, equals, values = text.partition("=")
+    if not equals or not name or "" in values.split(","):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE,… such as batch=16,32")
+    return name, [_value(word) for word in values.split(",")]
+
+
+def _value(word: str) -> str | int | float:
+    """A number only where it would be written the same way again: 007 and 1e3 stay as they are."""
+    for kind in (int, float):
+        try:
+            if str(kind(word)) == word:
+                return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
 def add_merge_options(parser: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
     parser.add_argument("--summary", action="store_true", help="merge self-similar layers: layer_*")
     parser.add_argument(

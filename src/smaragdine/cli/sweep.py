@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smaragdine.cli.parsing import Parser, count, percentage, positive_count, positive_seconds
+from smaragdine.cli.parsing import Parser, count, parameter, percentage, positive_count, positive_seconds
 from smaragdine.errors import UserError
 from smaragdine.sweep.experiment import ExperimentFile, checked, name_of, read_experiments
 from smaragdine.sweep.folders import find_sweep, remove_empty
@@ -89,7 +89,7 @@ def _parser() -> Parser:
     vary.add_argument(
         "--parameter",
         metavar="NAME=V,…",
-        type=_parameter,
+        type=parameter,
         action="append",
         help="{NAME} in the command; again",
     )
@@ -251,21 +251,3 @@ def _clocks(text: str) -> list[int]:
     if not re.fullmatch(r"\d{1,6},\d{1,6}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a pair MEMORY,GRAPHICS in MHz such as 877,1005")
     return [int(word) for word in text.split(",")]
-
-
-def _parameter(text: str) -> tuple[str, list[str | int | float]]:
-    name, equals, values = text.partition("=")
-    if not equals or not values:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE,… such as batch=16,32")
-    return name, [_value(word) for word in values.split(",")]
-
-
-def _value(word: str) -> str | int | float:
-    """A number only where it would be written the same way again: 007 and 1e3 stay as they are."""
-    for kind in (int, float):
-        try:
-            if str(kind(word)) == word:
-                return kind(word)
-        except ValueError:
-            continue
-    return word

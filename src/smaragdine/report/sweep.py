@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Sequence
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from smaragdine.report.terminal import console
-from smaragdine.sweep import progress as sweeps
+from smaragdine.report.progress import RunsDisplay
 from smaragdine.sweep.plan import Plan, Task, command_words
+from smaragdine.sweep.progress import Progress
 from smaragdine.sweep.table import Repetition
 from smaragdine.units import joules, seconds
 
@@ -43,51 +40,11 @@ def row_words(task: Task, row: Repetition) -> str:
     return f"{what}: {seconds(row.time_s)}, {energy}"
 
 
-def left_words(found: sweeps.Progress) -> str:
-    return "" if not found.left_s else f"{seconds(found.left_s)} left"
+class SweepDisplay(RunsDisplay):
+    """Tells how a sweep goes."""
 
+    def begin(self, task: Task, node: str, progress: Progress) -> None:
+        self.show(f"{task.benchmark} {task.setting} #{task.repetition + 1}", progress)
 
-class SweepDisplay:
-    """Tells how a sweep goes, on stderr: a bar on a terminal, lines elsewhere."""
-
-    def __init__(self, note: Callable[[str], None], total: int) -> None:
-        self._note = note
-        self._total = total
-        self._out = console(sys.stderr)
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> SweepDisplay:
-        if self._out.is_terminal:
-            columns = (
-                TextColumn("{task.completed}/{task.total}"),
-                BarColumn(),
-                TextColumn("{task.description}"),
-            )
-            self._bar = Progress(*columns, console=self._out, transient=True)
-            self._bar.start()
-            self._number = self._bar.add_task("", total=self._total)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def say(self, line: str) -> None:
-        self._note(line)
-        self._out.print(line, markup=False, soft_wrap=True)
-
-    def begin(self, task: Task, node: str, progress: sweeps.Progress) -> None:
-        self._show(f"{task.benchmark} {task.setting} #{task.repetition + 1}", progress)
-
-    def end(self, task: Task, row: Repetition, progress: sweeps.Progress) -> None:
-        line = f"[{progress.done}/{progress.total}] {row_words(task, row)}"
-        left = left_words(progress)
-        self.say(f"{line}; {left}" if left else line)
-        self._show("", progress)
-
-    def _show(self, what: str, found: sweeps.Progress) -> None:
-        if self._bar is not None:
-            words = ", ".join(part for part in (what, left_words(found)) if part)
-            self._bar.update(self._number, completed=found.done, total=found.total, description=words)
+    def end(self, task: Task, row: Repetition, progress: Progress) -> None:
+        self.ended(row_words(task, row), progress)

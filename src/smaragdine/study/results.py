@@ -9,15 +9,20 @@ The recording itself is needed no more once these are there.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smaragdine.accounting.account import recording_inputs, thinned
+import pyarrow as pa
+
+from smaragdine.accounting.account import account_recording, recording_inputs, thinned
 from smaragdine.accounting.footprint import Footprint, load, save, write_json
-from smaragdine.accounting.overview import overview
+from smaragdine.accounting.merge import renaming
+from smaragdine.accounting.overview import Overview, overview
 from smaragdine.accounting.precision import KS, score_json
+from smaragdine.accounting.traces import main_channels
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.study.settings import Fact, Run
@@ -48,6 +53,9 @@ class Result:
     asss: Mapping[str, Sequence[Mapping[str, float | int | None]]]
     remarks: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    period_ms: Mapping[str, float] = field(default_factory=dict[str, float])  # device → between two readings
+    # what measuring it took: see `_cost`
+    cost: Mapping[str, float | int | None] = field(default_factory=dict[str, float | int | None])
 
 
 def result_of(run: Run, recording: Recording, log: str = "") -> Result:
@@ -73,11 +81,49 @@ def result_of(run: Run, recording: Recording, log: str = "") -> Result:
         energy_j={name: device.energy_j for name, device in devices.items()},
         provenance={name: device.provenance for name, device in devices.items()},
         data=_said(log, "data: ") or "not said by the program",
-        hardware=_hardware(recording),
-        asss=_asss(recording),
+        hardware=hardware_of(recording),
+        asss=_asss(recording, found.step),
         remarks=tuple(found.summary.problems) + (found.tracing.remarks if found.tracing else ()),
         command=tuple(recording.info.get("command", [])),
+        period_ms={name: channel.period_ms for name, channel in main_channels(recording).items()},
+        cost=_cost(recording, found),
     )
+
+
+def _cost(recording: Recording, found: Overview) -> dict[str, float | int | None]:
+    """Of monitoring, tracing, assembling events and accounting.
+
+    What can be timed here is in CPU seconds, which a busy machine does not change, and a second time: the
+    first one loads libraries.
+    """
+    begin_s = time.process_time()
+    account_recording(recording)
+    account_s = time.process_time() - begin_s
+    monitors: list[dict[str, Any]] = recording.info.get("monitor") or []
+    wall_s = sum(each["wall_s"] for each in monitors)
+    steps = found.steps
+    return {
+        "devices": len({channel.device for channel in recording.channels if channel.scope == "device"}),
+        "channels": len(recording.channels),
+        "readings": sum(each["readings"] for each in monitors) if monitors else None,
+        "monitor_cpu_s": sum(each["cpu_s"] for each in monitors) if monitors else None,
+        "monitor_s": wall_s or None,
+        "traced_step_s": steps.traced_s if steps else None,
+        "paused_s": steps.paused_s if steps else None,
+        "tracing_part": steps.cost if steps else None,  # longer, as a part of all steps untraced
+        "events": recording.events.num_rows,
+        "assemble_s": _assemble_s(recording),
+        "account_s": account_s,
+        "bytes": sum(path.stat().st_size for path in recording.path.rglob("*") if path.is_file()),
+    }
+
+
+def _assemble_s(recording: Recording) -> float | None:
+    """From the program's end until all events of what the profiler left were written: by the files' times,
+    which a copy of the recording need not have."""
+    written_ns = max((path.stat().st_mtime_ns for path in recording.path.glob("windows*.arrows")), default=0)
+    end_ns = recording.info.get("clock", {}).get("end", {}).get("wall_ns")
+    return (written_ns - end_ns) * 1e-9 if end_ns and written_ns > end_ns else None
 
 
 def save_result(folder: Path, result: Result) -> None:
@@ -114,14 +160,21 @@ def _said(log: str, before: str) -> str:
     )
 
 
-def _hardware(recording: Recording) -> str:
+def hardware_of(recording: Recording) -> str:
     host = recording.info.get("host", {})
     gpus = [str(gpu.get("name")) for gpu in host.get("gpus") or []]
     return ", ".join([*gpus, str(host.get("cpu") or "")]).strip(", ")
 
 
-def _asss(recording: Recording) -> dict[str, list[dict[str, float | int | None]]]:
+def _asss(recording: Recording, step: Footprint) -> dict[str, list[dict[str, float | int | None]]]:
+    """Of summary footprints, as the paper has it: the same operation of all layers is one."""
     events, meters = recording_inputs(recording)
+    called = renaming(step)
+    texts = events["name"].combine_chunks()
+    names = pa.array([called.get(name, name) for name in texts.dictionary.to_pylist()], pa.string())
+    at = events.schema.get_field_index("name")
+    summed = names.take(texts.indices).dictionary_encode()
+    events = events.set_column(at, events.schema.field(at), summed.cast(events.schema.field(at).type))
     return {
         device: [score_json("every", score) for score in scores]
         for device, scores in thinned(events, meters, KS).items()

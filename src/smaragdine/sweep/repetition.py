@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from smaragdine.errors import UserError
-from smaragdine.recording.format import INFO_FILE
+from smaragdine.recording.format import INFO_FILE, TRACES_FOLDER
 from smaragdine.sweep.experiment import CoolDown
 from smaragdine.sweep.limits import Lender, Wanted, temperature_c
 
@@ -47,6 +47,8 @@ class Job:
     warm_up: int = 0
     cool_down: CoolDown | None = None
     timeout_s: float | None = None
+    trace_steps: int = 0  # how many steps are traced; 0: none
+    trace_skip: int = 0  # steps before the first of them
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Ran:
     problems: tuple[str, ...] = ()
     error: str = ""  # why nothing could be run
     timed_out: bool = False
+    said: tuple[str, ...] = ()  # about the trace
 
 
 class Stop:
@@ -145,6 +148,8 @@ def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
         "recording": str(recording.absolute()),
         "log": str(log.absolute()),
         "parent": os.getpid(),
+        "trace_steps": job.trace_steps,
+        "trace_skip": job.trace_skip,
     }
     child = subprocess.Popen(
         [sys.executable, "-m", "smaragdine.sweep.repetition"],
@@ -167,7 +172,7 @@ def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
         said = child.stdout.read()
     try:
         answer: dict[str, Any] = json.loads(said)
-        return replace(Ran(**answer), timed_out=timed_out)
+        return replace(Ran(**answer), said=tuple(answer["said"]), timed_out=timed_out)
     except ValueError:
         # It was killed, and the program with it.
         error = "" if recording.exists() else "its process ended before the program began"
@@ -215,9 +220,14 @@ def _recorded(request: Mapping[str, Any]) -> Ran:
     from smaragdine.recording.command import build_command
     from smaragdine.recording.session import RecordOptions, record_program
     from smaragdine.tracing.hook.environment import environment as hook_environment
+    from smaragdine.tracing.hook.environment import trace_environment
 
     def prepare(spool: str, run_id: str, base: Mapping[str, str]) -> Mapping[str, str]:
-        return {**base, **hook_environment(spool, run_id, base)}
+        variables = hook_environment(spool, run_id, base)
+        if request["trace_steps"]:
+            folder = os.path.join(os.path.dirname(spool), TRACES_FOLDER)
+            variables |= trace_environment(folder, request["trace_steps"], request["trace_skip"])
+        return {**base, **variables}
 
     environment = {**os.environ, **request["environment"]}
     try:
@@ -228,7 +238,19 @@ def _recorded(request: Mapping[str, Any]) -> Ran:
         return Ran(error=str(error))
     except OSError as error:
         return Ran(error=f"{request['folder']}: {error.strerror or error}")
-    return Ran(recorded.returncode, tuple(recorded.problems))
+    return Ran(recorded.returncode, tuple(recorded.problems), said=_assembled(recorded.folder))
+
+
+def _assembled(recording: Path) -> tuple[str, ...]:
+    """The events of what was traced, if anything was."""
+    if not (recording / TRACES_FOLDER).is_dir():
+        return ()
+    from smaragdine.tracing.assemble.recording import assemble
+
+    try:
+        return tuple(assemble(recording))
+    except Exception as error:  # how the program ended must still be told
+        return (f"the trace cannot be used: {error}",)
 
 
 if __name__ == "__main__":

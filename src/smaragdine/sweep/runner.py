@@ -13,7 +13,6 @@ repetition there or not there, and goes on.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import secrets
@@ -21,11 +20,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 from smaragdine.sweep.experiment import until_part
+from smaragdine.sweep.lock import locked
 from smaragdine.sweep.measured import measure
 from smaragdine.sweep.plan import Plan, Task, read_plan
 from smaragdine.sweep.progress import Progress, expected_s, measured_s, relative_interval
@@ -40,7 +40,7 @@ class Sweep:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.plan: Plan = read_plan(folder)
-        self._lock = _locked(folder)
+        self._lock = locked(folder)
         for name in (RUNS, UNFINISHED, LOGS):
             (folder / name).mkdir(exist_ok=True)
         self._tasks = {task.name: task for task in self.plan.tasks}
@@ -206,15 +206,3 @@ class Queue:
         if until_part(self.sweep.plan.experiment(task)) is None:
             return False
         return any(other.group == task.group for other in self._running)
-
-
-def _locked(folder: Path) -> TextIO:
-    lock = open(folder / ".lock", "w")  # noqa: SIM115
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise UserError(
-            f"{folder} is at work already", remedy="Wait for it, or name another folder"
-        ) from None
-    return lock

@@ -31,10 +31,18 @@ _REST = " rest"  # no segment of a path begins with a blank: no child can be nam
 
 @styled
 def diagram(
-    levels: Sequence[Node], device: str = "", width_mm: float = style.COLUMN_MM, more: Sequence[str] = ()
+    levels: Sequence[Node],
+    device: str = "",
+    width_mm: float | None = style.COLUMN_MM,
+    more: Sequence[str] = (),
+    least_share: float = LEAST_SHARE,
 ) -> Figure:
-    """One panel for each node: its children. A box that the next panel opens has a thick outline."""
-    panels = [(node, *_shown(node, width_mm)) for node in levels]
+    """One panel for each node: its children. A box that the next panel opens has a thick outline.
+
+    Of no given width, it is a column where all fits, else a page. What is below `least_share` shares a box.
+    """
+    width_mm = width_mm or _width(levels, least_share)
+    panels = [(node, *_shown(node, width_mm, least_share)) for node in levels]
     placed = [_place(node, texts, width_mm) for node, texts, _ in panels]
     device_note = f"share of each panel's energy on {device}" if device else "share of each panel's energy"
     notes = [
@@ -74,8 +82,7 @@ def diagram_of_runs(runs: Sequence[Run], path: str | None = None) -> Figure:
     if not levels or not levels[0].children:
         raise NotDrawn(f"{runs[0].label} has no layer with parts")
     first = [f"of {len(runs)} runs: {runs[0].label}"] if len(runs) > 1 else []
-    width_mm = style.COLUMN_MM if _fits_a_column(levels) else style.PAGE_MM
-    return diagram(levels, working_device([runs[0].footprint]), width_mm, first)
+    return diagram(levels, working_device([runs[0].footprint]), None, first)
 
 
 def main_levels(root: Node, most: int = _LEVELS) -> list[Node]:
@@ -98,13 +105,17 @@ def _place(node: Node, texts: dict[str, tuple[str, str]], width_mm: float) -> La
     return layout(widths_mm, edges, width_mm - 2 * _MARGIN_MM, _BOX_MM)
 
 
-def _fits_a_column(levels: Sequence[Node]) -> bool:
-    return all(_place(node, _shown(node, style.COLUMN_MM)[0], style.COLUMN_MM).bands <= 1 for node in levels)
+def _width(levels: Sequence[Node], least_share: float) -> float:
+    shown = [(node, _shown(node, style.COLUMN_MM, least_share)[0]) for node in levels]
+    fits = all(_place(node, texts, style.COLUMN_MM).bands <= 1 for node, texts in shown)
+    return style.COLUMN_MM if fits else style.PAGE_MM
 
 
-def _shown(node: Node, width_mm: float) -> tuple[dict[str, tuple[str, str]], list[Node]]:
+def _shown(
+    node: Node, width_mm: float, least_share: float = LEAST_SHARE
+) -> tuple[dict[str, tuple[str, str]], list[Node]]:
     """Box → its two lines, and the children that share one box because they are small."""
-    large = [child for child in node.children if (child.share or 0.0) >= LEAST_SHARE]
+    large = [child for child in node.children if (child.share or 0.0) >= least_share]
     if len(large) > MOST_BOXES:
         most = sorted(large, key=lambda child: -child.energy_j)[: MOST_BOXES - 1]
         large = [child for child in large if any(child is one for one in most)]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from smaragdine.accounting.diagram import Node, diagram, walk
+from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.noise import deviation
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.epoch_power import repeating
@@ -68,14 +69,10 @@ def layers(
 
 def layers_of_runs(runs: Sequence[Run]) -> Figure:
     one_setting(runs)
-    device = working_device([run.footprint for run in runs])
-    roots = [diagram(only(run.footprint, [device])) for run in runs]
-    family = repeating(roots[0])
-    if not family:
-        raise NotDrawn(f"no layers of {runs[0].label} repeat three times or more")
-    paths = [node.path for node in family]
-    found = [[node for node in walk(root) if node.path in set(paths)] for root in roots]
-    ordered = [sorted(nodes, key=lambda node: paths.index(node.path)) for nodes in found]
+    footprints = [run.footprint for run in runs]
+    device = working_device(footprints)
+    ordered = family_of(footprints, device, runs[0].label)
+    paths = [node.path for node in ordered[0]]
     total = runs[0].footprint.devices[device]
     std_j, over = (
         (_over_steps(runs[0], paths, device), f"{total.steps} steps") if len(runs) == 1 else ({}, "")
@@ -83,6 +80,16 @@ def layers_of_runs(runs: Sequence[Run]) -> Figure:
     of = "a step" if total.per_step else "what was traced"
     notes = footprint_notes([only(run.footprint, [device]) for run in runs])
     return layers(ordered, of, device, std_j, over if std_j else "", notes)
+
+
+def family_of(footprints: Sequence[Footprint], device: str, label: str) -> list[list[Node]]:
+    """The layers that repeat in the first footprint, as each of them has them; `label` is what has none."""
+    roots = [diagram(only(footprint, [device])) for footprint in footprints]
+    paths = {node.path: n for n, node in enumerate(repeating(roots[0]))}
+    if not paths:
+        raise NotDrawn(f"no layers of {label} repeat three times or more")
+    found = [[node for node in walk(root) if node.path in paths] for root in roots]
+    return [sorted(nodes, key=lambda node: paths[node.path]) for nodes in found]
 
 
 def _over_steps(run: Run, paths: Sequence[str], device: str) -> dict[str, float]:

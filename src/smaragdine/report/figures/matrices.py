@@ -24,10 +24,13 @@ _MOST = 16
 _CELL_MM = 8.2
 _WIDEST_CELL_MM = 13.0
 _LABEL_MM = 22.0
+_TITLE_MM = 27.0  # of the longest
 
 
 @styled
-def similarity(footprints: Mapping[str, Footprint], device: str | None = None) -> Figure:
+def similarity(
+    footprints: Mapping[str, Footprint], device: str | None = None, more: Sequence[str] = ()
+) -> Figure:
     """Pearson correlation of energy, of power, and of busy times alone, which any tool without power gets."""
     runs = _checked(footprints)
     flat = [constant_power(footprint) for footprint in runs]
@@ -50,7 +53,8 @@ def similarity(footprints: Mapping[str, Footprint], device: str | None = None) -
     text = f"between {off.min():.4f} and {off.max():.4f}" if off.size else "all alike"
     text = f"{', '.join(footprints)}: {text}"
     title = "Similarity of footprints"
-    return style.describe(figure, title, text, [names, *_key(list(footprints)), *footprint_notes(runs)])
+    notes = [names, *more, *_key(list(footprints)), *footprint_notes(runs)]
+    return style.describe(figure, title, text, notes)
 
 
 @styled
@@ -111,17 +115,24 @@ def _values(rows: Sequence[Sequence[Any]]) -> Floats:
 def _panels(count: int, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
     """Beside each other as far as the page goes, with cells that hold a number."""
     name_mm = max(lettering.width_mm(label) for label in _short(labels)) + 3
-    least_mm = _CELL_MM * len(labels) + 3
-    columns = max(1, min(count, int((style.PAGE_MM - name_mm) // least_mm)))
-    narrow = columns * least_mm + name_mm <= style.COLUMN_MM
-    width_mm = style.COLUMN_MM if narrow else style.PAGE_MM
+    cells_mm = _CELL_MM * len(labels) + 3
+    least_mm = max(cells_mm, _TITLE_MM)
+    in_column, in_page = (
+        max(1, min(count, int((wide_mm - name_mm) // least_mm)))
+        for wide_mm in (style.COLUMN_MM, style.PAGE_MM)
+    )
+    # Few cells below long titles go on below each other: a page would be mostly empty.
+    narrow = in_column * least_mm + name_mm <= style.COLUMN_MM and (
+        in_column == count or (cells_mm < _TITLE_MM and in_column > 1)
+    )
+    columns, width_mm = (in_column, style.COLUMN_MM) if narrow else (in_page, style.PAGE_MM)
     each_mm = min((width_mm - name_mm) / columns, _WIDEST_CELL_MM * len(labels) + 3)
     rows = -(-count // columns)
     under_mm = name_mm if _turned(labels) else 5
     height_mm = (each_mm + 3 + under_mm) * rows + (4 if _turned(labels) else 7)
     figure, panels = style.sheet(height_mm, rows, columns, width_mm, sharey=True)
     for spare in panels[count:]:
-        spare.set_visible(False)
+        spare.remove()
     return figure, panels[:count]
 
 

@@ -54,8 +54,17 @@ def asss(
 
 
 @styled
-def assw(turns: Sequence[Sequence[Score]], device: str, runs_each: int, notes: Sequence[str] = ()) -> Figure:
-    """The scores of one experiment against n others; each turn takes another experiment as the one."""
+def assw(
+    turns: Sequence[Sequence[Score]],
+    device: str,
+    runs_each: int,
+    notes: Sequence[str] = (),
+    pooled: bool = False,
+) -> Figure:
+    """The scores of one experiment against n others; each turn takes another experiment as the one.
+
+    `pooled`: against n with it among them, as the paper has it.
+    """
     figure, (axes,) = style.sheet(height_mm=54)
     x = [float(score.n) for score in turns[0]]
     lowest = min(_curve(axes, name, x, turns) for name in _CURVES)
@@ -63,9 +72,10 @@ def assw(turns: Sequence[Sequence[Score]], device: str, runs_each: int, notes: S
     axes.set_xticks(x[::every], [f"{value:g}" for value in x[::every]])
     axes.set_xlim(x[0] - 0.3, x[-1] + 0.3)
     each = f"{runs_each} runs" if runs_each > 1 else "one run"
-    axes.set_xlabel(f"Other experiments pooled (number, of {each} each)")
+    axes.set_xlabel(f"{'Experiments' if pooled else 'Other experiments'} pooled (number, of {each} each)")
     _finish(axes, lowest)
-    spread = f"bands: standard deviation over {len(turns)} experiments, each in turn against the others"
+    against = "more of them, itself among these" if pooled else "the others"
+    spread = f"bands: standard deviation over {len(turns)} experiments, each in turn against {against}"
     title = "Accounting similarity with sample widening (ASSW)"
     return style.describe(figure, title, f"{device}: {_ends(turns)}", [device, spread, *notes])
 

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from smaragdine.accounting import arithmetic
 from smaragdine.accounting.account import account_meters, recording_inputs
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint
@@ -188,14 +189,10 @@ def by_folder(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def working_device(footprints: Sequence[Footprint]) -> str:
     """The device of which operations take the most energy."""
-    energy_j = {
-        device: sum(f.devices[device].total_j - f.devices[device].idle_j for f in footprints)
-        for device in footprints[0].devices
-        if all(device in f.devices for f in footprints)
-    }
-    if not energy_j:
+    device = arithmetic.working_device(footprints)
+    if device is None:
         raise NotDrawn("the recordings have no device in common")
-    return max(energy_j, key=lambda device: energy_j[device])
+    return device
 
 
 def only(footprint: Footprint, devices: Sequence[str]) -> Footprint:

@@ -23,8 +23,8 @@ _THIN = 0.002
 
 
 @styled
-def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step") -> Figure:
-    """Stage → the footprints of its runs; `of` is what one footprint covers."""
+def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step", more: Sequence[str] = ()) -> Figure:
+    """Stage → the footprints of its runs; `of` is what one footprint covers, `more` what else to say."""
     figure, (axes,) = style.sheet(height_mm=62)
     parts = {stage: [phase_energies_j(one) for one in each] for stage, each in runs.items()}
     phases = style.ordered_phases(phase for each in parts.values() for one in each for phase in one)
@@ -58,7 +58,7 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step") -> Figur
     said = f"{min(counts)}–{max(counts)}" if len(counts) > 1 else f"{counts.pop()}"
     whiskers = f"whiskers: standard deviation over {said} runs" if spread else "one run each: no whiskers"
     text = "; ".join(f"{s}: {joules(math.fsum(t) / len(t))}" for s, t in totals.items())
-    notes = [whiskers, *key, *footprint_notes([one for each in runs.values() for one in each])]
+    notes = [whiskers, *more, *key, *footprint_notes([one for each in runs.values() for one in each])]
     return style.describe(figure, f"Energy of {of} by stage and phase", text, notes)
 
 

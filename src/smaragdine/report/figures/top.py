@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from smaragdine.report.figures.style import styled
 from smaragdine.units import si
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 TOP = 10
@@ -38,13 +39,28 @@ class Bars:
 
 def top_energy(footprints: Sequence[Footprint], device: str | None = None, top: int = TOP) -> Figure:
     """Of one run, or of the mean of several; `device` is the one that does the work unless given."""
-    device = device or working_device(footprints)
-    return _draw(energies(footprints, device), footprints, device, "Energy", "J", top)
+    return top_energies({"": footprints}, device, top)
 
 
 def top_power(footprints: Sequence[Footprint], device: str | None = None, top: int = TOP) -> Figure:
-    device = device or working_device(footprints)
-    return _draw(powers(footprints, device), footprints, device, "Power", "W", top)
+    return top_powers({"": footprints}, device, top)
+
+
+def top_energies(
+    groups: Mapping[str, Sequence[Footprint]], device: str | None = None, top: int = TOP
+) -> Figure:
+    """Groups of runs beside each other, on the same scale."""
+    device = device or working_device([one for each in groups.values() for one in each])
+    bars = {name: energies(each, device) for name, each in groups.items()}
+    return _draw(bars, groups, device, "Energy", "J", top)
+
+
+def top_powers(
+    groups: Mapping[str, Sequence[Footprint]], device: str | None = None, top: int = TOP
+) -> Figure:
+    device = device or working_device([one for each in groups.values() for one in each])
+    bars = {name: powers(each, device) for name, each in groups.items()}
+    return _draw(bars, groups, device, "Power", "W", top)
 
 
 def top_energy_of_runs(runs: Sequence[Run]) -> Figure:
@@ -121,15 +137,55 @@ def _ranked(
 
 
 @styled
-def _draw(bars: Bars, footprints: Sequence[Footprint], device: str, what: str, unit: str, top: int) -> Figure:
-    count = min(top, len(bars.name))
-    if not count:
+def _draw(
+    groups: Mapping[str, Bars],
+    runs: Mapping[str, Sequence[Footprint]],
+    device: str,
+    what: str,
+    unit: str,
+    top: int,
+) -> Figure:
+    counts = {name: min(top, len(bars.name)) for name, bars in groups.items()}
+    if not all(counts.values()):
         raise NotDrawn(f"no operation took any energy on {device}")
-    figure, (axes,) = style.sheet(height_mm=22 + 5.9 * count)
-    value, std, interval = bars.value[:count], bars.std[:count], bars.interval[:count]
-    at = np.arange(count, dtype=float)
-    colours = [style.colour_of_phase(phase) for phase in bars.phase[:count]]
-    axes.barh(at, value, 0.34, color=colours)
+    count = max(counts.values())
+    footprints = [only(one, [device]) for each in runs.values() for one in each]
+    titled = len(groups) > 1
+    figure, panels = style.sheet(
+        height_mm=(26 if titled else 22) + 5.9 * count,
+        columns=len(groups),
+        wide_mm=style.PAGE_MM if titled else style.COLUMN_MM,
+        sharex=True,
+    )
+    reach = max(_bars(axes, bars, top) for axes, bars in zip(panels, groups.values(), strict=True))
+    of = "in a step" if footprints[0].devices[device].per_step else "while traced"
+    title = f"{what} {of}" if unit == "J" else "Mean power while busy"
+    for axes, (name, bars) in zip(panels, groups.items(), strict=True):
+        axes.set_ylim(count - 0.6, -0.95)
+        axes.set_xlim(0, reach * 1.03)
+        style.quantity(axes.xaxis, f"{title} on {device}", unit, reach)
+        if titled:
+            axes.set_title(name, pad=16)
+        style.phase_legend(axes, bars.phase[:top])
+    over = dict.fromkeys(bars.spread_over for bars in groups.values() if bars.spread_over)
+    notes = [f"whiskers: standard deviation over {' and '.join(over)}"] if over else []
+    notes += (
+        ["grey lines: 95 % interval"] if any(np.isfinite(b.interval).any() for b in groups.values()) else []
+    )
+    notes += [f"names with {100 * LEAST_SHARE:g} % of the energy or more"] if unit == "W" else []
+    notes += [] if notes else ["uncertainty not known"]
+    text = ". ".join(
+        f"{name}: {_said(b, top, unit)}" if name else _said(b, top, unit) for name, b in groups.items()
+    )
+    notes += footprint_notes(footprints)
+    return style.describe(figure, f"The {count} names with the most {what.lower()} on {device}", text, notes)
+
+
+def _bars(axes: Axes, bars: Bars, top: int) -> float:
+    """Draws one group; returns how far it reaches."""
+    value, std, interval = bars.value[:top], bars.std[:top], bars.interval[:top]
+    at = np.arange(value.size, dtype=float)
+    axes.barh(at, value, 0.34, color=[style.colour_of_phase(phase) for phase in bars.phase[:top]])
     known = np.isfinite(interval)
     low = np.maximum(value - interval, 0.0)
     axes.hlines(at[known], low[known], (value + interval)[known], color="#9A9A9A", lw=0.8, gid="interval")
@@ -138,26 +194,17 @@ def _draw(bars: Bars, footprints: Sequence[Footprint], device: str, what: str, u
         axes.errorbar(
             value[spread], at[spread], xerr=std[spread], fmt="none", color=style.INK, lw=0.9, capsize=2
         )
-    reach = np.nanmax(np.concatenate([value, value + np.nan_to_num(std), value + np.nan_to_num(interval)]))
-    for i in range(count):
-        axes.text(0, at[i] - 0.23, lettering.shortened(bars.name[i], style.COLUMN_MM - 8), va="bottom")
-    axes.set_ylim(count - 0.6, -0.95)
+    for i, name in enumerate(bars.name[:top]):
+        axes.text(0, at[i] - 0.23, lettering.shortened(name, style.COLUMN_MM - 8), va="bottom")
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-    axes.set_xlim(0, float(reach) * 1.03)
     axes.grid(axis="x")
-    per_step = footprints[0].devices[device].per_step
-    of = "in a step" if per_step else "while traced"
-    title = f"{what} {of}" if unit == "J" else "Mean power while busy"
-    style.quantity(axes.xaxis, f"{title} on {device}", unit, float(reach))
-    style.phase_legend(axes, bars.phase[:count])
-    notes = [f"whiskers: standard deviation over {bars.spread_over}"] if bars.spread_over else []
-    notes += ["grey lines: 95 % interval"] if known.any() else []
-    notes += [f"names with {100 * LEAST_SHARE:g} % of the energy or more"] if unit == "W" else []
-    notes += [] if notes else ["uncertainty not known"]
-    text = "; ".join(
+    reach = np.concatenate([value, value + np.nan_to_num(std), value + np.nan_to_num(interval)])
+    return float(np.nanmax(reach))
+
+
+def _said(bars: Bars, top: int, unit: str) -> str:
+    return "; ".join(
         f"{name} ({style.named_phase(phase)}) {si(float(v), unit)}"
-        for name, phase, v in zip(bars.name[:count], bars.phase[:count], value, strict=True)
+        for name, phase, v in zip(bars.name[:top], bars.phase[:top], bars.value[:top], strict=True)
     )
-    notes += footprint_notes([only(footprint, [device]) for footprint in footprints])
-    return style.describe(figure, f"The {count} names with the most {what.lower()} on {device}", text, notes)

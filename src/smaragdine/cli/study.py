@@ -1,0 +1,212 @@
+"""`smaragdine study`: the paper's evaluation on this machine, and the same for a program of your own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from smaragdine.cli.study_options import custom_parser, figures_parser, study_parser, wanted_of
+from smaragdine.errors import UserError
+from smaragdine.study.catalogue import STUDIES, Planned, runs_of
+from smaragdine.study.folder import Study, check_words, expected_s, left_of, read_made
+from smaragdine.study.machine import machine_here
+from smaragdine.study.programs import check_packages
+from smaragdine.study.settings import Run
+from smaragdine.sweep.limits import Say
+from smaragdine.sweep.repetition import Stop
+
+_HELP = """\
+usage: smaragdine study bert | variants | albert | precision | all | custom | figures  [options]
+
+The paper's evaluation on this machine: run, recorded, compared with what was published, and drawn.
+
+  bert        pre-training, fine-tuning and prediction
+  variants    other numbers of layers and hidden sizes
+  albert      ALBERT beside BERT
+  precision   how alike footprints stay with fewer readings and more runs; what measuring costs
+  all         all of these, and the figures
+  custom      the same for a program of your own
+  figures     every figure and table of what has been run, and a page that compares it with the paper
+
+Commands that share a folder share their runs, and go on where they stopped.
+
+  smaragdine study bert --help    the options of each, with an example
+"""
+
+
+def main(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_HELP, end="")
+        return 0
+    if words[0] == "figures":
+        return _figures(words[1:])
+    if words[0] == "custom":
+        return _custom(words[1:])
+    if words[0] not in (*STUDIES, "all"):
+        known = ", ".join([*STUDIES, "all", "custom", "figures"])
+        raise UserError(f"unknown study {words[0]}", remedy=f"There are: {known}")
+    return _study(words[0], words[1:])
+
+
+def _study(name: str, words: list[str]) -> int:
+    options = study_parser(name).parse_args(words)
+    names = list(STUDIES) if name == "all" else [name]
+    machine = machine_here()
+    wanted = wanted_of(options, machine)
+    planned = [each for study in names for each in STUDIES[study](wanted)]
+    repeated = STUDIES["precision"](wanted) if "precision" in names else []
+    if repeated:
+        from smaragdine.study.scaling import scaling_settings
+
+        grown = scaling_settings(repeated[0].setting)[: wanted.size.grown]
+        planned += [Planned(setting, 1) for setting in grown]
+    runs, folder = runs_of(planned), Path(options.output)
+    if options.dry_run:
+        return _dry_run(folder, runs)
+    check_packages(wanted.frameworks)
+    if name == "all":
+        from smaragdine.report.figures.style import look
+
+        look()  # says so where matplotlib is missing
+
+    def then(say: Say, stop: Stop) -> bool:
+        from smaragdine.study.overhead import measure_overhead
+
+        try:
+            for each in repeated:
+                measure_overhead(each.setting, folder, say, stop, wanted.size.pairs)
+        except UserError as error:
+            say(f"overhead: {error}")
+            return False
+        return True
+
+    code = _run(folder, runs, options, ["study", name, *words], machine, then)
+    if code > 1:
+        return code
+    if name == "all":
+        _draw(folder)
+    _print_findings(folder, names, options.json)
+    return code
+
+
+def _custom(words: list[str]) -> int:
+    from smaragdine.report.study.custom import customs_json, customs_tables
+    from smaragdine.report.terminal import console
+    from smaragdine.study.custom import PROGRAM, custom_settings, customs_of
+    from smaragdine.study.results import load_results
+
+    cut = words.index("--") if "--" in words else len(words)
+    options = custom_parser().parse_args(words[:cut])
+    program = [*([options.program] if options.program else []), *words[cut + 1 :]]
+    settings = custom_settings(program, dict(options.vary), options.trace_steps, options.trace_skip)
+    runs, folder = runs_of([Planned(setting, options.runs) for setting in settings]), Path(options.output)
+    if options.dry_run:
+        return _dry_run(folder, runs)
+    code = _run(folder, runs, options, ["study", "custom", *words], machine_here())
+    if code > 1:
+        return code
+    found = customs_of(load_results(folder), str(settings[0].facts[PROGRAM]))
+    if options.json:
+        _print_json(customs_json(found))
+    elif found.settings:
+        console().print(customs_tables(found))
+    return code
+
+
+def _figures(words: list[str]) -> int:
+    options = figures_parser().parse_args(words)
+    folder = Path(options.folder)
+    if not any(folder.glob("results/*.json")):
+        made = read_made(folder)
+        why = "nothing has been run" if made is None else "no run has ended well"
+        raise UserError(f"{folder} has no results", why, f"Run: smaragdine study bert -o {folder}")
+    _draw(folder)
+    _print_findings(folder, [], options.json)
+    return 0
+
+
+def _run(
+    folder: Path,
+    runs: Sequence[Run],
+    options: argparse.Namespace,
+    command: Sequence[str],
+    machine: dict[str, Any],
+    then: Callable[[Say, Stop], bool] | None = None,
+) -> int:
+    """0: all have a result; 1: some have not; more: it was stopped."""
+    from smaragdine.report.study.running import StudyDisplay
+    from smaragdine.report.terminal import shortest_path
+    from smaragdine.study.runner import run_missing
+
+    check_words(folder, runs)
+    study = Study(folder, ["smaragdine", *command], machine, options.seed)
+    where, left = shortest_path(folder), left_of(folder, runs)
+    try:
+        with StudyDisplay(study.note, len(runs)) as display, Stop() as stop:
+            there = len(runs) - len(left)
+            display.say(f"study: {where}" + (f", {there} of {len(runs)} runs are there" if there else ""))
+            outcome = run_missing(study, runs, options.keep, display, stop)
+            done = then is None or bool(stop) or then(display.say, stop)
+    finally:
+        study.close()
+    if stop:
+        print(f"smaragdine: stopped. The same command again goes on in {where}", file=sys.stderr)
+        return 128 + stop.number
+    missing = [*outcome.failed, *outcome.left_out]
+    if missing:
+        words = f"{len(missing)} of {len(runs)} runs have no result, such as {missing[0]}"
+        print(f"smaragdine: {words}. The same command again retries them", file=sys.stderr)
+    return 1 if missing or not done else 0
+
+
+def _dry_run(folder: Path, runs: Sequence[Run]) -> int:
+    from smaragdine.report.study.running import runs_table
+    from smaragdine.report.terminal import console
+    from smaragdine.units import seconds
+
+    made = read_made(folder)
+    check_words(folder, runs)
+    left, took_s = left_of(folder, runs), {} if made is None else made.took_s
+    out = console()
+    if left:
+        out.print(runs_table(left, took_s))
+    total_s = expected_s(left, took_s)
+    time_words = "unknown until the first run has ended" if total_s is None else f"about {seconds(total_s)}"
+    line = f"{len(left)} of {len(runs)} runs are left; time: {time_words}"
+    out.print(line, markup=False, soft_wrap=True)
+    return 0
+
+
+def _draw(folder: Path) -> None:
+    from smaragdine.report.study.page import write_study
+    from smaragdine.report.terminal import shortest_path
+
+    for path in write_study(folder):
+        print(shortest_path(path), file=sys.stderr)
+
+
+def _print_findings(folder: Path, names: Sequence[str], as_json: bool) -> None:
+    """Of these studies, or of all."""
+    from smaragdine.report.study.tables import findings_table
+    from smaragdine.report.terminal import console
+    from smaragdine.study.findings import findings
+    from smaragdine.study.results import load_results
+
+    results = load_results(folder)
+    found = (
+        [each for each in findings(results, folder) if not names or each.study in names] if results else []
+    )
+    if as_json:
+        _print_json([asdict(each) for each in found])
+    elif found:
+        console().print(findings_table(found))
+
+
+def _print_json(values: Any) -> None:
+    json.dump(values, sys.stdout, indent=1, allow_nan=False)
+    print()

@@ -1,0 +1,237 @@
+"""The paper's figures from the results of a study. `NotDrawn` says why one cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from smaragdine.accounting.account import account, recording_inputs
+from smaragdine.accounting.arithmetic import average, per_step, scale
+from smaragdine.accounting.diagram import Node, diagram, walk, zoom
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.meters import Meter
+from smaragdine.accounting.precision import Score, thin
+from smaragdine.accounting.precision import assw as widened
+from smaragdine.accounting.similarity import Correlation, Scores
+from smaragdine.report.figures.diagram import diagram as draw_diagram
+from smaragdine.report.figures.epoch_power import epoch_power_of_runs, repeating
+from smaragdine.report.figures.layers import family_of, layers
+from smaragdine.report.figures.matrices import difference, similarity
+from smaragdine.report.figures.pair import pair
+from smaragdine.report.figures.precision import asss, assw
+from smaragdine.report.figures.runs import NotDrawn, footprint_notes, only
+from smaragdine.report.figures.stages import stages
+from smaragdine.report.figures.top import top_energies, top_energy, top_power, top_powers
+from smaragdine.report.study.material import STAGES, Material, of_phase, summaries
+from smaragdine.study.claims import STEPS
+from smaragdine.study.results import Result
+from smaragdine.study.scores import experiments_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LEAST_SHARE = 0.0005  # of a diagram's level: the paper's have boxes below one percent
+_MOST_PANELS = 6
+_WIDEST = 5  # experiments pooled, as the paper has them
+
+
+def stages_figure(material: Material) -> Figure:
+    found = {stage: material.like_base("bert", stage) for stage in STAGES}
+    known = {stage: results for stage, results in found.items() if results}
+    if not known:
+        raise NotDrawn("no stage of BERT was run")
+    runs = {
+        STAGES[stage]: [scale(only(result.step, [material.device]), STEPS[stage]) for result in results]
+        for stage, results in known.items()
+    }
+    steps = sorted({STEPS[stage] for stage in known}, reverse=True)
+    said = [f"{STAGES['predict']}: {STEPS['predict']} steps"] if len(steps) > 1 else []
+    return stages(runs, f"{steps[0]} steps on {material.device}", said)
+
+
+def program_figure(material: Material) -> Figure:
+    """From the whole forward pass down to the transformers one by one."""
+    root = _forward(material)
+    family = _family(root, material)
+    above = family[0].path.rpartition("/")[0]
+    way = [root, *(node for node in walk(root) if node.path and f"{above}/".startswith(f"{node.path}/"))]
+    levels = [_in_order(node) for node in way if len(node.children) > 1]
+    return _diagram(levels, material)
+
+
+def transformers_figure(material: Material) -> Figure:
+    steps = [result.step for result in material.base]
+    device = material.device
+    found = family_of(steps, device, material.base[0].setting)
+    return layers(found, "a step", device, notes=footprint_notes([only(step, [device]) for step in steps]))
+
+
+def power_figure(material: Material) -> Figure:
+    return epoch_power_of_runs([material.kept(material.base)])
+
+
+def transformer_figure(material: Material) -> Figure:
+    """The first transformer, its layers, and self-attention, or whatever layer inside them is the largest."""
+    root = _forward(material)
+    first = zoom(root, _family(root, material)[0].path)
+    parts = [child for child in first.children if child.children]
+    inner = [below for child in parts for below in child.children if len(below.children) > 1]
+    chosen = max(inner, key=lambda node: (node.name == "self", node.energy_j), default=None)
+    levels = [first]
+    for child in parts:
+        levels += [child] if len(child.children) > 1 else []
+        levels += [below for below in child.children if below is chosen]
+    return _diagram(levels[:_MOST_PANELS], material)
+
+
+def top_energy_figure(material: Material) -> Figure:
+    return top_energy(summaries(material.base, material.device), material.device)
+
+
+def top_power_figure(material: Material) -> Figure:
+    return top_power(summaries(material.base, material.device), material.device)
+
+
+def similarity_figure(material: Material) -> Figure:
+    """All readings against every second, of the run whose recording was kept."""
+    run = material.kept(material.base)
+    events, meters = recording_inputs(run.recording)
+    device = material.device
+    if device not in meters.of:
+        raise NotDrawn(f"{run.label} has no power of {device}")
+    meter = meters.of[device]
+
+    def every(k: int) -> Footprint:
+        trace = thin(meter.trace, k, meter.readings)
+        known = Meter(trace, meter.sensor, provenance=meter.provenance, idle_w=meter.idle_w)
+        found = only(account(events, {device: known}), [device])
+        return per_step(found) if found.devices[device].steps else found
+
+    return pair(every(1), every(2), ("all", "every 2nd"), device, ["columns: the readings kept", run.label])
+
+
+def asss_figure(material: Material) -> Figure:
+    device = material.device
+    found = [[score_of(one) for one in result.asss.get(device, ())] for result in material.base]
+    shown = min(sum(score.scores.energy.value is not None for score in each) for each in found)
+    if shown < 3:
+        raise NotDrawn("the traced time has too few readings to leave any out")
+    period_ms = material.base[0].period_ms.get(device)
+    return asss([each[:shown] for each in found], device, period_ms, _notes(material.base, device))
+
+
+def assw_figure(material: Material) -> Figure:
+    """As the paper has it: the experiments that are pooled hold the one they are compared with."""
+    experiments = _experiments(material, 3)
+    device = material.device
+    turned = [[*experiments[n:], *experiments[:n]][:_WIDEST] for n in range(len(experiments))]
+    turns = [widened(each, device).pooled for each in turned]
+    return assw(turns, device, len(experiments[0]), _notes(material.base, device), pooled=True)
+
+
+def stability_figure(material: Material) -> Figure:
+    experiments = _experiments(material, 2)
+    size = len(experiments[0])
+    means = {chr(ord("a") + n): average(each).mean for n, each in enumerate(experiments)}
+    said = f"experiments a to {list(means)[-1]} of {size} run{'s' if size > 1 else ''} each"
+    return similarity(means, material.device, [said])
+
+
+def variants_similarity_figure(material: Material) -> Figure:
+    return similarity(_variants(material), material.device)
+
+
+def variants_difference_figure(material: Material) -> Figure:
+    return difference(_variants(material), material.device)
+
+
+def albert_energy_figure(material: Material) -> Figure:
+    return top_energies(_models(material), material.device)
+
+
+def albert_power_figure(material: Material) -> Figure:
+    return top_powers(_models(material), material.device)
+
+
+def score_of(values: Mapping[str, float | int | None]) -> Score:
+    """A score of ASSS as a result keeps it."""
+
+    def value(key: str) -> Correlation:
+        return Correlation(values.get(key), "", 0, (), ())
+
+    absent = Correlation(None, "not kept", 0, (), ())
+    found = Scores(
+        value("energy"), value("power"), value("constant_power"), absent, value("times_against_energy")
+    )
+    return Score(int(values["every"] or 0), found)
+
+
+def _forward(material: Material) -> Node:
+    """The mean forward pass of the base, with the dataflow of the recording that was kept."""
+    mean = of_phase(_mean(material.base, material.device), "forward")
+    if not mean.rows.num_rows:
+        raise NotDrawn(f"{material.base[0].setting} has no forward pass of its own")
+    try:
+        edges = material.kept(material.base).recording.edges
+    except NotDrawn:
+        edges = None
+    return diagram(mean, edges)
+
+
+def _family(root: Node, material: Material) -> list[Node]:
+    found = repeating(root)
+    if not found:
+        raise NotDrawn(f"no layers of {material.base[0].setting} repeat three times or more")
+    return found
+
+
+def _in_order(node: Node) -> Node:
+    """Numbered layers by their number where no dataflow says more."""
+    numbers = {child.name: re.findall(r"\d+", child.name) for child in node.children}
+    if node.edges or not all(numbers.values()):
+        return node
+    ordered = sorted(node.children, key=lambda child: [int(n) for n in numbers[child.name]])
+    return dataclasses.replace(node, children=tuple(ordered))
+
+
+def _diagram(levels: Sequence[Node], material: Material) -> Figure:
+    count = len(material.base)
+    said = ["forward pass", f"mean of {count} runs" if count > 1 else "one run"]
+    if not any(node.edges for node in levels):
+        said.append("dataflow not kept")
+    return draw_diagram(levels, material.device, None, said, _LEAST_SHARE)
+
+
+def _mean(results: Sequence[Result], device: str) -> Footprint:
+    return average([only(result.step, [device]) for result in results]).mean
+
+
+def _experiments(material: Material, least: int) -> list[list[Footprint]]:
+    found = experiments_of(material.base)
+    if len(found) < least:
+        raise NotDrawn(
+            f"it takes {least} experiments of {material.base[0].setting} or more, not {len(found)}"
+        )
+    names = [result.name for result in material.base]
+    by_name = dict(zip(names, summaries(material.base, material.device), strict=True))
+    return [[by_name[result.name] for result in each] for each in found]
+
+
+def _variants(material: Material) -> dict[str, Footprint]:
+    found = material.variants()
+    if len(found) < 2:
+        raise NotDrawn("it takes two variants or more")
+    return {label: average(summaries(results, material.device)).mean for label, results in found.items()}
+
+
+def _models(material: Material) -> dict[str, list[Footprint]]:
+    found = {model.upper(): material.like_base(model, "pretrain") for model in ("albert", "bert")}
+    if not found["ALBERT"]:
+        raise NotDrawn("ALBERT was not run")
+    return {model: summaries(results, material.device) for model, results in found.items() if results}
+
+
+def _notes(results: Sequence[Result], device: str) -> list[str]:
+    return footprint_notes([only(result.step, [device]) for result in results])

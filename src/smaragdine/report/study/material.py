@@ -1,0 +1,154 @@
+"""What a study has to draw: its results by what may be compared, and the recordings it kept.
+
+Results of one framework, precision, batch and length are one kind, as findings have it: each has its figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+
+from smaragdine.accounting.arithmetic import add, working_device
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.merge import renaming
+from smaragdine.accounting.rows import column, combine, group, ordered, replace
+from smaragdine.accounting.similarity import select
+from smaragdine.errors import UserError
+from smaragdine.recording.reader import open_recording
+from smaragdine.report.figures.runs import NotDrawn, Run
+from smaragdine.study.custom import PROGRAM
+from smaragdine.study.folder import RUNS
+from smaragdine.study.results import Result
+from smaragdine.study.work import Shape, groups
+
+STAGES = {"pretrain": "pre-training", "finetune": "fine-tuning", "predict": "prediction"}
+
+
+@dataclass(frozen=True)
+class Material:
+    """Of one kind. Energies are those of `device`, which does the work, unless said otherwise."""
+
+    out: Path
+    kind: str  # as keys of findings have it: torch-bf16; of a user's own program, its name
+    suffix: str  # of files: the kind; nothing where OUT has one
+    device: str
+    results: tuple[Result, ...]
+    shape: Shape | None = None  # layers and hidden size of what is no variant; None: a user's own program
+
+    @cached_property
+    def base(self) -> list[Result]:
+        """What all is compared with: pre-training of BERT where there is any."""
+        found = [self.like_base(model, stage) for stage in STAGES for model in ("bert", "albert")]
+        return next((each for each in found if each), None) or max(by_setting(self.results).values(), key=len)
+
+    def of(self, model: str, stage: str) -> list[Result]:
+        return [r for r in self.results if r.facts.get("model") == model and r.facts.get("stage") == stage]
+
+    def like_base(self, model: str, stage: str) -> list[Result]:
+        """Of the shape that is no variant."""
+        return [result for result in self.of(model, stage) if _shape(result) == self.shape]
+
+    def variants(self) -> dict[str, list[Result]]:
+        """By hidden size and layers; of a user's own program, by what varies."""
+        if self.shape is None:
+            return {_varied(each[0]): each for each in by_setting(self.results).values()}
+        found = sorted(self.of("bert", "pretrain"), key=lambda result: _shape(result)[::-1])
+        return {variant_label(each[0]): each for each in by_setting(found).values()}
+
+    def kept(self, results: Sequence[Result]) -> Run:
+        """The first run of a setting whose recording still has its events."""
+        for result in sorted(results, key=lambda one: one.number):
+            try:
+                recording = open_recording(self.out / RUNS / result.name)
+                if recording.events.num_rows:
+                    return Run(recording, result.name, result.setting)
+            except UserError:
+                continue
+        raise NotDrawn(f"no recording of {results[0].setting} was kept with its events (--keep first)")
+
+
+def materials(out: Path, results: Sequence[Result]) -> list[Material]:
+    """The kinds that OUT has, that with the most runs first; then a user's own programs."""
+    kinds = [
+        Material(
+            out,
+            one.suffix,
+            f"-{one.suffix}",
+            one.device,
+            tuple(work.result for work in one.works),
+            one.main_shape("bert") or one.main_shape("albert"),
+        )
+        for one in sorted(groups(results), key=lambda one: -len(one.works))
+    ]
+    own: dict[str, list[Result]] = {}
+    for result in results:
+        if PROGRAM in result.facts:
+            own.setdefault(str(result.facts[PROGRAM]), []).append(result)
+    for program, each in own.items():
+        device = working_device([result.step for result in each])
+        if device is not None:
+            suffix = "-" + re.sub(r"[^A-Za-z0-9_.+-]+", "_", program)
+            kinds.append(Material(out, program, suffix, device, tuple(each)))
+    return kinds if len(kinds) > 1 else [dataclasses.replace(one, suffix="") for one in kinds]
+
+
+def by_setting(results: Iterable[Result]) -> dict[str, list[Result]]:
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.setting, []).append(result)
+    return found
+
+
+def variant_label(result: Result) -> str:
+    return f"L{result.facts.get('layers')} H{result.facts.get('hidden')}"
+
+
+def summaries(results: Sequence[Result], device: str) -> list[Footprint]:
+    """Of one device, with self-similar layers merged: the paper's STEF and STPF.
+
+    By the names of all runs together: an operation that one of them lacks must not part its layers.
+    """
+    found = [select(result.step, device) for result in results]
+    called = renaming(add(found))
+    return [_renamed(footprint, called) for footprint in found]
+
+
+def _renamed(footprint: Footprint, called: Mapping[str, str]) -> Footprint:
+    names = pa.array([called[name] for name in footprint.rows["name"].to_pylist()], pa.string())
+    rows = replace(footprint.rows, {"name": names})
+    return dataclasses.replace(footprint, rows=ordered(combine(rows, group(rows)), footprint.devices))
+
+
+def of_phase(footprint: Footprint, phase: str) -> Footprint:
+    """One phase of a footprint; a device's total is then what that phase took, for idle belongs to none."""
+    kept = pa.array([known == phase for known in footprint.rows["phase"].to_pylist()], pa.bool_())
+    rows = footprint.rows.filter(kept)
+    devices = rows["device"].to_pylist()
+    energy_j = column(rows, "energy_j")
+    totals = {
+        device: dataclasses.replace(
+            total,
+            total_j=math.fsum(energy_j[[known == device for known in devices]].tolist()),
+            idle_j=0.0,
+            other_j=None,
+            static_j=None,
+        )
+        for device, total in footprint.devices.items()
+        if device in devices
+    }
+    return dataclasses.replace(footprint, rows=rows, devices=totals)
+
+
+def _shape(result: Result) -> Shape:
+    return int(result.facts.get("layers", 0)), int(result.facts.get("hidden", 0))
+
+
+def _varied(result: Result) -> str:
+    return ", ".join(f"{key} {value}" for key, value in result.facts.items() if key != PROGRAM)

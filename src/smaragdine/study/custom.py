@@ -1,0 +1,118 @@
+"""A user's own program as a study: what varies in its words, and how alike the settings come out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from smaragdine.accounting.arithmetic import adding_devices, average, working_device
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.merge import merge
+from smaragdine.accounting.similarity import Correlation, constant_power, correlation, matrix, mean_difference
+from smaragdine.errors import UserError
+from smaragdine.recording.command import build_command
+from smaragdine.study.results import Result
+from smaragdine.study.settings import Fact, Setting
+from smaragdine.sweep.experiment import filled
+
+PROGRAM = "program"  # the fact that tells a user's own program
+
+
+def custom_settings(
+    words: Sequence[str], vary: Mapping[str, Sequence[Fact]], trace_steps: int, trace_skip: int
+) -> list[Setting]:
+    """Every combination. `{layers}` in the words is replaced; without it `--layers 2` is added."""
+    label = build_command(words, os.environ).label
+    settings: list[Setting] = []
+    for values in itertools.product(*vary.values()):
+        facts = dict(zip(vary, values, strict=True))
+        own = [filled(word, {**facts}) for word in words]
+        for name, value in facts.items():
+            if not any(f"{{{name}}}" in word for word in words):
+                own += [f"--{name}", str(value)]
+        name = "-".join([label, *(f"{name}_{value}" for name, value in facts.items())])
+        name = re.sub(r"[^A-Za-z0-9_.+-]+", "_", name)[:100]
+        settings.append(Setting(name, tuple(own), {PROGRAM: label, **facts}, {}, trace_steps, trace_skip))
+    names = [setting.name for setting in settings]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"two settings would be named {twice}", remedy="Name every value once, and shorter")
+    return settings
+
+
+@dataclass(frozen=True)
+class Own:
+    """One setting of a user's program; figures are of a step on all devices, means over its runs."""
+
+    name: str
+    runs: int
+    step_s: float | None
+    energy_j: float
+    energy_std_j: float | None  # of one run there is none
+    provenance: str
+    alike: float | None  # the lowest similarity between two of its runs, by energy
+    alike_power: float | None
+    asss: float | None  # the lowest over all thinnings and runs, by energy
+
+
+@dataclass(frozen=True)
+class Customs:
+    """How settings of one program compare. Matrices are in the order of `settings`, layers merged."""
+
+    device: str | None  # that does the work, and that similarities are of; None: over all
+    settings: tuple[Own, ...]
+    energy: list[list[Correlation]]
+    power: list[list[Correlation]]
+    time_alone: list[list[Correlation]]  # what constant power would score
+    difference_j: list[list[float | None]]  # mean of column − row over common names
+    difference_w: list[list[float | None]]
+
+
+def customs_of(results: Sequence[Result], program: str) -> Customs:
+    """Of all results of a user's program, whatever command they came from."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        if result.facts.get(PROGRAM) == program:
+            groups.setdefault(result.setting, []).append(result)
+    device = working_device([run.step for runs in groups.values() for run in runs]) if groups else None
+    means = [average([merge(run.step) for run in runs]).mean for runs in groups.values()]
+    return Customs(
+        device,
+        tuple(_own(name, runs, device) for name, runs in groups.items()),
+        matrix(means, "energy", device),
+        matrix(means, "power", device),
+        matrix([constant_power(mean) for mean in means], "energy", device),
+        [[mean_difference(a, b, "energy", device) for b in means] for a in means],
+        [[mean_difference(a, b, "power", device) for b in means] for a in means],
+    )
+
+
+def step_j(footprint: Footprint) -> float:
+    """Of all devices that add up."""
+    return sum(footprint.devices[device].total_j for device in adding_devices(footprint))
+
+
+def _own(name: str, runs: Sequence[Result], device: str | None) -> Own:
+    energies_j = [step_j(run.step) for run in runs]
+    lengths_s = [run.step_s for run in runs if run.step_s is not None]
+    pairs = list(itertools.combinations([run.step for run in runs], 2))
+    thinned = [score["energy"] for run in runs for score in run.asss.get(device or "", ())]
+    return Own(
+        name,
+        len(runs),
+        statistics.fmean(lengths_s) if lengths_s else None,
+        statistics.fmean(energies_j),
+        statistics.stdev(energies_j) if len(runs) > 1 else None,
+        " + ".join(sorted({each for run in runs for each in run.provenance.values()})),
+        _lowest([correlation(a, b, "energy", device).value for a, b in pairs]),
+        _lowest([correlation(a, b, "power", device).value for a, b in pairs]),
+        _lowest(thinned),
+    )
+
+
+def _lowest(values: Sequence[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)

@@ -1,0 +1,84 @@
+"""Findings on ALBERT, beside BERT of the same layers and hidden size (the paper's § 6.2)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from smaragdine.accounting.arithmetic import average
+from smaragdine.accounting.rows import column
+from smaragdine.study import claims_cases as claims
+from smaragdine.study.findings_bert import TOP, powers_w
+from smaragdine.study.verdicts import Finding, mean, shown
+from smaragdine.study.work import Group, Work, rounds
+from smaragdine.units import watts
+
+
+def albert_findings(group: Group) -> list[Finding]:
+    albert = group.main("albert", "pretrain")
+    if not albert:
+        return []
+    bert = group.of("bert", "pretrain", albert[0].shape)
+    beside = [*_beside(group, albert, bert)] if bert else []
+    return [_einsum(group, albert), *beside]
+
+
+def _einsum(group: Group, albert: Sequence[Work]) -> Finding:
+    runs = [work.summed for work in albert]
+    einsums = [float((run.kind[run.top(TOP)] == "einsum").sum()) for run in runs]
+    products = [float(run.product[run.top(TOP)].sum()) for run in runs]
+    has_einsum = any((run.kind == "einsum").any() for run in runs)
+    obstacle = "" if has_einsum else "this implementation runs einsum as other products, or has none"
+    return group.finding(
+        claims.ALBERT_EINSUM,
+        albert,
+        einsums,
+        f"matrix products of any kind {shown(products, 'of 10')}",
+        obstacle,
+    )
+
+
+def _beside(group: Group, albert: Sequence[Work], bert: Sequence[Work]) -> Iterator[Finding]:
+    both = [*albert, *bert]
+    pairs = rounds([albert, bert])
+    ratios = [_top_j(a) / _top_j(b) for a, b in pairs if _top_j(b) > 0]
+    steps = [a.total_j / b.total_j for a, b in pairs if b.total_j > 0]
+    also = f"of a whole step {shown(steps, '')}" if steps else ""
+    yield group.finding(claims.ALBERT_HALF, both, ratios, also)
+
+    of_albert, of_bert = ([_power_w(work) for work in works] for works in (albert, bert))
+    differences = [a - b for a, b in zip(of_albert, of_bert, strict=False)]
+    least = min((power_w for work in albert for power_w in _powers_w(work)), default=None)
+    also = f"{shown(of_albert, 'W')} against {shown(of_bert, 'W')}; ALBERT's least {watts(least)}"
+    yield group.finding(claims.ALBERT_POWER, both, differences, also, of_power=True)
+
+    spread_albert, spread_bert = _spread_w(albert), _spread_w(bert)
+    if spread_albert is None or spread_bert is None:
+        few = "it takes two runs of each"
+        yield group.finding(claims.ALBERT_POWER_SPREAD, both, [], obstacle=few, of_power=True)
+    else:
+        also = f"{watts(spread_albert)} against {watts(spread_bert)}"
+        ratio = [spread_albert / spread_bert] if spread_bert > 0 else []
+        yield group.finding(claims.ALBERT_POWER_SPREAD, both, ratio, also, of_power=True)
+
+
+def _top_j(work: Work) -> float:
+    return float(work.summed.energy_j[work.summed.top(TOP)].sum())
+
+
+def _powers_w(work: Work) -> list[float]:
+    return powers_w(work.summed, work.summed.top(TOP))
+
+
+def _power_w(work: Work) -> float:
+    return statistics.fmean(_powers_w(work) or [0.0])
+
+
+def _spread_w(works: Sequence[Work]) -> float | None:
+    """The standard deviation over runs of a name's power, mean over the ten that take most."""
+    if len(works) < 2:
+        return None
+    spread = average([work.summary for work in works]).spread
+    std_w = column(spread, "power_std_w")[:TOP]  # rows are by falling energy
+    known = [value for value in std_w.tolist() if value == value]
+    return mean(known) if known else None

@@ -1,0 +1,204 @@
+"""Findings on BERT itself: where the energy of a step goes, and what the stages take (the paper's § 5)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from smaragdine.study import claims
+from smaragdine.study.roles import Mask, Operations
+from smaragdine.study.verdicts import Finding, mean, shown
+from smaragdine.study.work import Group, Work, rounds
+
+Ints = npt.NDArray[np.int64]
+TOP = 10
+_UNNAMED = "no operation here has the name of a transformer"
+_NO_BACKWARD = "no operation here is of the backward pass"
+
+
+def bert_findings(group: Group) -> list[Finding]:
+    works = group.main("bert", "pretrain")
+    if not works:
+        return list(_stages(group))
+    return [
+        *_parts(group, works),
+        *_transformers(group, works),
+        *_attention(group, works),
+        *_top(group, works),
+        *_stages(group),
+    ]
+
+
+def _parts(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
+    model = ("embeddings", "encoder", "pooler")
+    for claim, parts in (
+        (claims.ENCODER_SHARE, model),
+        (claims.ENCODER_SHARE_WITH_HEADS, (*model, "heads")),
+    ):
+        shares = _over(
+            works, lambda run, of=parts: _percent(run, _encoder(run), _in(run, *of) & run.of("forward"))
+        )
+        named = any(shares)  # without an encoder that has a name there is nothing to take a share of
+        yield group.finding(claim, works, shares if named else [], obstacle="" if named else _UNNAMED)
+
+
+def _transformers(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
+    # A transformer that no reading of power fell upon has none, and no share to compare.
+    shares = [share for share in map(_layer_shares, works) if len(share) > 1 and min(share) > 0]
+    obstacle = "" if shares else _UNNAMED
+    layers = min(map(len, shares), default=12)
+    spread = [statistics.stdev(each) for each in shares]
+    also = f"{shown(spread, '%')} the deviation over the {layers} transformers" if shares else ""
+    means = [mean(each) for each in shares]
+    yield group.finding(claims.transformer_share(layers), works, means, also, obstacle)
+    uneven = [100 * each / middle for each, middle in zip(spread, means, strict=True)]
+    yield group.finding(claims.TRANSFORMER_SPREAD, works, uneven, obstacle=obstacle)
+    first = [100 * (each[0] / middle - 1) for each, middle in zip(shares, means, strict=True)]
+    third = max(1, layers // 3)
+    early = [100 * (mean(each[:third]) / mean(each[third:]) - 1) for each in shares]
+    also = f"the first {third} of {layers} against the others {shown(early, '%')}" if shares else ""
+    yield group.finding(claims.FIRST_LOWER, works, first, also, obstacle)
+
+
+def _attention(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
+    """Of the first transformer, as in the paper, and of all."""
+
+    def attention(phase: str, layers: Callable[[Operations], Mask]) -> list[float]:
+        return _over(works, lambda run: _percent(run, run.attention, layers(run) & run.of(phase)))
+
+    def itself(phase: str, layers: Callable[[Operations], Mask]) -> list[float]:
+        return _over(
+            works,
+            lambda run: _percent(
+                run, run.block == "attention/self", layers(run) & run.attention & run.of(phase)
+            ),
+        )
+
+    for share, by_phase, larger in (
+        (attention, claims.ATTENTION, claims.ATTENTION_BACKWARD),
+        (itself, claims.SELF_ATTENTION, claims.SELF_ATTENTION_BACKWARD),
+    ):
+        of_first = {phase: share(phase, _first) for phase in by_phase}
+        for phase, claim in by_phase.items():
+            also = f"of all transformers {shown(share(phase, _any), '%')}" if of_first[phase] else ""
+            yield group.finding(claim, works, of_first[phase], also, "" if of_first[phase] else _UNNAMED)
+        known = len(of_first["forward"]) == len(of_first["backward"])
+        pairs = zip(of_first["backward"], of_first["forward"], strict=True) if known else ()
+        difference = [backward - forward for backward, forward in pairs]
+        yield group.finding(larger, works, difference, obstacle="" if difference else _UNNAMED)
+
+
+def _top(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
+    tops = [work.summed.top(TOP) for work in works]
+    obstacle = "" if all(len(top) == TOP for top in tops) else f"fewer than {TOP} operations"
+    runs = [work.summed for work in works]
+    products = [float(run.product[top].sum()) for run, top in zip(runs, tops, strict=True)]
+    name = f"the first is {runs[0].name[tops[0][0]]}" if len(tops[0]) else ""
+    yield group.finding(claims.TOP_PRODUCTS, works, products, name, obstacle)
+    backward = [float(run.of("backward")[top].sum()) for run, top in zip(runs, tops, strict=True)]
+    yield group.finding(claims.TOP_BACKWARD, works, backward, obstacle=obstacle)
+    ratio = _over(works, lambda run: _ratio(run.sum_j(run.of("backward")), run.sum_j(run.of("forward"))))
+    absent = "" if any(backward_j > 0 for backward_j in ratio) else _NO_BACKWARD
+    yield group.finding(claims.BACKWARD_LARGER, works, ratio, obstacle=absent)
+    yield _products_power(group, works)
+
+
+def _products_power(group: Group, works: Sequence[Work]) -> Finding:
+    of_products: list[float] = []
+    of_all: list[float] = []
+    for run in (work.summed for work in works):
+        top = run.top(TOP)
+        ten = relative_spread(run, top[run.product[top]])
+        every = relative_spread(run, np.arange(len(run.name)))
+        if ten is not None and every:
+            of_products.append(ten)
+            of_all.append(every)
+    ratios = [ten / every for ten, every in zip(of_products, of_all, strict=True)]
+    also = obstacle = ""
+    if ratios:
+        percent = [shown([100 * value for value in values], "%") for values in (of_products, of_all)]
+        also = f"{percent[0]} among the products, {percent[1]} among all"
+    else:
+        obstacle = "power does not vary here, or the ten hold fewer than two products"
+    return group.finding(claims.PRODUCTS_POWER, works, ratios, also, obstacle, of_power=True)
+
+
+def _stages(group: Group) -> Iterator[Finding]:
+    works = {stage: group.main("bert", stage) for stage in claims.STEPS}
+    for stage, claim in claims.STAGE_TOTAL.items():
+        if works[stage]:
+            same = all(claims.PAPERS_GPU in work.result.hardware for work in works[stage])
+            obstacle = "" if same else f"another machine: {works[stage][0].result.hardware or 'not known'}"
+            batch = works[stage][0].result.facts.get("batch", "?")
+            also = f"{claims.STEPS[stage]} steps of {batch} sentences on {group.device}, idle included"
+            totals_j = [stage_total_j(work) for work in works[stage]]
+            yield group.finding(claim, works[stage], totals_j, also, obstacle)
+    for stage, claim in claims.STAGE_RATIO.items():
+        pairs = rounds([works[stage], works["pretrain"]])
+        if pairs:
+            ratios = [stage_total_j(one) / stage_total_j(whole) for one, whole in pairs if whole.total_j > 0]
+            yield group.finding(claim, [*works[stage], *works["pretrain"]], ratios)
+    for stage, more in (("finetune", "pretrain"), ("predict", "finetune")):
+        pairs = rounds([works[stage], works[more]])
+        if pairs:
+            differences = [stage_total_j(one) - stage_total_j(other) for one, other in pairs]
+            yield group.finding(claims.STAGE_ORDER[stage], [*works[stage], *works[more]], differences)
+
+
+def stage_total_j(work: Work) -> float:
+    """Of the steps that the paper's stage has; see `claims.STEPS`."""
+    return work.total_j * claims.STEPS[str(work.result.facts["stage"])]
+
+
+def powers_w(run: Operations, chosen: Ints) -> list[float]:
+    """Of those that took time."""
+    ran = chosen[run.busy_s[chosen] > 0]
+    return (run.energy_j[ran] / run.busy_s[ran]).tolist()
+
+
+def relative_spread(run: Operations, chosen: Ints) -> float | None:
+    """The standard deviation of operations' powers, of their mean."""
+    found_w = powers_w(run, chosen)
+    return statistics.stdev(found_w) / mean(found_w) if len(found_w) > 1 and mean(found_w) > 0 else None
+
+
+def _layer_shares(work: Work) -> list[float]:
+    """Each transformer's share of the encoder's forward pass, from the input on."""
+    run = work.operations
+    chosen = _encoder(run) & run.of("forward")
+    layers = sorted({int(layer) for layer in run.layer[chosen] if layer >= 0})
+    found = [_percent(run, run.layer == layer, chosen) for layer in layers]
+    return [share for share in found if share is not None]
+
+
+def _over(works: Sequence[Work], figure: Callable[[Operations], float | None]) -> list[float]:
+    """The figure of each run that has it."""
+    return [value for value in (figure(work.operations) for work in works) if value is not None]
+
+
+def _percent(run: Operations, part: Mask, whole: Mask) -> float | None:
+    ratio = _ratio(run.sum_j(part & whole), run.sum_j(whole))
+    return None if ratio is None else 100 * ratio
+
+
+def _ratio(part_j: float, whole_j: float) -> float | None:
+    return part_j / whole_j if whole_j > 0 else None
+
+
+def _in(run: Operations, *parts: str) -> Mask:
+    return np.isin(run.part, parts)
+
+
+def _encoder(run: Operations) -> Mask:
+    return run.part == "encoder"
+
+
+def _first(run: Operations) -> Mask:
+    return run.layer == 0
+
+
+def _any(run: Operations) -> Mask:
+    return run.layer >= 0

@@ -1,0 +1,207 @@
+"""A study on disk: how it was made, what is done, and what of a recording stays.
+
+OUT/study.json      commands, seed, version, machine, and how long each run took
+    runs/NAME       recordings; a folder is here only when it is whole
+    results/        what is kept of them: smaragdine.study.results
+    logs/NAME.log   what the program printed
+    unfinished/     recordings that were cut off or failed, the last of each run
+    study.log       what was said, with its time
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from smaragdine.errors import UserError
+from smaragdine.recording.command import build_command, without_secrets
+from smaragdine.recording.format import TRACES_FOLDER
+from smaragdine.study.results import RESULTS, load_result
+from smaragdine.study.settings import Run
+from smaragdine.sweep.lock import locked
+from smaragdine.version import __version__
+from smaragdine.whole import users_file
+
+STUDY, RUNS, LOGS, UNFINISHED, LOG = "study.json", "runs", "logs", "unfinished", "study.log"
+Keep = Literal["first", "all", "none"]
+KEEPS: tuple[Keep, ...] = ("first", "all", "none")
+_FORMAT = 1
+_TRACED = ("events*.arrows", "edges*.arrows", "windows*.arrows")
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a study was made."""
+
+    seed: int
+    commands: tuple[Mapping[str, Any], ...] = ()
+    took_s: Mapping[str, float] = field(default_factory=dict[str, float])  # run → with all that is around it
+
+
+def read_made(folder: Path) -> Made | None:
+    """None where there is no study yet; whatever else is there is refused."""
+    path = folder / STUDY
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if int(values["format_version"]) > _FORMAT:
+            raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
+        return Made(int(values["seed"]), tuple(values["commands"]), dict(values["took_s"]))
+    except FileNotFoundError:
+        if not folder.exists() or _ours(folder):
+            return None
+        raise UserError(
+            f"{folder} holds something else", f"it has no {STUDY}", "Name another folder with -o DIR"
+        ) from None
+    except NotADirectoryError:
+        raise UserError(f"{folder} is a file", remedy="Name a folder with -o DIR") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read", str(error), "Was it edited?") from None
+
+
+def _ours(folder: Path) -> bool:
+    """Whether a folder without study.json is new, was cut off when it was made, or holds copied results."""
+    made = {".lock", RUNS, RESULTS, LOGS, UNFINISHED}
+    return any((folder / RESULTS).glob("*.json")) or all(each.name in made for each in folder.iterdir())
+
+
+def has_result(folder: Path, run: Run) -> bool:
+    return (folder / RESULTS / f"{run.name}.json").is_file()
+
+
+def left_of(folder: Path, runs: Iterable[Run]) -> list[Run]:
+    return [run for run in runs if not has_result(folder, run)]
+
+
+def in_order(runs: Iterable[Run], seed: int) -> list[Run]:
+    """Every repetition goes through all settings, each time in another order: what drifts hits all alike."""
+    rounds: dict[int, list[Run]] = {}
+    for run in runs:
+        rounds.setdefault(run.number, []).append(run)
+    for number, each in rounds.items():
+        random.Random(f"{seed}/{number}").shuffle(each)
+    return [run for _, each in sorted(rounds.items()) for run in each]
+
+
+def expected_s(runs: Iterable[Run], took_s: Mapping[str, float]) -> float | None:
+    """As others of their setting took, else as all did; None where nothing has run yet."""
+    of_setting: dict[str, list[float]] = {}
+    for name, each_s in took_s.items():
+        of_setting.setdefault(name.rpartition("-")[0], []).append(each_s)
+    total_s = 0.0
+    for run in runs:
+        known = of_setting.get(run.setting.name) or list(took_s.values())
+        if not known:
+            return None
+        total_s += sum(known) / len(known)
+    return total_s
+
+
+def check_words(folder: Path, runs: Iterable[Run]) -> None:
+    """Refuse results of the same name that were run with other words."""
+    for run in runs:
+        if not has_result(folder, run):
+            continue
+        then = _told(load_result(folder / RESULTS / f"{run.name}.json").command)
+        now = _told(without_secrets(build_command(run.setting.words, os.environ).argv))
+        if then and then != now:
+            pairs = itertools.zip_longest(then, now)
+            n = next(n for n, (a, b) in enumerate(pairs) if a != b)
+            what = " ".join(then[max(0, n - 1) : n + 1]), " ".join(now[max(0, n - 1) : n + 1])
+            why = f"it ran with {what[0]}, and you ask for {what[1]}"
+            raise UserError(f"{folder} has another {run.name}", why, "Name another folder with -o DIR")
+
+
+class Study:
+    """One process at a time works on a study."""
+
+    def __init__(
+        self, folder: Path, command: Sequence[str], machine: Mapping[str, Any], seed: int | None = None
+    ) -> None:
+        read_made(folder)
+        try:
+            for name in (RUNS, RESULTS, LOGS, UNFINISHED):
+                (folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be made", error.strerror or str(error)) from None
+        self.folder = folder
+        self._lock = locked(folder)
+        # Another process may have made it meanwhile.
+        made = read_made(folder) if (folder / STUDY).exists() else None
+        if made is None:
+            made = Made(random.SystemRandom().randrange(2**31) if seed is None else seed)
+        chosen = made.seed if seed is None else seed
+        entry = {
+            "command": without_secrets(command),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "smaragdine_version": __version__,
+            "seed": chosen,
+            "machine": dict(machine),
+        }
+        self.made = replace(made, seed=chosen, commands=(*made.commands, entry))
+        self._save()
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def run_folder(self, run: Run) -> Path:
+        return self.folder / RUNS / run.name
+
+    def log(self, run: Run) -> Path:
+        return self.folder / LOGS / f"{run.name}.log"
+
+    def place(self, run: Run) -> Path:
+        """Where it is recorded; what failed there before goes."""
+        path = self.folder / UNFINISHED / run.name
+        shutil.rmtree(path, ignore_errors=True)
+        return path
+
+    def take(self, run: Run, recording: Path) -> None:
+        """A whole recording. One that is there without a result could not be used."""
+        shutil.rmtree(self.run_folder(run), ignore_errors=True)
+        os.rename(recording, self.run_folder(run))
+
+    def give_up(self, run: Run) -> None:
+        """The recording says nothing about a step: the run is to be tried again."""
+        os.rename(self.run_folder(run), self.place(run))
+
+    def took(self, run: Run, took_s: float) -> None:
+        self.made = replace(self.made, took_s={**self.made.took_s, run.name: took_s})
+        self._save()
+
+    def slim(self, keep: Keep) -> None:
+        """Take the events of those away that have a result; the rest of a recording is small."""
+        for recording in (self.folder / RUNS).iterdir():
+            done = (self.folder / RESULTS / f"{recording.name}.json").is_file()
+            first = recording.name.rpartition("-")[2] == "1"
+            if not done or keep == "all" or (keep == "first" and first):
+                continue
+            for pattern in _TRACED:
+                for path in recording.glob(pattern):
+                    path.unlink(missing_ok=True)
+            shutil.rmtree(recording / TRACES_FOLDER, ignore_errors=True)
+
+    def note(self, line: str) -> None:
+        with contextlib.suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+
+    def _save(self) -> None:
+        with users_file(self.folder / STUDY) as part:
+            values = {"format_version": _FORMAT, **asdict(self.made)}
+            part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def _told(argv: Sequence[str]) -> list[str]:
+    """A command without what differs between machines: its interpreter, and where the script is."""
+    words = list(argv)
+    if len(words) > 1 and (words[1] == "-m" or words[1].endswith(".py")):
+        words = words[1:]
+    return [Path(words[0]).name, *words[1:]] if words else []

@@ -1,0 +1,262 @@
+"""Findings about precision and overhead, beside the paper's (§ 5.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from smaragdine.accounting.precision import Score
+from smaragdine.study.overhead import Cost, Overhead, load_overhead
+from smaragdine.study.results import Result
+from smaragdine.study.scores import Precision, experiments_of, pairs_of, precision_of, repeated
+from smaragdine.study.verdicts import Claim, Finding, Rule, Verdict
+
+__all__ = ["CLAIMS", "Precision", "experiments_of", "precision_findings", "precision_of"]
+
+
+def _lowest(bound: float) -> Rule:
+    return Rule(f"agrees if the lowest is {bound:.2f} at least", lambda values: min(values) >= bound)
+
+
+def _overlaps(middle: float, half: float) -> Rule:
+    """Values are an interval's low and high."""
+    return Rule(
+        "agrees if the 95 % interval here and the paper's ± overlap",
+        lambda values: values[0] <= middle + half and values[-1] >= middle - half,
+    )
+
+
+_SCALE = "1 is alike, Pearson"
+ASSS = Claim(
+    "asss",
+    "precision",
+    "How alike is the footprint with fewer readings (ASSS)?",
+    "0.90–0.94, with periods longer than its 4 ms",
+    0.90,
+    _SCALE,
+    _lowest(0.90),
+    "5.4.1",
+)
+ASSW = Claim(
+    "assw",
+    "precision",
+    "How alike is the footprint of 2 to 5 experiments (ASSW)?",
+    "0.97–0.99",
+    0.97,
+    _SCALE,
+    _lowest(0.97),
+    "5.4.1",
+)
+STABILITY = Claim(
+    "stability",
+    "precision",
+    "How alike are experiments?",
+    "more than 0.7 for all pairs of nine",
+    0.7,
+    _SCALE,
+    Rule("agrees if the lowest pair is above 0.7", lambda values: min(values) > 0.7),
+    "5.4.2",
+)
+TIME_OVERHEAD = Claim(
+    "time-overhead",
+    "precision",
+    "How much longer does a step take while power is sampled?",
+    "−0.052 ± 0.12 %",
+    -0.052,
+    "%",
+    _overlaps(-0.052, 0.12),
+    "5.4.3",
+)
+ENERGY_OVERHEAD = Claim(
+    "energy-overhead",
+    "precision",
+    "How much more energy does a step take while power is sampled?",
+    "0.47 ± 1.10 %",
+    0.47,
+    "%",
+    _overlaps(0.47, 1.10),
+    "5.4.3",
+)
+CLAIMS = (ASSS, ASSW, STABILITY, TIME_OVERHEAD, ENERGY_OVERHEAD)
+PAPERS_PERIOD_MS = 4.0
+WIDEST = 2.0  # per cent; an interval wider than ± so much says nothing about costs of a few tenths
+TARGETS = {"asss": 0.90, "assw": 0.97, "stability": 0.9}  # our own, of energies
+
+
+def precision_findings(
+    results: Sequence[Result], out: Path | None = None, size: int | None = None
+) -> list[Finding]:
+    """Of the most repeated setting of each framework and precision; and of the overhead that `out` has."""
+    most: dict[str, list[Result]] = {}
+    for runs in repeated(results).values():
+        most.setdefault(_suffix(runs[0]), runs)
+    found: list[Finding] = []
+    for runs in most.values():
+        if len(runs) > 1:
+            found += _similarities(runs, precision_of(runs, size))
+    facts = {result.setting: result for result in results}
+    for each in load_overhead(out) if out is not None else ():
+        found += _overheads(each, facts.get(each.setting))
+    return found
+
+
+def _similarities(runs: Sequence[Result], precision: Precision) -> list[Finding]:
+    thinned = [each for each in precision.asss if each.every > 1]
+    widened = precision.assw.pooled if precision.assw else []
+    matrix = precision.stability
+    suffix = _suffix(runs[0])
+    of_energy = {
+        ASSS: [each.energy.mean for each in thinned if each.energy],
+        ASSW: _values(widened, "energy"),
+        STABILITY: pairs_of(matrix.energy) if matrix else [],
+    }
+    of_power = {
+        ASSS: [each.power.mean for each in thinned if each.power],
+        ASSW: _values(widened, "power"),
+        STABILITY: pairs_of(matrix.power) if matrix else [],
+    }
+    flat = {
+        ASSS: [each.constant_power.mean for each in thinned if each.constant_power],
+        ASSW: [s.scores.time_alone_energy.value for s in widened],
+        STABILITY: pairs_of(matrix.time_alone) if matrix else [],
+    }
+    found: list[Finding] = []
+    for claim, values in of_energy.items():
+        if not values:
+            continue
+        constant = [value for value in flat[claim] if value is not None]
+        also = [_range(values), _over(claim, precision)]
+        also += [f"constant power scores {_range(constant)}"] if constant else []
+        target = TARGETS[claim.name]
+        remarks = [f"our own target, {target:.2f} at least, is {_kept(min(values) >= target)}"]
+        if precision.provenance != "measured":
+            estimated = f"power of {precision.device} is {precision.provenance}"
+            remarks.append(f"{estimated}: this says little more than time")
+        found.append(_finding(claim, suffix, values, also, remarks, runs))
+        if of_power[claim]:
+            found.append(_of_power(claim, of_power[claim], precision, suffix, runs))
+    return found
+
+
+def _of_power(
+    claim: Claim, values: Sequence[float], precision: Precision, suffix: str, runs: Sequence[Result]
+) -> Finding:
+    """The paper has no such score. Powers that are one constant correlate with nothing: theirs is none."""
+    above = "above" if min(values) > 0 else "not above"
+    why = f"the paper compares energies only; {above} the score of constant power, which for powers is none"
+    if precision.provenance != "measured":
+        why = f"power of {precision.device} is {precision.provenance}, alike for all operations"
+    return Finding(
+        key=f"{claim.name}-power-{suffix}",
+        study=claim.study,
+        question=claim.question.replace("the footprint", "the power footprint").replace(
+            "are experiments", "are the powers of experiments"
+        ),
+        here=f"{_range(values)}; {_over(claim, precision)}",
+        there="not given",
+        here_value=min(values),
+        there_value=None,
+        verdict="not comparable",
+        why=why,
+        settings=(runs[0].setting,),
+    )
+
+
+def _finding(
+    claim: Claim,
+    suffix: str,
+    values: Sequence[float],
+    here: Sequence[str],
+    remarks: Sequence[str],
+    runs: Sequence[Result],
+) -> Finding:
+    verdict: Verdict = "agrees" if claim.rule.agrees(values) else "differs"
+    return Finding(
+        key=f"{claim.name}-{suffix}",
+        study=claim.study,
+        question=claim.question,
+        here="; ".join(here),
+        there=claim.there,
+        here_value=min(values),
+        there_value=claim.there_value,
+        verdict=verdict,
+        why="; ".join([claim.rule.text, *remarks]),
+        settings=(runs[0].setting,),
+    )
+
+
+def _overheads(overhead: Overhead, run: Result | None) -> list[Finding]:
+    suffix = _suffix(run) if run else overhead.setting
+    blocks = f"{overhead.pairs} pairs of blocks of {overhead.block_s:.1f} s"
+    time_remarks = [f"the recorder takes {overhead.core_share:.1%} of a core"]
+    found = [_cost_finding(TIME_OVERHEAD, suffix, overhead, overhead.time, [blocks], time_remarks)]
+    for device, cost in overhead.energy.items():
+        about = [remark for remark in overhead.remarks if remark.startswith((device, cost.provenance))]
+        here = [device, *(["estimated"] if cost.provenance != "measured" else [])]
+        name = f"{device.replace(':', '').replace(' + ', '-')}-{suffix}"
+        found.append(_cost_finding(ENERGY_OVERHEAD, name, overhead, cost, here, about))
+    return found
+
+
+def _cost_finding(
+    claim: Claim, suffix: str, overhead: Overhead, cost: Cost, here: Sequence[str], remarks: Sequence[str]
+) -> Finding:
+    percent = [100 * value for value in (cost.low, cost.middle, cost.high)]
+    verdict: Verdict = "agrees" if claim.rule.agrees([percent[0], percent[2]]) else "differs"
+    why = claim.rule.text
+    if cost.provenance != "measured":
+        verdict, why = "not comparable", f"{cost.provenance}: there is no counter to see a difference by"
+    elif percent[2] - percent[0] > 2 * WIDEST:
+        verdict, why = (
+            "not comparable",
+            f"the interval is wider than ± {WIDEST:g} %: the machine was not quiet",
+        )
+    return Finding(
+        key=f"{claim.name}-{suffix}",
+        study=claim.study,
+        question=claim.question,
+        here="; ".join([f"{percent[1]:+.2f} % ({percent[0]:+.2f} … {percent[2]:+.2f} %)", *here]),
+        there=claim.there,
+        here_value=percent[1],
+        there_value=claim.there_value,
+        verdict=verdict,
+        why="; ".join([why, *remarks]),
+        settings=(overhead.setting,),
+    )
+
+
+def _suffix(run: Result) -> str:
+    """As other findings have it; a program of the user's own by its setting."""
+    facts = run.facts
+    return f"{facts['framework']}-{facts['precision']}" if "framework" in facts else run.setting
+
+
+def _over(claim: Claim, precision: Precision) -> str:
+    if claim is ASSS:
+        ns = [each.every for each in precision.asss if each.every > 1]
+        if not ns:
+            return ""
+        text = f"one reading in {ns[0]} to one in {ns[-1]} kept"
+        if precision.period_ms is None:
+            return text
+        low, high = ns[0] * precision.period_ms, ns[-1] * precision.period_ms
+        papers = f"{low / PAPERS_PERIOD_MS:g} to {high / PAPERS_PERIOD_MS:g}"
+        return f"{text}: {low:g} to {high:g} ms between them, {papers} of the paper's {PAPERS_PERIOD_MS:g} ms"
+    each = f"of {precision.size} run{'s' if precision.size > 1 else ''}"
+    if claim is ASSW:
+        return f"experiments {each}"
+    return f"{precision.experiments} experiments {each}"
+
+
+def _values(scores: Sequence[Score], quantity: str) -> list[float]:
+    values = [getattr(score.scores, quantity).value for score in scores]
+    return [value for value in values if value is not None]
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{value:.3f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low}–{high}"
+
+
+def _kept(kept: bool) -> str:
+    return "kept" if kept else "missed"

@@ -1,0 +1,200 @@
+"""What an operation is to a transformer model, from its qualified name: part, layer, block and kind.
+
+BertForPreTraining/bert/encoder/layer/3/attention/self/query/addmm   encoder, 3, attention/self, product
+bert/encoder/layer_3/output/dense/MatMul/MatMul_1                    encoder, 3, output, product
+AlbertForPreTraining/albert/encoder/albert_layer_groups/0/albert_layers/0/ffn/addmm
+                                                                     encoder, –, intermediate, product
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.merge import Rule, merge
+from smaragdine.accounting.rows import Floats, column
+
+Part = Literal["embeddings", "encoder", "pooler", "heads", "optimizer", "other"]
+Block = Literal["attention/self", "attention/output", "intermediate", "output"]
+Kind = Literal["product", "einsum", "other"]  # an einsum is a matrix product by another name
+
+Mask = npt.NDArray[np.bool_]
+
+_PARTS: dict[str, Part] = {
+    "embeddings": "embeddings",
+    "encoder": "encoder",
+    "pooler": "pooler",
+    "pooler_activation": "pooler",
+}
+# What tracing calls work that has no place in the model; see docs/tracing.md.
+_CLASSES: dict[str, Part] = {
+    **dict.fromkeys(("program", "framework", "input", "unplaced"), "other"),
+    "optimizer": "optimizer",
+}
+_HEADS = frozenset({"cls", "predictions", "seq_relationship", "sop_classifier", "classifier", "loss"})
+_MODELS = frozenset({"bert", "albert"})
+_NUMBER = re.compile(r"_(?:\d+|\*(?:~\d+)?)$")  # attention_1, layer_*
+_LAYER = re.compile(r"layer_(\d+)")
+# Hugging Face's ALBERT has the dense layer and the norm after attention in `attention` itself.
+_AFTER_ATTENTION = frozenset({"output", "dense", "LayerNorm", "output_dropout"})
+_BLOCKS: dict[str, Block] = {
+    "intermediate": "intermediate",
+    "ffn": "intermediate",
+    "activation": "intermediate",
+    "output": "output",
+    "ffn_output": "output",
+    "full_layer_layer_norm": "output",
+}
+_EINSUM = re.compile(r"(?:xla)?einsum", re.IGNORECASE)
+_PRODUCT = re.compile(
+    r"_?(?:scaled_)?(?:mm|addmm|bmm|baddbmm|addbmm)(?:_activation)?|(?:mkldnn_|_mkl_)?linear(?:_backward)?"
+    r"|(?:fused|sparse|_mkl)?(?:batch)?matmul(?:v\d)?|tensordot|dot|dot_general|xladot(?:v2)?"
+    r"|fold\w+_(?:batch)?matmul(?:v\d)?"  # TensorFlow's rewriter: a transpose into a product
+    r"|_?scaled_dot_product_\w+|_(?:flash|efficient)_attention_\w+",
+    re.IGNORECASE,
+)
+# A transformer is merged with the others even where it has an operation more, or has no others.
+LAYERS = (Rule(re.compile(r"layer_\d+"), "layer_*"), Rule(re.compile(r"\d+"), "*"))
+
+
+@dataclass(frozen=True)
+class Role:
+    part: Part
+    layer: int | None  # None: of none, of ALBERT's shared one, or merged
+    block: Block | None  # of a transformer
+    operation: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The rows of one device as columns, with their roles."""
+
+    name: tuple[str, ...]
+    phase: npt.NDArray[np.object_]
+    energy_j: Floats
+    busy_s: Floats
+    part: npt.NDArray[np.object_]
+    layer: npt.NDArray[np.int64]  # -1: of none
+    block: npt.NDArray[np.object_]
+    kind: npt.NDArray[np.object_]
+
+    @property
+    def product(self) -> Mask:
+        return self.kind != "other"
+
+    @property
+    def attention(self) -> Mask:
+        return (self.block == "attention/self") | (self.block == "attention/output")
+
+    def of(self, phase: str) -> Mask:
+        return self.phase == phase
+
+    def sum_j(self, chosen: Mask) -> float:
+        return float(self.energy_j[chosen].sum())
+
+    def top(self, n: int) -> npt.NDArray[np.int64]:
+        """By falling energy; ties in the order of rows, which is always one."""
+        return np.argsort(-self.energy_j, kind="stable")[:n]
+
+
+def over_layers(footprint: Footprint) -> Footprint:
+    """The summary footprint of a transformer model: the same operation of all transformers as one."""
+    return merge(footprint, LAYERS)
+
+
+@lru_cache(maxsize=1 << 16)
+def role_of(name: str) -> Role:
+    segments = name.split("/")
+    operation = segments[-1]
+    part, inside = _part(segments)
+    layer = _layer(inside) if part == "encoder" else None
+    block = _block(inside) if part == "encoder" else None
+    return Role(part, layer, block, operation, _kind(segments))
+
+
+def operations(footprint: Footprint, device: str) -> Operations:
+    """Names repeat over phases, and runs repeat names: each is looked at once."""
+    rows = footprint.device_rows(device)
+    names: list[str] = rows["name"].to_pylist()
+    phases: list[str | None] = rows["phase"].to_pylist()
+    roles = [role_of(name) for name in names]
+    # A framework may have the optimizer's work in the layer's scope: the phase knows better.
+    updates = [phase == "optimizer" for phase in phases]
+    parts = ["optimizer" if update else role.part for role, update in zip(roles, updates, strict=True)]
+    return Operations(
+        name=tuple(names),
+        phase=_objects(phases),
+        energy_j=column(rows, "energy_j"),
+        busy_s=column(rows, "busy_s"),
+        part=_objects(parts),
+        layer=np.array([-1 if role.layer is None else role.layer for role in roles], dtype=np.int64),
+        block=_objects([role.block for role in roles]),
+        kind=_objects([role.kind for role in roles]),
+    )
+
+
+def _part(segments: Sequence[str]) -> tuple[Part, Sequence[str]]:
+    """The part, and the segments inside it."""
+    if segments[0] in _CLASSES:
+        return _CLASSES[segments[0]], ()
+    for i, segment in enumerate(segments[:-1]):
+        part = _PARTS.get(segment)
+        if part is not None:
+            return part, segments[i + 1 :]
+    scopes = segments[:-1]
+    if any(scope in _HEADS for scope in scopes):
+        return "heads", ()
+    # In the model but in no part of it (the attention mask), or in no scope at all; else the loss beside it.
+    nowhere = not scopes or any(scope in _MODELS for scope in scopes)
+    return "other" if nowhere else "heads", ()
+
+
+def _layer(inside: Sequence[str]) -> int | None:
+    for segment, following in zip_longest(inside, inside[1:], fillvalue=""):
+        match = _LAYER.fullmatch(segment)
+        if match:
+            return int(match[1])
+        if segment == "layer" and following.isdecimal():
+            return int(following)
+    return None
+
+
+def _block(inside: Sequence[str]) -> Block | None:
+    """Of the outermost scope that is one; the operation itself is no scope."""
+    scopes = [_NUMBER.sub("", segment) for segment in inside[:-1]]
+    for scope, following in zip_longest(scopes, scopes[1:], fillvalue=""):
+        if scope == "attention":
+            return "attention/output" if following in _AFTER_ATTENTION else "attention/self"
+        if scope == "intermediate" and following == "output":  # ALBERT's reference nests them
+            return "output"
+        if scope == "ffn" and following == "intermediate":
+            continue
+        if scope in _BLOCKS:
+            return _BLOCKS[scope]
+    return None
+
+
+def _kind(segments: Sequence[str]) -> Kind:
+    operation = _NUMBER.sub("", segments[-1])
+    if _EINSUM.fullmatch(operation):
+        return "einsum"
+    if not _PRODUCT.fullmatch(operation):
+        return "other"
+    # What an einsum is made of stands in its scope.
+    above = [_NUMBER.sub("", scope) for scope in segments[-3:-1]]
+    return "einsum" if any(map(_EINSUM.fullmatch, above)) else "product"
+
+
+def _objects(values: Sequence[object]) -> npt.NDArray[np.object_]:
+    made = np.empty(len(values), dtype=np.object_)
+    made[:] = values
+    return made

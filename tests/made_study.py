@@ -148,7 +148,7 @@ class Study:
 
     bert: Model = field(default_factory=Model)
     finetune_j: F = F(90)
-    predict_j: F = F(2000, 133)
+    predict_j: F = F(2000, 34)
     albert: Model = field(default_factory=lambda: Model(total_j=F(60), product_w=F(140), product="Einsum"))
     albert_noise: F = F(1, 10)  # of power, from run to run
     bert_noise: F = F(1, 100)

@@ -66,9 +66,9 @@ KNOBS: dict[str, Study] = {
     "total-finetune": Study(finetune_j=F(20)),
     "total-predict": Study(predict_j=F(30)),
     "finetune-ratio": Study(finetune_j=F(30)),
-    "predict-ratio": Study(predict_j=F(80)),
+    "predict-ratio": Study(predict_j=F(320)),
     "finetune-less": Study(finetune_j=F(121)),
-    "predict-less": Study(predict_j=F(400)),
+    "predict-less": Study(predict_j=F(1600)),
     "variants-energy-similar": Study(
         variant_attention=lambda layers, hidden: F(9, 10) if hidden > 512 else F(1, 10)
     ),
@@ -119,7 +119,7 @@ def test_another_machine_has_other_totals(agreeing: dict[str, Finding]) -> None:
     assert got["total-pretrain"].here_value == pytest.approx(60e3)
     assert got["total-predict"].here_value == pytest.approx(2e3)
     assert "H200" in got["total-predict"].why
-    assert "133 steps" in got["total-predict"].here
+    assert "34 steps" in got["total-predict"].here
 
 
 def test_without_names_of_layers_there_is_no_comparison() -> None:

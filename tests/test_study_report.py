@@ -353,14 +353,14 @@ def test_a_stage_is_so_many_steps() -> None:
     assert float(first["stage_j_std"]) == pytest.approx(500 * 18 / math.sqrt(2))
     assert float(first["forward_j"]) == pytest.approx(9)
     assert float(first["idle_j"]) == pytest.approx(2)
-    assert float(second["stage_j"]) == pytest.approx(6 * 133)
+    assert float(second["stage_j"]) == pytest.approx(6 * 34)
     assert second["stage_j_std"] == ""
     figure = figures.stages_figure(only_material(results))
     heights = {round(patch.get_x() + patch.get_width() / 2): 0.0 for patch in figure.axes[0].patches}
     for patch in figure.axes[0].patches:
         heights[round(patch.get_x() + patch.get_width() / 2)] += patch.get_height()
-    assert heights == {0: pytest.approx(29 * 500), 1: pytest.approx(6 * 133)}
-    assert "prediction: 133 steps" in alt_text(figure)
+    assert heights == {0: pytest.approx(29 * 500), 1: pytest.approx(6 * 34)}
+    assert "prediction: 34 steps" in alt_text(figure)
 
 
 def test_layers_and_top_are_means_over_runs() -> None:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from data import batches
 from keras_models import Shape, model_of
-from options import options_of, steps_of
+from options import announce_steps, options_of, steps_of
 
 BATCHES = 32  # made beforehand, so that a step is nothing but computing
 BACKEND = keras.backend.backend()
@@ -36,15 +36,6 @@ class Enough(keras.callbacks.Callback):
     def on_predict_batch_end(self, batch, logs=None):
         self.step_end(batch)
         self.model.stop_predicting = next(self.more, None) is None
-
-
-def announce_steps():
-    """`predict` tells nobody where a step ends: the callback says it, where smaragdine is installed."""
-    try:
-        import smaragdine
-    except ImportError:
-        return lambda number: None
-    return lambda number: smaragdine.mark("step_end", number)
 
 
 def examples_of(batch, stage):

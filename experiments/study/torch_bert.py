@@ -11,7 +11,7 @@ import math
 import torch
 import transformers
 from data import batches
-from options import options_of, steps_of
+from options import announce_steps, options_of, steps_of
 
 BATCHES = 32  # made and put on the device beforehand, so that a step is nothing but computing
 ACTIVATION_WIDTH = 4  # times hidden, in the feed-forward part
@@ -74,15 +74,6 @@ def predict(model, inputs, options, autocast):
             step_end(number)
             steps = number + 1
     return steps, acceptable / sentences
-
-
-def announce_steps():
-    """Without an optimizer nobody sees where a step ends: the loop says it, where smaragdine is installed."""
-    try:
-        import smaragdine
-    except ImportError:
-        return lambda number: None
-    return lambda number: smaragdine.mark("step_end", number)
 
 
 def main(words=None):

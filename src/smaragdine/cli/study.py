@@ -85,7 +85,8 @@ def _study(name: str, words: list[str]) -> int:
             return False
         return True
 
-    code = _run(folder, runs, options, ["study", name, *words], machine, then)
+    size = (wanted.runs or wanted.size.runs) if repeated else None
+    code = _run(folder, runs, options, ["study", name, *words], machine, then, size)
     if code > 1:
         return code
     if name == "all":
@@ -137,6 +138,7 @@ def _run(
     command: Sequence[str],
     machine: dict[str, Any],
     then: Callable[[Say, Stop], bool] | None = None,
+    experiment_runs: int | None = None,
 ) -> int:
     """0: all have a result; 1: some have not; more: it was stopped."""
     from smaragdine.report.study.running import StudyDisplay
@@ -144,7 +146,7 @@ def _run(
     from smaragdine.study.runner import run_missing
 
     check_words(folder, runs)
-    study = Study(folder, ["smaragdine", *command], machine, options.seed)
+    study = Study(folder, ["smaragdine", *command], machine, options.seed, experiment_runs)
     where, left = shortest_path(folder), left_of(folder, runs)
     try:
         with StudyDisplay(study.note, len(runs)) as display, Stop() as stop:

@@ -127,13 +127,14 @@ def _products_power(group: Group, works: Sequence[Work]) -> Finding:
 
 
 def _stages(group: Group) -> Iterator[Finding]:
-    works = {stage: group.main("bert", stage) for stage in claims.STEPS}
+    works = {stage: group.main("bert", stage) for stage in claims.STAGES}
     for stage, claim in claims.STAGE_TOTAL.items():
         if works[stage]:
             same = all(claims.PAPERS_GPU in work.result.hardware for work in works[stage])
             obstacle = "" if same else f"another machine: {works[stage][0].result.hardware or 'not known'}"
-            batch = works[stage][0].result.facts.get("batch", "?")
-            also = f"{claims.STEPS[stage]} steps of {batch} sentences on {group.device}, idle included"
+            batch = int(works[stage][0].result.facts.get("batch", 1))
+            steps = claims.stage_steps(stage, batch)
+            also = f"{steps} steps of {batch} sentences on {group.device}, idle included"
             totals_j = [stage_total_j(work) for work in works[stage]]
             yield group.finding(claim, works[stage], totals_j, also, obstacle)
     for stage, claim in claims.STAGE_RATIO.items():
@@ -149,8 +150,9 @@ def _stages(group: Group) -> Iterator[Finding]:
 
 
 def stage_total_j(work: Work) -> float:
-    """Of the steps that the paper's stage has; see `claims.STEPS`."""
-    return work.total_j * claims.STEPS[str(work.result.facts["stage"])]
+    """Of as many steps as the paper's stage has."""
+    facts = work.result.facts
+    return work.total_j * claims.stage_steps(str(facts["stage"]), int(facts.get("batch", 1)))
 
 
 def powers_w(run: Operations, chosen: Ints) -> list[float]:

@@ -73,6 +73,13 @@ def _ours(folder: Path) -> bool:
     return any((folder / RESULTS).glob("*.json")) or all(each.name in made for each in folder.iterdir())
 
 
+def experiment_runs(folder: Path) -> int | None:
+    """Of how many runs an experiment is, as the last command had it that made any."""
+    made = read_made(folder) if (folder / STUDY).exists() else None
+    said = [entry.get("experiment_runs") for entry in made.commands] if made is not None else []
+    return next((runs for runs in reversed(said) if runs), None)
+
+
 def has_result(folder: Path, run: Run) -> bool:
     return (folder / RESULTS / f"{run.name}.json").is_file()
 
@@ -124,7 +131,12 @@ class Study:
     """One process at a time works on a study."""
 
     def __init__(
-        self, folder: Path, command: Sequence[str], machine: Mapping[str, Any], seed: int | None = None
+        self,
+        folder: Path,
+        command: Sequence[str],
+        machine: Mapping[str, Any],
+        seed: int | None = None,
+        experiment_runs: int | None = None,
     ) -> None:
         read_made(folder)
         try:
@@ -144,6 +156,7 @@ class Study:
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "smaragdine_version": __version__,
             "seed": chosen,
+            "experiment_runs": experiment_runs,
             "machine": dict(machine),
         }
         self.made = replace(made, seed=chosen, commands=(*made.commands, entry))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smaragdine.accounting.precision import Score
+from smaragdine.study.folder import experiment_runs
 from smaragdine.study.overhead import Cost, Overhead, load_overhead
 from smaragdine.study.results import Result
 from smaragdine.study.scores import Precision, experiments_of, pairs_of, precision_of, repeated
@@ -87,6 +88,8 @@ def precision_findings(
     results: Sequence[Result], out: Path | None = None, size: int | None = None
 ) -> list[Finding]:
     """Of the most repeated setting of each framework and precision; and of the overhead that `out` has."""
+    if size is None and out is not None:
+        size = experiment_runs(out)
     most: dict[str, list[Result]] = {}
     for runs in repeated(results).values():
         most.setdefault(_suffix(runs[0]), runs)

@@ -162,7 +162,7 @@ def _said(log: str, before: str) -> str:
 
 def hardware_of(recording: Recording) -> str:
     host = recording.info.get("host", {})
-    gpus = [str(gpu.get("name")) for gpu in host.get("gpus") or []]
+    gpus = [str(gpu.get("name") or "a GPU") for gpu in host.get("gpus") or []]
     return ", ".join([*gpus, str(host.get("cpu") or "")]).strip(", ")
 
 

@@ -86,7 +86,8 @@ def usual_size(runs: int) -> int:
 def experiments_of(results: Sequence[Result], size: int | None = None) -> list[list[Result]]:
     """Consecutive runs of the most repeated setting, `size` at a time; what is left over is of none."""
     runs = next(iter(repeated(results).values()), [])
-    size = size or usual_size(len(runs))
+    if size is None or len(runs) < 2 * size:  # the study has not come far, or was asked for otherwise
+        size = usual_size(len(runs))
     return [runs[at : at + size] for at in range(0, len(runs) - size + 1, size)]
 
 
@@ -98,8 +99,6 @@ def precision_of(results: Sequence[Result], size: int | None = None) -> Precisio
     device = _working_device(runs)
     runs = [run for run in runs if device in run.step.devices]
     experiments = experiments_of(runs, size)
-    if not experiments:
-        raise UserError(f"{runs[0].setting} has too few runs", f"{len(runs)}, not {size}", "Run it further")
     called = renaming(add([select(run.step, device) for run in runs]))
     footprints = [[_summary(run, device, called) for run in experiment] for experiment in experiments]
     widening = assw(footprints[: _WIDEST + 1], device) if len(footprints) > 1 else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from smaragdine.errors import UserError
 from smaragdine.report.study.cells import Cell, Column, Mean, Table
 from smaragdine.report.study.material import Material
+from smaragdine.study.folder import experiment_runs
 from smaragdine.study.overhead import load_overhead
 from smaragdine.study.results import Result
 from smaragdine.study.scaling import growths_of, scaling_of
@@ -43,7 +44,7 @@ def precision_table(materials: Sequence[Material]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for material in materials:
         try:
-            found = precision_of(material.results)
+            found = precision_of(material.results, experiment_runs(material.out))
         except UserError:
             continue
         for thinned in found.asss:

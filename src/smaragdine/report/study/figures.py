@@ -25,7 +25,8 @@ from smaragdine.report.figures.runs import NotDrawn, footprint_notes, only
 from smaragdine.report.figures.stages import stages
 from smaragdine.report.figures.top import top_energies, top_energy, top_power, top_powers
 from smaragdine.report.study.material import STAGES, Material, of_phase, summaries
-from smaragdine.study.claims import STEPS
+from smaragdine.study.claims import stage_steps
+from smaragdine.study.folder import experiment_runs
 from smaragdine.study.results import Result
 from smaragdine.study.scores import experiments_of
 
@@ -42,13 +43,14 @@ def stages_figure(material: Material) -> Figure:
     known = {stage: results for stage, results in found.items() if results}
     if not known:
         raise NotDrawn("no stage of BERT was run")
+    count = {s: stage_steps(s, int(results[0].facts.get("batch", 1))) for s, results in known.items()}
     runs = {
-        STAGES[stage]: [scale(only(result.step, [material.device]), STEPS[stage]) for result in results]
+        STAGES[stage]: [scale(only(result.step, [material.device]), count[stage]) for result in results]
         for stage, results in known.items()
     }
-    steps = sorted({STEPS[stage] for stage in known}, reverse=True)
-    said = [f"{STAGES['predict']}: {STEPS['predict']} steps"] if len(steps) > 1 else []
-    return stages(runs, f"{steps[0]} steps on {material.device}", said)
+    steps = max(count.values())
+    said = [f"{STAGES[stage]}: {less} steps" for stage, less in count.items() if less < steps]
+    return stages(runs, f"{steps} steps on {material.device}", said)
 
 
 def program_figure(material: Material) -> Figure:
@@ -209,7 +211,7 @@ def _mean(results: Sequence[Result], device: str) -> Footprint:
 
 
 def _experiments(material: Material, least: int) -> list[list[Footprint]]:
-    found = experiments_of(material.base)
+    found = experiments_of(material.base, experiment_runs(material.out))
     if len(found) < least:
         raise NotDrawn(
             f"it takes {least} experiments of {material.base[0].setting} or more, not {len(found)}"

@@ -35,7 +35,7 @@ FIGURES = (
         "Energy of the stages",
         "pre-training took over 60 kJ, fine-tuning 45 kJ and prediction about 2 kJ, most of it in the "
         "backward pass. Its 500 epochs are steps: a stage here is the energy of a step × 500, of prediction "
-        "× 133 (CoLA's 1,063 test sentences by 8).",
+        "as often as CoLA's 1,063 test sentences take.",
         figures.stages_figure,
     ),
     Wanted(

@@ -15,7 +15,7 @@ from smaragdine.report.figures.stages import IDLE, phase_energies_j
 from smaragdine.report.figures.top import TOP, Bars, energies, powers
 from smaragdine.report.study.cells import Cell, Column, Mean, Table, mean_of
 from smaragdine.report.study.material import STAGES, Material, summaries, variant_label
-from smaragdine.study.claims import STEPS
+from smaragdine.study.claims import stage_steps
 from smaragdine.study.results import Result
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def stages_table(materials: Sequence[Material]) -> Table:
         Column("all_devices_step_j", "A step on all devices", "J"),
         _RUNS,
     )
-    steps = ", ".join(f"{STAGES[stage]} {count} steps" for stage, count in STEPS.items())
-    note = f"On the device that does the work, unless said. A stage is so many times a step: {steps}."
+    note = "On the device that does the work, unless said. A stage is 500 steps, prediction 1,063 sentences."
     return Table("stages", "Stages", columns, tuple(rows), note)
 
 
@@ -89,13 +88,14 @@ def _stage_row(material: Material, model: str, stage: str, results: Sequence[Res
     total_j = [math.fsum(part.values()) for part in parts]
     all_j = [math.fsum(phase_energies_j(result.step).values()) for result in results]
     by_phase = [[part.get(phase, 0.0) for part in parts] for phase in (*_PHASES, IDLE)]
+    steps = stage_steps(stage, int(results[0].facts.get("batch", 1)))
     return (
         material.kind,
         model.upper(),
         STAGES[stage],
         _size(results[0]),
         mean_of(total_j),
-        mean_of([value * STEPS[stage] for value in total_j]),
+        mean_of([value * steps for value in total_j]),
         *map(mean_of, by_phase),
         mean_of([result.step_s for result in results]),
         mean_of(all_j),

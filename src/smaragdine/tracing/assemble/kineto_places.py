@@ -139,7 +139,7 @@ def _annotated(name: str, place: Place) -> Place:
         # A module called in backward is recomputed there: the backward pass pays for it. One called in an
         # optimizer's step is called by its closure.
         phase = BACKWARD if place.phase == BACKWARD else FORWARD
-        return Place(name.removeprefix(PREFIX), phase)
+        return Place(name.removeprefix(PREFIX) or PROGRAM, phase)
     optimizer = _OPTIMIZER_STEP.match(name)
     if optimizer is not None:
         return Place(f"{OPTIMIZER}/{operation(optimizer[1])}", OPTIMIZING)

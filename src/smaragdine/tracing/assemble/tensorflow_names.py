@@ -71,12 +71,12 @@ def tensorflow_name(raw: str, kind: str = "", product: str = "", outside: str = 
         return _backward(gradient, FRAMEWORK)
     if phase_of(path) == OPTIMIZER or any(map(_OLD_OPTIMIZER.fullmatch, path.split("/"))):
         return Name(f"{OPTIMIZER_CLASS}/{path}", "optimizer")
+    if _GRADIENT_SUM.fullmatch(path.partition("/")[0]):
+        return Name(f"{FRAMEWORK}/{path}", "backward")  # the sum, or what it makes of sparse gradients
     if "/" not in _READ.sub("", path):
         # Between the layers: sums of gradients, the step's metrics, its input.
         if path.startswith(("Iterator", "OneShotIterator")):
             return input_name(path)
-        if _GRADIENT_SUM.fullmatch(path):
-            return Name(f"{FRAMEWORK}/{path}", "backward")
         return Name(f"{FRAMEWORK if _COUNTERS.fullmatch(path) else outside}/{path}", "other")
     return Name(_with_loss(path), "forward")
 

@@ -17,7 +17,7 @@ FORWARD, BACKWARD, OPTIMIZER = range(3)
 _WRAPPERS = re.compile(r"^(?:StatefulPartitionedCall(?:_\d+)?/|jit\([^()]*\)/|train_step/)+")
 _BACKWARD = re.compile(r"^(?:gradients(?:_\d+)?/|gradient_tape/)|\btranspose\(")
 _OPTIMIZERS = (
-    "adadelta|adafactor|adagrad|adam|adamax|adamw|ftrl|gradientdescent|lamb|lion|lossscaleoptimizer|momentum|muon"
+    "adadelta|adafactor|adagrad|adam|adamax|adam_?w|ftrl|gradientdescent|lamb|lion|loss_?scale_?optimizer|momentum|muon"
     "|nadam|optimizer|rmsprop|sgd"
 )
 _OPTIMIZER = re.compile(rf"^(?:{_OPTIMIZERS})(?:_\d+)?(?:/|$)", re.IGNORECASE)

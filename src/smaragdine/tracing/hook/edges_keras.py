@@ -19,10 +19,15 @@ def _collect(layer, path, found, depth):
             continue
         for source in _sources(node, _DEEPEST):
             if source is not target:
-                found[path + "/" + source.name, path + "/" + target.name] = None
+                found[_below(path, source.name), _below(path, target.name)] = None
     if depth:
         for child in layer._flatten_layers(include_self=False, recursive=False):
-            _collect(child, path + "/" + child.name, found, depth - 1)
+            _collect(child, _below(path, child.name), found, depth - 1)
+
+
+def _below(path, name):
+    """A model may have an empty name, and then no scope of its own."""
+    return path + "/" + name if path else name
 
 
 def _nodes(functional):

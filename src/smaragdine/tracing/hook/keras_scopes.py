@@ -19,25 +19,24 @@ from . import graph_tensorflow, marks, wrapping
 MARK = "smaragdine:"
 BACKWARD = "gradient_tape"
 
-exact = False  # scopes keep their names in this process
+exact = False  # scopes have kept their names: in a function with gradients, or by events of ours
 _event = None  # what makes an event of the profiler, while ours runs
 _VALID = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
 
 def patch_scopes(module):
     """`module`: keras.src.backend.tensorflow.core."""
-    global exact
     if os.environ.get("SMARAGDINE_TRACE_FOLDER"):
         from tensorflow.python import pywrap_tfe
 
         wrapping.replace(module.name_scope, "__enter__", functools.partial(_enter, module.tf, pywrap_tfe))
         wrapping.replace(module.name_scope, "__exit__", _exit)
-        exact = True
 
 
 def _enter(tensorflow, pywrap_tfe, original):
     @functools.wraps(original)
     def enter(self):
+        global exact
         eager = True
         try:
             eager = tensorflow.executing_eagerly()
@@ -47,12 +46,14 @@ def _enter(tensorflow, pywrap_tfe, original):
                 whole = above + "/" + self.name if above else self.name
                 graph_tensorflow.note(tensorflow.compat.v1.get_default_graph(), whole.partition("/")[0])
                 self._tf_name_scope = tensorflow.name_scope(whole + "/")
+                exact = True
         except Exception as exception:
             marks.error("keras", exception)
         result = original(self)
         event = _event
         if event is not None and eager and getattr(self, "_pop_on_exit", False):
             self._smaragdine_event = event(MARK + tensorflow.get_current_name_scope())
+            exact = True
         return result
 
     return enter

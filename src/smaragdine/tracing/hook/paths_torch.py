@@ -1,5 +1,6 @@
 """The path of a module: its place in the outermost module called, by the name it has there."""
 
+import functools
 import sys
 import weakref
 
@@ -28,6 +29,11 @@ class Paths:
     def of(self, module, stack):
         """`stack` has the calls under way, outermost first: (module, path, …)."""
         path = self._known(module)
+        if stack and _is_keras(module):
+            # It may be called from several places. As on the other backends, its path is in its caller's.
+            if path is None:
+                self._register(module, below(stack[-1][1], own_name(module)))
+            return below(stack[-1][1], own_name(module))
         if path is not None and (self.changes == _MOST_CHANGES or _in_place(module, path, stack)):
             return path
         if path is not None:
@@ -39,13 +45,13 @@ class Paths:
             root = under_way[0] if under_way else _whole(module)
             self._register(root, self._root_name(root))
             if self._known(module) is None:
-                self._register(module, "%s/%s" % (self._known(root), own_name(module)))
+                self._register(module, below(self._known(root), own_name(module)))
         elif type(module).__name__ == "GraphModule":
             return stack[-1][1]  # made by a compiler, where the program has the module it was made from
         else:
             self._register(stack[0][0], stack[0][1])  # a model may have grown since
             if self._known(module) is None:
-                self._register(module, "%s/%s" % (stack[-1][1], own_name(module)))
+                self._register(module, below(stack[-1][1], own_name(module)))
         return self._known(module)
 
     def _known(self, module):
@@ -62,7 +68,7 @@ class Paths:
             if name and _is_keras(module):
                 continue  # a Keras layer has a name of its own, the same on all backends
             parts = [part for part in name.split(".") if part not in _WRAPPED]
-            self.known[id(module)] = (weakref.ref(module), "/".join([path, *parts]) if name else path)
+            self.known[id(module)] = (weakref.ref(module), below(path, "/".join(parts)) if name else path)
 
     def _root_name(self, module):
         wrapped = module
@@ -114,12 +120,22 @@ def _in_place(module, path, stack):
     return place is module
 
 
+def below(path, name):
+    """A Keras model may have an empty name, and then no scope of its own."""
+    return "%s/%s" % (path, name) if path else name
+
+
 def own_name(module):
     return str(module.name) if _is_keras(module) else type(module).__name__
 
 
 def _is_keras(module):
-    return any(kind.__module__ == "keras.src.layers.layer" for kind in type(module).__mro__)
+    return _is_keras_type(type(module))
+
+
+@functools.lru_cache(maxsize=None)
+def _is_keras_type(kind):
+    return any(each.__module__ == "keras.src.layers.layer" for each in kind.__mro__)
 
 
 def _wrapped(module):

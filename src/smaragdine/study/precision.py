@@ -191,7 +191,7 @@ def _finding(
 def _overheads(overhead: Overhead, run: Result | None) -> list[Finding]:
     suffix = _suffix(run) if run else overhead.setting
     blocks = f"{overhead.pairs} pairs of blocks of {overhead.block_s:.1f} s"
-    time_remarks = [f"the recorder takes {overhead.core_share:.1%} of a core"]
+    time_remarks = [f"the recorder takes {100 * overhead.core_share:.1f} % of a core"]
     found = [_cost_finding(TIME_OVERHEAD, suffix, overhead, overhead.time, [blocks], time_remarks)]
     for device, cost in overhead.energy.items():
         about = [remark for remark in overhead.remarks if remark.startswith((device, cost.provenance))]
@@ -218,7 +218,9 @@ def _cost_finding(
         key=f"{claim.name}-{suffix}",
         study=claim.study,
         question=claim.question,
-        here="; ".join([f"{percent[1]:+.2f} % ({percent[0]:+.2f} … {percent[2]:+.2f} %)", *here]),
+        here="; ".join(
+            [f"{percent[1]:+.2f} % ({percent[0]:+.2f} … {percent[2]:+.2f} %)".replace("-", "−"), *here]
+        ),
         there=claim.there,
         here_value=percent[1],
         there_value=claim.there_value,
@@ -236,7 +238,7 @@ def _suffix(run: Result) -> str:
 
 def _over(claim: Claim, precision: Precision) -> str:
     if claim is ASSS:
-        ns = [each.every for each in precision.asss if each.every > 1]
+        ns = [each.every for each in precision.asss if each.every > 1 and each.energy is not None]
         if not ns:
             return ""
         text = f"one reading in {ns[0]} to one in {ns[-1]} kept"

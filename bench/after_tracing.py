@@ -2,8 +2,9 @@
 
     python bench/after_tracing.py [--rounds 4] [--steps 60] [--traced 3]
 
-One process, BERT-base 32×128 in bfloat16: untraced steps, a traced window, untraced steps, and so on. With
-TEARDOWN_CUPTI=0 Kineto stays attached, for comparison.
+One process, BERT-base 32×128 in bfloat16: untraced steps, a traced window, steps while its trace is written
+beside them (SMARAGDINE_TRACE_ASIDE=1), untraced steps, and so on. With TEARDOWN_CUPTI=0 Kineto stays
+attached, for comparison.
 """
 
 from __future__ import annotations
@@ -50,17 +51,24 @@ def main() -> None:
     print(
         f"TEARDOWN_CUPTI={os.environ.get('TEARDOWN_CUPTI', '')}; {before_ms:.2f} ms a step before any tracing"
     )
-    print("round   traced ms   stop s   after ms   after ÷ before")
+    print("round   traced ms   pause s   written s   while ms   after ms   after ÷ before")
     with tempfile.TemporaryDirectory() as folder:
         for i in range(options.rounds):
             session = trace_torch.start()
             traced_ms = median_ms(options.traced)
             begin = time.perf_counter()
-            trace_torch.stop(session, f"{folder}/{i}.json")
-            stop_s = time.perf_counter() - begin
+            ending = trace_torch.stop_aside(session, f"{folder}/{i}.json", lambda *facts: None)
+            if ending is None:
+                trace_torch.stop(session, f"{folder}/{i}.json")
+            pause_s = time.perf_counter() - begin
+            while_ms = [median_ms(1)]
+            while ending is not None and not ending.over():
+                while_ms.append(median_ms(1))
+            written_s = time.perf_counter() - begin
             after_ms = median_ms(options.steps)
             print(
-                f"{i:5} {traced_ms:11.2f} {stop_s:8.2f} {after_ms:10.2f} {after_ms / before_ms:16.3f}",
+                f"{i:5} {traced_ms:11.2f} {pause_s:9.3f} {written_s:11.2f} {statistics.median(while_ms):10.2f}"
+                f" {after_ms:10.2f} {after_ms / before_ms:16.3f}",
                 flush=True,
             )
 

@@ -67,8 +67,8 @@ def main() -> None:
             written_s = time.perf_counter() - begin
             after_ms = median_ms(options.steps)
             print(
-                f"{i:5} {traced_ms:11.2f} {pause_s:9.3f} {written_s:11.2f} {statistics.median(while_ms):10.2f}"
-                f" {after_ms:10.2f} {after_ms / before_ms:16.3f}",
+                f"{i:5} {traced_ms:11.2f} {pause_s:9.3f} {written_s:11.2f}"
+                f" {statistics.median(while_ms):10.2f} {after_ms:10.2f} {after_ms / before_ms:16.3f}",
                 flush=True,
             )
 

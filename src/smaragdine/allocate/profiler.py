@@ -16,13 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from smaragdine.allocate.profiling import UPDATES, update_period_s
 from smaragdine.recording.format import INFO_FILE, SPOOL_FOLDER, channel_from_dict
-from smaragdine.recording.marks import parse_lines
+from smaragdine.recording.marks import NewMarks
 
 # enough: it ran until we ended it · ended: by itself · out_of_memory · failed: with another error
 # stuck: no step came for too long
@@ -58,30 +58,24 @@ class Ran:
     said: str = ""  # the last line the program printed
 
 
-@dataclass
 class Announced:
     """Ends of steps, as they come into the spool of a recording that is being made."""
 
-    folder: Path
-    ends_ns: dict[tuple[int, str], list[int]] = field(default_factory=dict[tuple[int, str], list[int]])
-    _read: dict[Path, int] = field(default_factory=dict[Path, int])
+    def __init__(self, folder: Path) -> None:
+        self._marks = NewMarks(folder / SPOOL_FOLDER)
+        self._ends_ns: dict[tuple[int, str], list[int]] = {}
 
     @property
     def begun(self) -> bool:
-        return bool(self._read)
+        return self._marks.begun
 
     def look(self) -> list[int]:
         """Those of the process that announced most."""
-        for path in (self.folder / SPOOL_FOLDER).glob("marks-*.jsonl"):
-            with contextlib.suppress(OSError), open(path, "rb") as file:
-                file.seek(self._read.get(path, 0))
-                whole, _, _ = file.read().rpartition(b"\n")
-                self._read[path] = self._read.get(path, 0) + (len(whole) + 1 if whole else 0)
-                for mark in parse_lines(line for line in whole.split(b"\n") if b"step_end" in line):
-                    if mark["name"] == "step_end":
-                        key = int(mark["pid"] or 0), str(mark["source"])
-                        self.ends_ns.setdefault(key, []).append(mark["t_ns"])
-        return max(self.ends_ns.values(), key=len, default=[])
+        for mark in self._marks.look():
+            if mark["name"] == "step_end":
+                key = int(mark["pid"] or 0), str(mark["source"])
+                self._ends_ns.setdefault(key, []).append(mark["t_ns"])
+        return max(self._ends_ns.values(), key=len, default=[])
 
 
 def run_point(

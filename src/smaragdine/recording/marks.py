@@ -7,7 +7,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,31 @@ def read_spool(folder: Path) -> pa.Table:
         with contextlib.suppress(OSError):
             tables += _read_file(path)
     return _by_time(pa.concat_tables(tables)) if tables else MARKS.empty_table()
+
+
+class NewMarks:
+    """Marks as they come into a spool that is being written: each is given once."""
+
+    def __init__(self, spool: Path) -> None:
+        self._spool = spool
+        self._read: dict[Path, int] = {}
+
+    @property
+    def begun(self) -> bool:
+        """Whether any process has made a mark."""
+        return bool(self._read)
+
+    def look(self) -> Iterator[dict[str, Any]]:
+        for path in sorted(self._spool.glob("marks-*.jsonl")):
+            yield from parse_lines(self._lines(path))
+
+    def _lines(self, path: Path) -> list[bytes]:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            file.seek(self._read.get(path, 0))
+            whole, newline, _ = file.read().rpartition(b"\n")
+            self._read[path] = self._read.get(path, 0) + len(whole) + len(newline)
+            return whole.split(b"\n")
+        return []
 
 
 def marks_table(rows: Sequence[dict[str, Any]]) -> pa.Table:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smaragdine.recording.marks import parse_lines
+from smaragdine.recording.marks import NewMarks
 
 _QUIET_NS = 2_000_000_000  # before another stream of steps is followed
 _QUIET_STEPS = 10
@@ -44,8 +43,7 @@ class Follower:
     """Follows one stream. Processes that train together announce the same steps; one of them is enough."""
 
     def __init__(self, spool: Path) -> None:
-        self._spool = spool
-        self._read: dict[Path, int] = {}
+        self._marks = NewMarks(spool)
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._between_ns: dict[int, int] = {}  # process → its last mark between steps
         self._followed: tuple[int, str] | None = None
@@ -54,19 +52,10 @@ class Follower:
     def look(self) -> list[Step]:
         """New steps with nothing between them and the one before."""
         steps: list[Step] = []
-        for path in sorted(self._spool.glob("marks-*.jsonl")):
-            for mark in parse_lines(self._new_lines(path)):
-                if mark["source"] not in ("run", "monitor", "tune"):
-                    steps += self._take(mark)
+        for mark in self._marks.look():
+            if mark["source"] not in ("run", "monitor", "tune"):
+                steps += self._take(mark)
         return steps
-
-    def _new_lines(self, path: Path) -> Iterable[bytes]:
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            file.seek(self._read.get(path, 0))
-            whole, newline, _ = file.read().rpartition(b"\n")
-            self._read[path] = self._read.get(path, 0) + len(whole) + len(newline)
-            return whole.split(b"\n")
-        return ()
 
     def _take(self, mark: Mapping[str, Any]) -> list[Step]:
         name, t_ns, pid = mark["name"], mark["t_ns"], mark["pid"] or 0

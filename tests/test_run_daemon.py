@@ -347,3 +347,24 @@ print(sorted({{"grpclib", "google.protobuf", "asyncio", "ssl"}} & set(sys.module
     env = environment({"SMARAGDINE_POWERCAP_ROOT": str(tmp_path / "none")})
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n[]\n"
+
+
+def test_without_daemon_and_root_limits_are_refused_in_one_line() -> None:
+    words = """
+from pathlib import Path
+from smaragdine.errors import UserError
+from smaragdine.sweep.limits import lender
+try:
+    with lender(print, Path("/var/nobody-may/here/journal")):
+        print("lent")
+except UserError as error:
+    print(error)
+"""
+    command = [*as_user([]), sys.executable, "-c", words]
+    done = subprocess.run(
+        command, env=environment(), cwd="/", capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert done.stdout.startswith("limits cannot be set: no daemon answers, and what they were before"), (
+        done.stderr
+    )
+    assert done.stdout.rstrip().endswith("Start smaragdine daemon as root, or run this as root")

@@ -156,6 +156,13 @@ def lender(say: Say, journal: Path | None = None) -> Iterator[Lender]:
                 leases.close()
         return
     path = journal or Path(os.environ.get(JOURNAL_VARIABLE) or DEFAULT_JOURNAL)
+    there = next(folder for folder in path.parents if folder.exists())
+    if not os.access(there, os.W_OK):
+        raise UserError(
+            "limits cannot be set",
+            f"no daemon answers, and what they were before cannot be noted in {path.parent}",
+            "Start smaragdine daemon as root, or run this as root",
+        )
     with limits_control(path, say=say) as control:
         yield _Own(control)
 

@@ -284,7 +284,7 @@ SHOWN = {
     "phases": ("base", "How the energy of each device splits into phases and idle."),
     "asss": ("base", "How alike the footprint stays with fewer readings."),
     "assw": ("base", "How alike one run is to more and more others."),
-    "similarity": ("variants", "Variants of a model against each other, beside what busy times alone say."),
+    "similarity": ("variants", "Variants of a model against each other, beside constant power."),
     "difference": ("variants", "The same variants: how much more or less they take and draw."),
     "power": ("limits", "Power over time, one panel for each power limit."),
     "cumulative": ("limits", "Energy used: a lower limit takes longer and less."),

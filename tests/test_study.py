@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 from cli import alive, finish, smaragdine, start, wait_for, write_script
 from smaragdine.cli.main import main
+from smaragdine.study import folder as study_folder
 from smaragdine.study import runner
 from smaragdine.study.catalogue import SIZES, STUDIES, Planned, Wanted, runs_of
 from smaragdine.study.custom import custom_settings, customs_of
@@ -246,11 +248,66 @@ def test_a_recording_without_steps_fails(
     monkeypatch.setattr(runner, "record", without_events)
     words = ["study", "bert", "--stage", "predict", "--size", "tiny", "-o", "out"]
     assert main(words) == 1
-    assert "bert-predict-torch-L2-H32-fp32-1 has no footprint of a step" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "bert-predict-torch-L2-H32-fp32-1: no footprint of a step: " in said
+    assert "See smaragdine report out/unfinished/bert-predict-torch-L2-H32-fp32-1\n" in said
+    assert Path("out/unfinished/bert-predict-torch-L2-H32-fp32-1").is_dir()
     assert not list(Path("out/runs").iterdir())
     monkeypatch.setattr(runner, "record", recorder.record)
     assert main(words) == 0
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("suffix", ["json", "parquet"])
+def test_a_result_cut_off_is_said_and_once_removed_made_anew(
+    suffix: str, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["study", "bert", "--stage", "predict", *TINY]
+    assert main(words) == 0
+    name = "bert-predict-torch-L2-H32-fp32-2"  # its events are gone
+    result = Path("out/results", f"{name}.json")
+    cut = result.with_suffix(f".{suffix}")
+    cut.write_bytes(cut.read_bytes()[:100])
+    for again in (words, ["study", "figures", "out"]):
+        capsys.readouterr()
+        assert main(again) == 2
+        said = capsys.readouterr().err
+        assert f"{result} is no result of a study: " in said
+        assert said.endswith(". Remove it, and run the study again\n")
+        assert said.count("\n") == 1
+    result.unlink()
+    assert main(words) == 0
+    assert [name for name in recorder.ran if name.endswith("-2")] == [name, name]
+    assert len(load_results(Path("out"))) == 2
+    capsys.readouterr()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read_only(folder: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder / ".lock"))
+
+    monkeypatch.setattr(study_folder, "locked", read_only)
+    assert main(["study", "bert", *TINY]) == 2
+    said = capsys.readouterr().err
+    assert said == "smaragdine: out cannot be written: Read-only file system. Name another folder\n"
+
+
+def test_a_dry_run_names_the_overhead_that_is_left(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study", "precision", *TINY, "--dry-run"]) == 0
+    assert "; then sampling's overhead, one or two minutes\n" in capsys.readouterr().out
+    assert main(["study", "bert", "--stage", "predict", *TINY, "--dry-run"]) == 0
+    assert "overhead" not in capsys.readouterr().out
+    assert main(["study", "bert", "--stage", "predict", *TINY, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "runs": 2,
+        "left": [f"bert-predict-torch-L2-H32-fp32-{n}" for n in (1, 2)],
+        "expected_s": None,
+        "overhead_left": False,
+    }
 
 
 def test_other_words_for_the_same_name_are_refused(
@@ -280,14 +337,15 @@ def test_other_words_for_the_same_name_are_refused(
         (["albert", "--framework", "tf1"], "tf1 has no ALBERT"),
         (["bert", "--layers", "0"], "not a whole number from 1"),
         (["bert", "--data", "nowhere"], "--data nowhere is no folder"),
+        (["bert", "--data", "full"], "--data full has no data: there is no .txt and no .tsv file in it"),
         (["bert", "-o", "full"], "full holds something else: it has no study.json. Name another folder"),
         (["bert", "-o", "full/file"], "full/file is a file"),
         (["custom", "full/train.py", "--vary", "layers"], "'layers' is not NAME=VALUE,…"),
         (["custom", "full/train.py", "--vary", "layers="], "'layers=' is not NAME=VALUE,…"),
         (["custom", "full/train.py", "--vary", "x=1,1"], "two settings would be named train-x_1"),
         (["custom", "none.py", "--vary", "x=1"], "none.py does not exist"),
-        (["custom", "--vary", "x=1"], "nothing to run"),
-        (["figures", "full"], "full holds something else"),
+        (["custom", "--vary", "x=1"], "no program to run. Example: smaragdine study custom train.py"),
+        (["figures", "full"], "full holds something else: it has no study.json. Name another folder\n"),
         (
             ["figures", "none"],
             "none has no results: nothing has been run. Run: smaragdine study bert",
@@ -364,6 +422,9 @@ def test_custom_compares_settings(
     assert "train-x_2" in said
     assert "similarity of a step" in said
     assert not customs_of([], "train").settings
+    assert main(["study", "custom", "train.py", "--vary", "x=10", "--runs", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [own["name"] for own in found["settings"]] == ["train-x_1", "train-x_2", "train-x_10"]
 
 
 def test_ctrl_c_ends_cleanly_and_one_command_at_a_time(tmp_path: Path) -> None:

@@ -165,6 +165,10 @@ def test_one_run_has_no_spread_over_runs() -> None:
     assert got["albert-power-spread"].verdict == "not comparable"
     assert "±" not in got["encoder-share"].here
     assert got["encoder-share"].verdict == "agrees"
+    # A rule that asks for the deviation over runs says that there is none.
+    assert "; of one run there is no deviation" in got["attention-forward"].why
+    assert "one run" not in got["encoder-share"].why
+    assert "one run" not in found(results(Study(runs=2)))["attention-forward"].why
 
 
 def random_runs(seed: int, runs: int = 4, layers: int = 3) -> list[list[Op]]:

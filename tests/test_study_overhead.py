@@ -233,3 +233,9 @@ def test_the_user_wants_no_more(tmp_path: Path) -> None:
     )
     assert children() <= before
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "logs"]
+    # What a killed one left goes.
+    (tmp_path / "out" / "overhead-abc").mkdir()
+    assert (
+        measure_overhead(Setting("x", (str(tmp_path / "train.py"),)), tmp_path / "out", print, True) is None
+    )
+    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "logs"]

@@ -94,6 +94,20 @@ def test_thinning_is_the_mean_over_runs() -> None:
     assert fourth.power is None
 
 
+def test_a_thinning_that_a_run_lacks_is_no_mean_of_the_others() -> None:
+    long = {"gpu:0": [score(2, 0.95), score(4, 0.9), score(8, 0.99)]}
+    short = {"gpu:0": [score(2, 0.95), score(4, 0.8), {**score(8, 0.0), "energy": None}]}
+    runs = [result(1, asss=long), result(2, asss=short), result(3, asss={})]
+    assert [(each.every, each.energy and each.energy.runs) for each in precision_of(runs).asss] == [
+        (2, 2),
+        (4, 2),
+    ]
+    found = by_key(runs)["asss-torch-fp32"]
+    assert found.here.startswith(
+        "0.850–0.950; one reading in 2 to one in 4 kept: 40 to 80 ms between them, 10 to 20 times the paper's"
+    )
+
+
 def test_widening_and_stability_of_experiments() -> None:
     found = precision_of([result(1, (1, 2, 3)), result(2, (1, 3, 2))], 1)
     assert (found.size, found.experiments, found.device, found.period_ms) == (1, 2, "gpu:0", 20.0)
@@ -157,7 +171,7 @@ def test_findings_agree_and_differ_by_their_rules() -> None:
     }
     assert good["asss-torch-fp32"].here_value == pytest.approx(0.95)
     assert "one reading in 2" in good["asss-torch-fp32"].here
-    assert "40 to 40 ms between them, 10 to 10 of the paper's 4 ms" in good["asss-torch-fp32"].here
+    assert "in 2 kept: 40 ms between them, 10 times the paper's 4 ms" in good["asss-torch-fp32"].here
     poor = [
         result(1, (1, 2, 3), asss={"gpu:0": [score(2, 0.89)]}),
         result(2, (3, 2, 1), asss={"gpu:0": [score(2, 0.89)]}),
@@ -184,6 +198,7 @@ def test_estimated_power_is_said() -> None:
     runs = [result(n, provenance={"gpu:0": "estimated"}) for n in (1, 2)]
     found = by_key(runs)
     assert "estimated" in found["asss-torch-fp32"].why
+    assert all(each.here.endswith("; estimated") for each in found.values())
     assert found["asss-power-torch-fp32"].verdict == "not comparable"
     assert "estimated" in found["asss-power-torch-fp32"].why
 

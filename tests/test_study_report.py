@@ -34,6 +34,7 @@ from smaragdine.report.study.cells import (
     Mean,
     Table,
     csv_text,
+    latex_text,
     markdown_text,
     mean_of,
     shown_as,
@@ -49,6 +50,7 @@ from smaragdine.report.study.tables import (
     findings_table,
     layers_table,
     stages_table,
+    study_tables,
     top_table,
     variants_table,
 )
@@ -297,10 +299,16 @@ def test_findings_on_a_terminal_keep_their_verdict() -> None:
 
     verdicts = ("agrees", "differs", "not comparable")
     console = Console(file=io.StringIO(), width=100)
-    console.print(findings_table([made_finding(verdict=verdict) for verdict in verdicts]))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [next(v for v in verdicts if v in line) for line in lines[1:]] == list(verdicts)
-    assert all("97 % of <it>" in line for line in lines[1:])
+    found = [made_finding(verdict=verdict) for verdict in verdicts]
+    found[1] = dataclasses.replace(found[1], settings=("bert-bf16",))
+    console.print(findings_table(found))
+    lines = [line for line in console.file.getvalue().splitlines() if line.strip()]  # type: ignore[attr-defined]
+    assert lines[0].split() == ["finding", "here", "there", "verdict"]
+    said = [line for line in lines if "97 % of <it>" in line]
+    assert [next(v for v in verdicts if v in line) for line in said] == list(verdicts)
+    # The same question of several: each says of what.
+    assert lines[lines.index(said[1]) + 1].strip() == "bert-bf16"
+    assert lines[-1] == "1 agrees, 1 differs, 1 not comparable"
 
 
 def made(of: Setting, number: int, rows: Sequence[dict[str, Any]], idle_j: float = 0.0) -> Result:
@@ -345,6 +353,9 @@ def test_a_stage_is_so_many_steps() -> None:
     results = [made(setting("bert", "pretrain"), n, layer_rows(n), idle_j=2.0) for n in (1, 2)]
     results.append(made(setting("bert", "predict"), 1, layer_rows()[::2]))
     table = stages_table([only_material(results)])
+    said = [each.note for each in study_tables([only_material(results)])]
+    assert said
+    assert all(note.endswith("Power of gpu:0: measured.") for note in said)
     first, second = csv.DictReader(io.StringIO(csv_text(table)))
     assert (first["stage"], second["stage"]) == ("pre-training", "prediction")
     # Steps of 18 + 2 J and 36 + 2 J: 29 J on average.
@@ -461,11 +472,17 @@ def test_cells_say_no_more_than_is_known() -> None:
     assert shown_as(Mean(0.98765, 0.001, 2), one) == "0.9877 ± 0.0010"
     assert shown_as(None, joules) == "–"
     assert shown_as(1234567, Column("events", "Events")) == "1,234,567"
+    assert shown_as(Mean(0.0, 0.0, 3), joules) == "0 J"
+    assert shown_as(-0.25, Column("slower", "Slower", "part")) == "−25.0 %"
     assert mean_of([None, math.nan]) is None
     assert mean_of([1.0, None, 3.0]) == Mean(2.0, math.sqrt(2), 2)
     table = Table("t", "T", (Column("n", "N"), joules), (("a|b", Mean(1.0, 0.5, 2)), ("c", None)))
     assert csv_text(table) == "n,e_j,e_j_std,e_j_runs\na|b,1.0,0.5,2\nc,,,\n"
     assert "| a\\|b | 1.0 ± 0.5 J |" in markdown_text(table)
+    latex = latex_text(dataclasses.replace(table, note="Power of cpu:0: 50 % estimated."))
+    assert "{@{}lr@{}}" in latex
+    assert "    a\\textbar{}b & 1.0 $\\pm$ 0.5 J \\\\\n" in latex
+    assert r"Power of cpu:0: 50 \% estimated.}" in latex
     columns = (Column("kind", "Kind"), Column("n", "N"), joules, joules)
     wide = Table("t", "T", columns, (("x", 0, Mean(0.0, 0.0, 2), 1.0), ("x", 1, None, None)))
     assert worth_showing(wide).rows == ((0, 1.0), (1, None))

@@ -134,7 +134,8 @@ def _documents(options, rng):
     documents, count = load_documents(files, tokens.encode)
     if not documents:
         raise SystemExit(f"{options.data} has no text: its .txt files are empty")
-    return documents, tokens, f"data: {count} sentences of text in {len(files)} files, {tokens.said}"
+    where = f"{len(files)} file{'s' if len(files) > 1 else ''}"
+    return documents, tokens, f"data: {count} sentences of text in {where}, {tokens.said}"
 
 
 def _sentences(options, rng):

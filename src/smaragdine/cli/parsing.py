@@ -56,14 +56,16 @@ def _number(text: str, good: bool, value: float, what: str) -> float:
 
 
 def count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
+    return _whole(text, 0)
 
 
 def positive_count(text: str) -> int:
-    if not count(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
     return int(text)
 
 

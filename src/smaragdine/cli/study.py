@@ -67,7 +67,7 @@ def _study(name: str, words: list[str]) -> int:
         planned += [Planned(setting, 1) for setting in grown]
     runs, folder = runs_of(planned), Path(options.output)
     if options.dry_run:
-        return _dry_run(folder, runs)
+        return _dry_run(folder, runs, options.json, _overhead_left(folder, repeated, wanted.size.pairs))
     check_packages(wanted.frameworks)
     if name == "all":
         from smaragdine.report.figures.style import look
@@ -104,10 +104,14 @@ def _custom(words: list[str]) -> int:
     cut = words.index("--") if "--" in words else len(words)
     options = custom_parser().parse_args(words[:cut])
     program = [*([options.program] if options.program else []), *words[cut + 1 :]]
+    if not program:
+        raise UserError(
+            "no program to run", remedy="Example: smaragdine study custom train.py --vary layers=2,4,8"
+        )
     settings = custom_settings(program, dict(options.vary), options.trace_steps, options.trace_skip)
     runs, folder = runs_of([Planned(setting, options.runs) for setting in settings]), Path(options.output)
     if options.dry_run:
-        return _dry_run(folder, runs)
+        return _dry_run(folder, runs, options.json)
     code = _run(folder, runs, options, ["study", "custom", *words], machine_here())
     if code > 1:
         return code
@@ -166,7 +170,8 @@ def _run(
     return 1 if missing or not done else 0
 
 
-def _dry_run(folder: Path, runs: Sequence[Run]) -> int:
+def _dry_run(folder: Path, runs: Sequence[Run], as_json: bool, overhead: bool = False) -> int:
+    """`overhead`: that of sampling is to be measured as well."""
     from smaragdine.report.study.running import runs_table
     from smaragdine.report.terminal import console
     from smaragdine.units import seconds
@@ -174,22 +179,39 @@ def _dry_run(folder: Path, runs: Sequence[Run]) -> int:
     made = read_made(folder)
     check_words(folder, runs)
     left, took_s = left_of(folder, runs), {} if made is None else made.took_s
+    total_s = expected_s(left, took_s)
+    if as_json:
+        names = [run.name for run in left]
+        _print_json({"runs": len(runs), "left": names, "expected_s": total_s, "overhead_left": overhead})
+        return 0
     out = console()
     if left:
         out.print(runs_table(left, took_s))
-    total_s = expected_s(left, took_s)
     time_words = "unknown until the first run has ended" if total_s is None else f"about {seconds(total_s)}"
     line = f"{len(left)} of {len(runs)} runs are left; time: {time_words}"
+    line += "; then sampling's overhead, one or two minutes" if overhead else ""
     out.print(line, markup=False, soft_wrap=True)
     return 0
 
 
+def _overhead_left(folder: Path, repeated: Sequence[Planned], pairs: int) -> bool:
+    from smaragdine.study.overhead import load_overhead
+
+    known = {each.setting: each.pairs for each in load_overhead(folder)} if repeated else {}
+    return any(known.get(each.setting.name, 0) < pairs for each in repeated)
+
+
 def _draw(folder: Path) -> None:
-    from smaragdine.report.study.page import write_study
+    from smaragdine.report.study.page import FIGURES_FOLDER, TABLES_FOLDER, write_study
     from smaragdine.report.terminal import shortest_path
 
-    for path in write_study(folder):
-        print(shortest_path(path), file=sys.stderr)
+    files = write_study(folder)
+    for path in files:
+        if path.parent == folder:
+            print(shortest_path(path), file=sys.stderr)
+    for name in (FIGURES_FOLDER, TABLES_FOLDER):
+        count = sum(path.parent.name == name for path in files)
+        print(f"{shortest_path(folder / name)}: {count} files", file=sys.stderr)
 
 
 def _print_findings(folder: Path, names: Sequence[str], as_json: bool) -> None:

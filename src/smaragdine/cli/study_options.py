@@ -97,6 +97,12 @@ def wanted_of(options: argparse.Namespace, machine: dict[str, Any]) -> Wanted:
     data = None if options.data is None else Path(options.data).absolute()
     if data is not None and not data.is_dir():
         raise UserError(f"--data {options.data} is no folder", remedy="Name one with CoLA's files or texts")
+    if data is not None and not any(path.suffix in (".txt", ".tsv") for path in data.rglob("*")):
+        raise UserError(
+            f"--data {options.data} has no data",
+            "there is no .txt and no .tsv file in it",
+            "Name a folder with CoLA's files or texts",
+        )
     return Wanted(
         SIZES[options.size or size_here(machine)],
         _listed(options.stage),

@@ -50,7 +50,7 @@ def transformer_share(layers: int = 12) -> Claim:
     return Claim(
         "transformer-share",
         "bert",
-        "What share of the encoder's forward pass has a transformer?",
+        "What share of the encoder's forward pass does a transformer take?",
         f"{share:.2f} ± {spread:.2f} %{scaled}",
         share,
         "%",
@@ -62,7 +62,7 @@ def transformer_share(layers: int = 12) -> Claim:
 TRANSFORMER_SPREAD = Claim(
     "transformer-spread",
     "bert",
-    "How uneven are the transformers (standard deviation, of their mean)?",
+    "How uneven are the transformers (standard deviation, as a part of their mean)?",
     "7.4 % (0.61 of 8.25)",
     100 * 0.61 / 8.25,
     "%",
@@ -73,7 +73,7 @@ FIRST_LOWER = Claim(
     "first-transformer-lower",
     "bert",
     "Does the first transformer take less than the average?",
-    "−24 % (up to 2 points of 8.25, even from the fifth on)",
+    "−24 % (up to 2 points of 8.25; level from the fifth on)",
     -100 * 2 / 8.25,
     "%",
     signed(-1),
@@ -138,7 +138,7 @@ TOP_BACKWARD = Claim(
 BACKWARD_LARGER = Claim(
     "backward-larger",
     "bert",
-    "How many times the forward pass's energy takes the backward pass?",
+    "How many times the forward pass's energy does the backward pass take?",
     "much more (no number)",
     None,
     "times",
@@ -176,7 +176,7 @@ STAGE_RATIO = {
     stage: Claim(
         f"{stage}-ratio",
         "bert",
-        f"What part of pre-training's energy takes {_STAGE[stage]}?",
+        f"What part of pre-training's energy does {_STAGE[stage]} take?",
         there,
         ratio,
         "",

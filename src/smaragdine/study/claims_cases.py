@@ -79,7 +79,7 @@ ALBERT_EINSUM = Claim(
 ALBERT_HALF = Claim(
     "albert-half",
     "albert",
-    "What part of the energy of BERT's top ten take ALBERT's?",
+    "What part of the energy of BERT's top ten do ALBERT's take?",
     "much less, almost half in some cases",
     0.5,
     "",

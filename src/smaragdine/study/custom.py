@@ -75,7 +75,7 @@ class Customs:
 def customs_of(results: Sequence[Result], program: str) -> Customs:
     """Of all results of a user's program, whatever command they came from."""
     groups: dict[str, list[Result]] = {}
-    for result in results:
+    for result in sorted(results, key=varied):
         if result.facts.get(PROGRAM) == program:
             groups.setdefault(result.setting, []).append(result)
     device = working_device([run.step for runs in groups.values() for run in runs]) if groups else None
@@ -89,6 +89,12 @@ def customs_of(results: Sequence[Result], program: str) -> Customs:
         [[mean_difference(a, b, "energy", device) for b in means] for a in means],
         [[mean_difference(a, b, "power", device) for b in means] for a in means],
     )
+
+
+def varied(result: Result) -> list[tuple[bool, float, str]]:
+    """What its settings are ordered by: numbers as numbers, before words."""
+    own = [value for key, value in result.facts.items() if key != PROGRAM]
+    return [(False, value, "") if isinstance(value, int | float) else (True, 0.0, value) for value in own]
 
 
 def step_j(footprint: Footprint) -> float:

@@ -59,10 +59,10 @@ def read_made(folder: Path) -> Made | None:
         if not folder.exists() or _ours(folder):
             return None
         raise UserError(
-            f"{folder} holds something else", f"it has no {STUDY}", "Name another folder with -o DIR"
+            f"{folder} holds something else", f"it has no {STUDY}", "Name another folder"
         ) from None
     except NotADirectoryError:
-        raise UserError(f"{folder} is a file", remedy="Name a folder with -o DIR") from None
+        raise UserError(f"{folder} is a file", remedy="Name a folder") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read", str(error), "Was it edited?") from None
 
@@ -145,7 +145,11 @@ class Study:
         except OSError as error:
             raise UserError(f"{folder} cannot be made", error.strerror or str(error)) from None
         self.folder = folder
-        self._lock = locked(folder)
+        try:
+            self._lock = locked(folder)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UserError(f"{folder} cannot be written", why, "Name another folder") from None
         # Another process may have made it meanwhile.
         made = read_made(folder) if (folder / STUDY).exists() else None
         if made is None:
@@ -182,9 +186,11 @@ class Study:
         shutil.rmtree(self.run_folder(run), ignore_errors=True)
         os.rename(recording, self.run_folder(run))
 
-    def give_up(self, run: Run) -> None:
-        """The recording says nothing about a step: the run is to be tried again."""
-        os.rename(self.run_folder(run), self.place(run))
+    def give_up(self, run: Run) -> Path:
+        """The recording says nothing about a step: the run is to be tried again. Returns where it is now."""
+        place = self.place(run)
+        os.rename(self.run_folder(run), place)
+        return place
 
     def took(self, run: Run, took_s: float) -> None:
         self.made = replace(self.made, took_s={**self.made.took_s, run.name: took_s})

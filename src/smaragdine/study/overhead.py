@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 from smaragdine.accounting.footprint import write_json
 from smaragdine.accounting.ratios import alternating_interval, mean_interval, ratio_interval
 from smaragdine.errors import UserError
-from smaragdine.study.overhead_blocks import Block, Measured, Stopped, measure_blocks
+from smaragdine.study.overhead_blocks import SCRATCH, Block, Measured, Stopped, measure_blocks
 from smaragdine.study.results import hardware_of
 from smaragdine.study.settings import Setting
 
@@ -71,6 +72,9 @@ def measure_overhead(
         say(f"overhead of {setting.name}: not measured, its program records itself by a session hook")
         return None
     out.mkdir(parents=True, exist_ok=True)
+    for left in out.glob(f"{SCRATCH}*"):  # by a process that was killed
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
     try:
         measured = measure_blocks(setting, out, pairs, block_s, say, lambda: bool(stop))
     except Stopped:

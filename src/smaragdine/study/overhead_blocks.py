@@ -31,6 +31,7 @@ from smaragdine.study.settings import Setting
 
 STAMPS_VARIABLE = "STEP_STAMPS"
 DRIVER = "overhead_loop.py"
+SCRATCH = "overhead-"  # folders beside the results, while it is measured
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.05
 _GRACE_S = 20.0
@@ -83,7 +84,7 @@ def measure_blocks(
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **setting.environment}
     with (
-        tempfile.TemporaryDirectory(prefix="overhead-", dir=out) as scratch,
+        tempfile.TemporaryDirectory(prefix=SCRATCH, dir=out) as scratch,
         measured_counters(environment) as edges,
         _running(setting, environment, Path(scratch) / "stamps", log) as program,
     ):

@@ -130,6 +130,7 @@ def _similarities(runs: Sequence[Result], precision: Precision) -> list[Finding]
         constant = [value for value in flat[claim] if value is not None]
         also = [_range(values), _over(claim, precision)]
         also += [f"constant power scores {_range(constant)}"] if constant else []
+        also += _estimated(precision)
         target = TARGETS[claim.name]
         remarks = [f"our own target, {target:.2f} at least, is {_kept(min(values) >= target)}"]
         if precision.provenance != "measured":
@@ -155,7 +156,7 @@ def _of_power(
         question=claim.question.replace("the footprint", "the power footprint").replace(
             "are experiments", "are the powers of experiments"
         ),
-        here=f"{_range(values)}; {_over(claim, precision)}",
+        here="; ".join([_range(values), _over(claim, precision), *_estimated(precision)]),
         there="not given",
         here_value=min(values),
         there_value=None,
@@ -212,7 +213,7 @@ def _cost_finding(
     elif percent[2] - percent[0] > 2 * WIDEST:
         verdict, why = (
             "not comparable",
-            f"the interval is wider than ± {WIDEST:g} %: the machine was not quiet",
+            f"the interval is wider than ± {WIDEST:g} %: the machine was not quiet, or the pairs are few",
         )
     return Finding(
         key=f"{claim.name}-{suffix}",
@@ -241,16 +242,21 @@ def _over(claim: Claim, precision: Precision) -> str:
         ns = [each.every for each in precision.asss if each.every > 1 and each.energy is not None]
         if not ns:
             return ""
-        text = f"one reading in {ns[0]} to one in {ns[-1]} kept"
+        text = f"one reading in {ns[0]}{f' to one in {ns[-1]}' if len(ns) > 1 else ''} kept"
         if precision.period_ms is None:
             return text
-        low, high = ns[0] * precision.period_ms, ns[-1] * precision.period_ms
-        papers = f"{low / PAPERS_PERIOD_MS:g} to {high / PAPERS_PERIOD_MS:g}"
-        return f"{text}: {low:g} to {high:g} ms between them, {papers} of the paper's {PAPERS_PERIOD_MS:g} ms"
+        ends_ms = dict.fromkeys((ns[0] * precision.period_ms, ns[-1] * precision.period_ms))
+        here = " to ".join(f"{each_ms:g}" for each_ms in ends_ms)
+        times = " to ".join(f"{each_ms / PAPERS_PERIOD_MS:g}" for each_ms in ends_ms)
+        return f"{text}: {here} ms between them, {times} times the paper's {PAPERS_PERIOD_MS:g} ms"
     each = f"of {precision.size} run{'s' if precision.size > 1 else ''}"
     if claim is ASSW:
         return f"experiments {each}"
     return f"{precision.experiments} experiments {each}"
+
+
+def _estimated(precision: Precision) -> list[str]:
+    return [] if precision.provenance == "measured" else [precision.provenance]
 
 
 def _values(scores: Sequence[Score], quantity: str) -> list[float]:

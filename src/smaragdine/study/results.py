@@ -63,9 +63,7 @@ def result_of(run: Run, recording: Recording, log: str = "") -> Result:
     found = overview(recording)
     if found.step is None or found.steps is None:
         why = found.absent or "no step of it was traced"
-        raise UserError(
-            f"{run.name} has no footprint of a step", why, f"See smaragdine report {recording.path}"
-        )
+        raise UserError("no footprint of a step", why)
     devices = {name: device for name, device in found.summary.devices.items() if device.scope == "device"}
     return Result(
         name=run.name,
@@ -149,9 +147,20 @@ def load_result(path: Path) -> Result:
             raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
         for key in ("remarks", "command"):
             values[key] = tuple(values[key])
+    except KeyError as error:
+        raise _broken(path, f"it has no {error.args[0]}") from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise _broken(path, str(error)) from None
+    try:
         return Result(step=load(path.with_suffix(".parquet")), **values)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no result of a study", str(error), "Run the study again") from None
+    except TypeError as error:
+        raise _broken(path, str(error)) from None
+    except UserError as error:
+        raise _broken(path, error.reason) from None
+
+
+def _broken(path: Path, why: str) -> UserError:
+    return UserError(f"{path} is no result of a study", why.rstrip("."), "Remove it, and run the study again")
 
 
 def _said(log: str, before: str) -> str:

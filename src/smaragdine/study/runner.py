@@ -68,20 +68,27 @@ def _result(study: Study, run: Run, watch: Watcher, stop: Stop) -> Result | None
     """None where there is none, which has been said."""
     begin_s = time.monotonic()
     # A recording that is whole already lacks its result alone: whoever made it was ended before.
-    there = study.run_folder(run).is_dir()
-    if not there and not _recorded(study, run, watch, stop):
+    if study.run_folder(run).is_dir():
+        try:
+            return _saved(study, run)
+        except UserError:
+            study.give_up(run)  # its events are gone, say, and its result was removed
+    if not _recorded(study, run, watch, stop):
         return None
-    log = study.log(run)
     try:
-        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-        result = result_of(run, open_recording(study.run_folder(run)), text)
+        result = _saved(study, run)
     except UserError as error:
-        study.give_up(run)
-        watch.say(f"{run.name}: {error}")
+        watch.say(f"{run.name}: {error.reason}. See smaragdine report {study.give_up(run)}")
         return None
+    study.took(run, time.monotonic() - begin_s)
+    return result
+
+
+def _saved(study: Study, run: Run) -> Result:
+    log = study.log(run)
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    result = result_of(run, open_recording(study.run_folder(run)), text)
     save_result(study.folder, result)
-    if not there:
-        study.took(run, time.monotonic() - begin_s)
     return result
 
 

@@ -135,10 +135,13 @@ def _summary(run: Result, device: str, called: Mapping[str, str]) -> Footprint:
 
 
 def _thinned(runs: Sequence[Result], device: str) -> list[Thinned]:
-    scores = [score for run in runs for score in run.asss.get(device, ())]
+    known = [scores for run in runs if (scores := run.asss.get(device))]
     found: list[Thinned] = []
-    for every in sorted({int(score["every"] or 0) for score in scores}):
-        here = [score for score in scores if score["every"] == every]
+    for every in sorted({int(score["every"] or 0) for scores in known for score in scores}):
+        here = [score for scores in known for score in scores if score["every"] == every]
+        # Short runs have no score where few readings are left: a mean over the others would be another's.
+        if sum(score["energy"] is not None for score in here) < len(known):
+            continue
         names = ("energy", "power", "times_against_energy", "constant_power")
         found.append(Thinned(every, *(_spread([score.get(name) for score in here]) for name in names)))
     return found

@@ -33,6 +33,7 @@ class Rule:
 
     text: str
     agrees: Callable[[Sequence[float]], bool]
+    by_spread: bool = False  # takes the deviation over runs into account
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def near(there: float, points: float, unit: str) -> Rule:
     return Rule(
         f"agrees if within {points:g} {unit} or two standard deviations over runs, whichever is wider",
         lambda values: abs(mean(values) - there) <= max(points, 2 * (deviation(values) or 0.0)),
+        by_spread=True,
     )
 
 
@@ -94,7 +96,7 @@ def signed(sign: int) -> Rule:
         noise = 0.0 if spread is None else 2 * spread / math.sqrt(len(values))
         return sign * mean(values) > noise
 
-    return Rule(f"agrees if {word} 0 by more than two standard errors of the mean over runs", agrees)
+    return Rule(f"agrees if {word} 0 by more than two standard errors of the mean over runs", agrees, True)
 
 
 def judge(
@@ -108,6 +110,8 @@ def judge(
 ) -> Finding:
     """`also`: more numbers, after the one that is judged. `obstacle`: why it cannot be compared."""
     obstacle = obstacle or ("" if values else "no run here has it")
+    if len(values) == 1 and claim.rule.by_spread and not obstacle:
+        remarks = ["of one run there is no deviation", *remarks]
     verdict: Verdict = "not comparable" if obstacle else "agrees" if claim.rule.agrees(values) else "differs"
     return Finding(
         key=f"{claim.name}-{suffix}",

@@ -99,7 +99,7 @@ class Group:
         estimated = any(work.estimated for work in works)
         remarks = [text for text in (_unlike(works) if claim.study != "variants" else "",) if text]
         if estimated and of_power:
-            obstacle = obstacle or f"power of {self.device} is estimated: it knows no operations"
+            obstacle = obstacle or f"power of {self.device} is estimated: that cannot tell operations apart"
         elif estimated:
             remarks.append(f"power of {self.device} is estimated: this says little more than time")
         also = "; ".join(text for text in (also, "estimated" if estimated and values else "") if text)

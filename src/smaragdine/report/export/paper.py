@@ -37,6 +37,8 @@ _LATEX = {
     "±": r"$\pm$",
     "×": r"$\times$",
     "µ": r"$\mu$",
+    "÷": r"$\div$",
+    "−": r"$-$",
     "–": r"--",
     "…": r"\ldots{}",
     "\u202f": r"\,",
@@ -59,6 +61,11 @@ def latex_text(run: Run, top: int) -> str:
 
 def markdown_text(run: Run, top: int) -> str:
     return "\n\n".join(_markdown(table) for table in _tables(run, top)) + "\n"
+
+
+def latex_escaped(text: str) -> str:
+    """As LaTeX prints it; paths may break at their slashes."""
+    return _signs(text, _LATEX)
 
 
 def _tables(run: Run, top: int) -> list[PaperTable]:
@@ -169,17 +176,17 @@ def _caption(run: Run, device: str, total: DeviceTotal, shown: int) -> str:
 
 def _latex(table: PaperTable) -> str:
     def line(cells: tuple[str, ...], name: str) -> str:
-        return "    " + " & ".join([name, *(_signs(cell, _LATEX) for cell in cells[1:])]) + r" \\"
+        return "    " + " & ".join([name, *(latex_escaped(cell) for cell in cells[1:])]) + r" \\"
 
     def named(cells: tuple[str, ...]) -> str:
-        return line(cells, rf"\raggedright \texttt{{{_signs(visible(cells[0]), _LATEX)}}}")
+        return line(cells, rf"\raggedright \texttt{{{latex_escaped(visible(cells[0]))}}}")
 
     return "\n".join(
         [
             r"% \usepackage{booktabs}",
             r"\begin{table*}",
             r"  \centering\small",
-            rf"  \caption{{{_signs(table.caption, _LATEX)}}}",
+            rf"  \caption{{{latex_escaped(table.caption)}}}",
             rf"  \label{{tab:{table.label}}}",
             r"  \begin{tabular}{@{}p{0.33\linewidth}l" + "r" * (len(table.headers) - 2) + "@{}}",
             r"    \toprule",
@@ -187,7 +194,7 @@ def _latex(table: PaperTable) -> str:
             r"    \midrule",
             *(named(row) for row in table.rows),
             r"    \midrule",
-            *(line(row, _signs(row[0], _LATEX)) for row in table.sums),
+            *(line(row, latex_escaped(row[0])) for row in table.sums),
             r"    \bottomrule",
             r"  \end{tabular}",
             r"\end{table*}",

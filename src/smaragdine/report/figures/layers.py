@@ -63,7 +63,8 @@ def layers(
     style.quantity(axes.yaxis, f"Energy of {of} on {device}", "J", highest_j)
     style.phase_legend(axes, phases)
     said = [f"whiskers: standard deviation over {spread_over}" if spread_over else "spread not known", *notes]
-    text = f"{whole}: " + ", ".join(f"{node.name} {joules(node.energy_j)}" for node in first)
+    means_j = {node.name: math.fsum(_of(run, node.path) for run in runs) / len(runs) for node in first}
+    text = f"{whole}: " + ", ".join(f"{name} {joules(mean_j)}" for name, mean_j in means_j.items())
     return style.describe(figure, "Energy by layer and phase", text, said)
 
 

@@ -31,13 +31,13 @@ _TITLE_MM = 27.0  # of the longest
 def similarity(
     footprints: Mapping[str, Footprint], device: str | None = None, more: Sequence[str] = ()
 ) -> Figure:
-    """Pearson correlation of energy, of power, and of busy times alone, which any tool without power gets."""
+    """Pearson correlation of energy, of power, and of energies at constant power, which are busy times."""
     runs = _checked(footprints)
     flat = [constant_power(footprint) for footprint in runs]
     matrices = {
         "Energy": _values(matrix(runs, "energy", device)),
         "Power": _values(matrix(runs, "power", device)),
-        "Busy times alone": _values(matrix(flat, "energy", device)),
+        "At constant power": _values(matrix(flat, "energy", device)),
     }
     known = np.concatenate([m[np.isfinite(m)] for m in matrices.values()])
     low = min(float(known.min()), 0.99) if known.size else 0.0

@@ -28,7 +28,7 @@ _PAPER = 5  # runs of one experiment
 _CURVES: dict[str, tuple[Callable[[Score], float | None], str, str, str]] = {
     "energy": (lambda score: score.scores.energy.value, style.BLUE, "-", "o"),
     "power": (lambda score: score.scores.power.value, style.VERMILLION, "--", "s"),
-    "busy times alone": (lambda score: score.scores.floor.value, style.FAINT, ":", ""),
+    "times against energies": (lambda score: score.scores.floor.value, style.FAINT, ":", ""),
 }
 
 

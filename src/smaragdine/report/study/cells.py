@@ -1,4 +1,4 @@
-"""A table of a study as CSV, with every figure in its base unit, and as Markdown, as a person reads it."""
+"""A table of a study as CSV, with every figure in its base unit, and as Markdown and LaTeX for people."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from smaragdine.accounting.noise import deviation
+from smaragdine.report.export.paper import latex_escaped
 from smaragdine.report.fitting import visible
 from smaragdine.units import plus_minus, seconds, si
 
@@ -32,7 +33,7 @@ Cell = Mean | float | int | str | None
 class Column:
     key: str  # in a CSV, with its unit: energy_j
     title: str
-    unit: str = ""  # J, W, s, %, 1; nothing: text or a count
+    unit: str = ""  # J, W, s, %, 1, part (shown in %); nothing: text or a count
 
     @property
     def is_text(self) -> bool:
@@ -114,6 +115,36 @@ def markdown_text(table: Table, level: int = 2) -> str:
     )
 
 
+def latex_text(table: Table) -> str:
+    """With booktabs, as `smaragdine export` has it."""
+
+    def line(cells: Sequence[str]) -> str:
+        return f"    {' & '.join(map(latex_escaped, cells))} \\\\"
+
+    caption = f"{table.title}. {table.note}".strip()
+    return "\n".join(
+        [
+            r"% \usepackage{booktabs}",
+            r"\begin{table*}",
+            r"  \centering\small",
+            rf"  \caption{{{latex_escaped(caption)}}}",
+            rf"  \label{{tab:study-{table.name}}}",
+            rf"  \begin{{tabular}}{{@{{}}{''.join('l' if c.is_text else 'r' for c in table.columns)}@{{}}}}",
+            r"    \toprule",
+            line([column.title for column in table.columns]),
+            r"    \midrule",
+            *(
+                line([shown_as(cell, column) for cell, column in zip(row, table.columns, strict=True)])
+                for row in table.rows
+            ),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table*}",
+            "",
+        ]
+    )
+
+
 def shown_as(cell: Cell, column: Column) -> str:
     if cell is None:
         return NONE
@@ -121,11 +152,15 @@ def shown_as(cell: Cell, column: Column) -> str:
         return visible(cell)
     mean, std = (cell.mean, cell.std) if isinstance(cell, Mean) else (float(cell), None)
     if not column.unit:
-        return f"{mean:,.0f}" if mean == round(mean) else f"{mean:.4g}"
+        return f"{mean:,.0f}" if mean == round(mean) or abs(mean) >= 1000 else f"{mean:.4g}"
     if column.unit in ("J", "W"):
-        return si(mean, column.unit) if std is None else plus_minus(mean, std, column.unit)
+        # What no run has needs no spread.
+        known = std is not None and not mean == std == 0
+        return plus_minus(mean, std or 0.0, column.unit) if known else si(mean, column.unit)
     if column.unit == "s":
         return seconds(mean) if std is None or mean >= 120 else plus_minus(mean, std, "s")
+    if column.unit == "part":
+        return f"{100 * mean:.1f} %".replace("-", "−")
     digits = 2 if column.unit == "%" else 4
     unit = " %" if column.unit == "%" else ""
     return f"{mean:.{digits}f}{'' if std is None else f' ± {std:.{digits}f}'}{unit}".replace("-", "−")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from smaragdine.errors import UserError
 from smaragdine.report.study.cells import Cell, Column, Mean, Table
 from smaragdine.report.study.material import Material
+from smaragdine.report.study.tables import power_words
 from smaragdine.study.folder import experiment_runs
 from smaragdine.study.overhead import load_overhead
 from smaragdine.study.results import Result
@@ -25,7 +27,7 @@ _SCALING = (
     Column("channels", "Channels"),
     Column("monitor_cores", "Monitor, cores", "1"),
     Column("step_s", "Step", "s"),
-    Column("traced_slower", "Traced step, longer by", "1"),
+    Column("traced_slower", "Traced step, longer by", "part"),
     Column("paused_s", "Pauses", "s"),
     Column("events", "Events"),
     Column("assemble_us_per_event", "Assembling an event (µs)"),
@@ -36,7 +38,9 @@ _SCALING = (
 
 def cost_tables(out: Path, results: Sequence[Result], materials: Sequence[Material]) -> list[Table]:
     """Those that have rows."""
-    found = [precision_table(materials), overhead_table(out), scaling_table(results), growth_table(results)]
+    precision = precision_table(materials)
+    precision = replace(precision, note=f"{precision.note} {power_words(materials)}")
+    found = [precision, overhead_table(out), scaling_table(results), growth_table(results)]
     return [table for table in found if table.rows]
 
 
@@ -125,7 +129,7 @@ def growth_table(results: Sequence[Result]) -> Table:
         Column("highest_ratio", "Highest y ÷ x"),
         Column("runs", "Runs"),
     )
-    note = "y grows as x to the exponent: 1 is proportional, 0 not at all."
+    note = "y grows as x to the exponent: 1 is proportional, 0 not at all. Names ending in _s are of seconds."
     return Table("growth", "Growth", columns, tuple(rows), note)
 
 

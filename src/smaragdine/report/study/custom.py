@@ -19,7 +19,7 @@ from smaragdine.units import joules, plus_minus, seconds, watts
 def customs_tables(found: Customs) -> RenderableType:
     """A line for each setting; then how alike they are, and by how much they differ."""
     table = _table(
-        "setting", "runs", "energy", "time", "power", "runs alike", "power alike", "fewer readings"
+        "setting", "runs", "energy", "time", "power", "runs\nalike", "power\nalike", "fewer\nreadings"
     )
     for own in found.settings:
         one = own.energy_std_j is None
@@ -69,14 +69,15 @@ def _differences(
     letters = [chr(ord("a") + n % 26) for n in range(len(rows))]
     table = _table(title, *letters)
     for letter, row in zip(letters, rows, strict=True):
-        table.add_row(letter, *map(words, row))
+        table.add_row(letter, *(words(value).replace("-", "−") for value in row))
     return table
 
 
 def _table(*headers: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for n, header in enumerate(headers):
-        table.add_column(Text(header), justify="right" if n else "left", overflow="fold")
+        # The first column alone gives way on a narrow terminal.
+        table.add_column(Text(header), justify="right" if n else "left", overflow="fold", no_wrap=n > 0)
     return table
 
 

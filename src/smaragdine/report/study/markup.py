@@ -25,6 +25,7 @@ from smaragdine.report.study.document import (
     settings_of,
     spare_notes,
 )
+from smaragdine.study.catalogue import MODELS
 from smaragdine.study.findings import Finding
 from smaragdine.version import __version__
 
@@ -101,7 +102,8 @@ def _findings(document: Document) -> str:
     for finding in document.findings:
         if finding.study != study:
             study = finding.study
-            rows.append(f'<tr class="study"><th colspan="5" scope="rowgroup">{html.escape(study)}</th></tr>')
+            name = study.upper() if study in MODELS else study
+            rows.append(f'<tr class="study"><th colspan="5" scope="rowgroup">{html.escape(name)}</th></tr>')
         verdict = html.escape(finding.verdict)
         if finding.verdict == "differs":
             verdict = f'<a href="#{_anchor(finding)}">{verdict}</a>'

@@ -23,7 +23,7 @@ from smaragdine.accounting.similarity import select
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures.runs import NotDrawn, Run
-from smaragdine.study.custom import PROGRAM
+from smaragdine.study.custom import PROGRAM, varied
 from smaragdine.study.folder import RUNS
 from smaragdine.study.results import Result
 from smaragdine.study.work import Shape, groups
@@ -58,7 +58,7 @@ class Material:
     def variants(self) -> dict[str, list[Result]]:
         """By hidden size and layers; of a user's own program, by what varies."""
         if self.shape is None:
-            return {_varied(each[0]): each for each in by_setting(self.results).values()}
+            return {_varied(each[0]): each for each in by_setting(sorted(self.results, key=varied)).values()}
         found = sorted(self.of("bert", "pretrain"), key=lambda result: _shape(result)[::-1])
         return {variant_label(each[0]): each for each in by_setting(found).values()}
 

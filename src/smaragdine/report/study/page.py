@@ -1,7 +1,7 @@
 """Figures, tables and the page that compares findings, from the results of a study.
 
     OUT/figures/figure-1-stages.pdf …, captions.md
-    OUT/tables/stages.csv, stages.md …
+    OUT/tables/stages.csv, stages.md, stages.tex …
     OUT/findings.html, findings.md, findings.json
 
 All is drawn anew each time from OUT/results; OUT/notes.md is the user's and is only read.
@@ -19,7 +19,7 @@ from smaragdine.report.figures import style
 from smaragdine.report.figures.draw import CAPTIONS, rendered, save
 from smaragdine.report.figures.runs import NotDrawn
 from smaragdine.report.figures.style import alt_text, look
-from smaragdine.report.study.cells import Table, csv_text, markdown_text
+from smaragdine.report.study.cells import Table, csv_text, latex_text, markdown_text, worth_showing
 from smaragdine.report.study.costs import cost_tables
 from smaragdine.report.study.document import Document, Picture, head_of, read_notes
 from smaragdine.report.study.markdown import markdown_page
@@ -105,7 +105,12 @@ def _draw(
 def _write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
     files: list[Path] = []
     for table in tables:
-        for suffix, text in ((".csv", csv_text(table)), (".md", markdown_text(table))):
+        texts = {
+            ".csv": csv_text(table),
+            ".md": markdown_text(table),
+            ".tex": latex_text(worth_showing(table)),
+        }
+        for suffix, text in texts.items():
             _write(folder / f"{table.name}{suffix}", text)
             files.append(folder / f"{table.name}{suffix}")
     return files

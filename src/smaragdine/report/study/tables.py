@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smaragdine.accounting.diagram import Node
@@ -14,6 +16,7 @@ from smaragdine.report.figures.runs import NotDrawn, only
 from smaragdine.report.figures.stages import IDLE, phase_energies_j
 from smaragdine.report.figures.top import TOP, Bars, energies, powers
 from smaragdine.report.study.cells import Cell, Column, Mean, Table, mean_of
+from smaragdine.report.study.document import counted, provenance_of, settings_of
 from smaragdine.report.study.material import STAGES, Material, summaries, variant_label
 from smaragdine.study.claims import stage_steps
 from smaragdine.study.results import Result
@@ -31,18 +34,23 @@ _STYLES = {"agrees": "green", "differs": "yellow", "not comparable": "dim"}
 
 def findings_table(findings: Sequence[Finding]) -> RenderableType:
     """For the terminal: what was asked, the number here and there, and whether they agree."""
+    from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 1, 0), header_style="bold")
     table.add_column("finding", overflow="fold", ratio=3)
     table.add_column("here", overflow="fold", ratio=3)
     table.add_column("there", overflow="fold", ratio=2)
-    table.add_column("", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    asked = Counter(finding.question for finding in findings)
     for finding in findings:
         verdict = Text(finding.verdict, style=_STYLES.get(finding.verdict, ""))
-        table.add_row(Text(finding.question), Text(finding.here), Text(finding.there), verdict)
-    return table
+        question = Text(finding.question)
+        if asked[finding.question] > 1:  # of several frameworks, precisions or programs
+            question.append(f"\n{settings_of(finding)}", style="dim")
+        table.add_row(question, Text(finding.here), Text(finding.there), verdict)
+    return Group(table, Text(""), Text(counted(findings)))
 
 
 def study_tables(materials: Sequence[Material]) -> list[Table]:
@@ -54,7 +62,17 @@ def study_tables(materials: Sequence[Material]) -> list[Table]:
         variants_table(materials),
         albert_table(materials),
     ]
-    return [table for table in found if table.rows]
+    power = power_words(materials)
+    return [replace(table, note=f"{table.note} {power}".strip()) for table in found if table.rows]
+
+
+def power_words(materials: Sequence[Material]) -> str:
+    """How the power behind a table is known."""
+    found: dict[str, dict[str, None]] = {}
+    for material in materials:
+        how = provenance_of(material.results).get(material.device, "of unknown provenance")
+        found.setdefault(material.device, {})[how] = None
+    return " ".join(f"Power of {device}: {', '.join(how)}." for device, how in found.items())
 
 
 def stages_table(materials: Sequence[Material]) -> Table:
@@ -185,7 +203,7 @@ def variants_table(materials: Sequence[Material]) -> Table:
         for label, results in found.items()
     ]
     columns = (_KIND, Column("variant", "Variant"), *_FIGURES, _RUNS)
-    return Table("variants", "Variants", columns, tuple(rows), "On the device that does the work.")
+    return Table("variants", "Variants", columns, tuple(rows), _BUSY)
 
 
 def albert_table(materials: Sequence[Material]) -> Table:
@@ -199,9 +217,13 @@ def albert_table(materials: Sequence[Material]) -> Table:
         if results
     ]
     columns = (_KIND, Column("model", "Model"), Column("stage", "Stage"), *_FIGURES, _RUNS)
-    return Table("albert", "ALBERT and BERT", columns, tuple(rows), "On the device that does the work.")
+    return Table("albert", "ALBERT and BERT", columns, tuple(rows), _BUSY)
 
 
+_BUSY = (
+    "On the device that does the work. Power while busy is the mean over operations, each as long as it ran: "
+    "what runs at once shares the device's power, and an operation that only calls others has little."
+)
 _FIGURES = (
     Column("step_j", "Energy of a step", "J"),
     Column("busy_w", "Power while busy", "W"),

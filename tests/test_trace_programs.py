@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from cli import environment, smaragdine, start, wait_for, write_script
-from smaragdine.accounting.account import account_recording
 from smaragdine.recording.reader import Recording, open_recording
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
@@ -206,32 +205,6 @@ def test_a_launcher_traces_nothing_itself_and_files_can_be_kept(tmp_path: Path) 
 
 def window_suffix(meta_path: Path) -> str:
     return str(json.loads(meta_path.read_text())["suffix"])
-
-
-INFERENCE = """
-import time
-import torch
-
-torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 4))
-end = time.monotonic() + 3
-with torch.inference_mode():
-    while time.monotonic() < end:
-        model(torch.ones(256, 512))
-"""
-
-
-@needs("torch")
-def test_a_loop_that_only_predicts_gets_slices(tmp_path: Path) -> None:
-    run(tmp_path, INFERENCE, expected="", env=SOON)
-    recording = open_recording(tmp_path / "out")
-    assert steps(recording) == []
-    names = {event["name"] for event in recording.events.to_pylist()}
-    assert {"Sequential/0/addmm", "Sequential/2/addmm"} <= names
-    footprint = account_recording(recording)
-    total = footprint.devices["cpu:0"]
-    rows_j = sum(footprint.device_rows("cpu:0")["energy_j"].to_pylist())
-    assert rows_j + total.idle_j == pytest.approx(total.total_j, rel=1e-9)
 
 
 JAX = """

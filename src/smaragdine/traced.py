@@ -23,7 +23,7 @@ class Trace:
     """A recording of this process with a few of its steps traced, until `stop`, the end of a `with` block or
     of the process. `budget` is the part of the time that tracing may cost: 0.01.
 
-    Inside `smaragdine run`, which records and traces already, it does nothing.
+    Inside `smaragdine run`, which records and traces already, it only announces the model's calls.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Trace:
         self._pid = os.getpid()
         self._open: contextlib.ExitStack | None = None
         if os.environ.get("SMARAGDINE_SPOOL"):
+            self._open = _announced(model)
             return
         hook_module("windows").asked = True
         with contextlib.ExitStack() as opening:
@@ -52,9 +53,7 @@ class Trace:
                 str(self.folder / "traces"), steps, skip, budget, quiet_s=_QUIET_S
             )
             hook_module("trace").begin(settings)
-            if hasattr(model, "register_forward_hook"):
-                # Without an optimizer nobody else says where a step ends.
-                opening.callback(hook_module("forward").announce(model))
+            opening.enter_context(_announced(model))
             self._open = opening.pop_all()
         atexit.register(self._at_exit)
 
@@ -68,7 +67,10 @@ class Trace:
     def _stop(self, error: BaseException | None) -> None:
         opened, self._open = self._open, None
         # A forked child has the object, but the recording is its parent's.
-        if opened is None or self.folder is None or os.getpid() != self._pid:
+        if opened is None or os.getpid() != self._pid:
+            return
+        if self.folder is None:
+            opened.close()
             return
         atexit.unregister(self._at_exit)
         opened.__exit__(None if error is None else type(error), error, None)
@@ -105,6 +107,14 @@ class Trace:
         self._stop(error)
 
 
+def _announced(model: Any) -> contextlib.ExitStack:
+    """A model's calls are steps until it is closed: without an optimizer nobody else tells where one ends."""
+    opened = contextlib.ExitStack()
+    if hasattr(model, "register_forward_hook") and hook_module("windows").wanted():
+        opened.callback(hook_module("forward").announce(model))
+    return opened
+
+
 def _check(steps: int, skip: int, budget: float | None) -> None:
     from smaragdine.errors import UserError
 
@@ -125,7 +135,7 @@ def _events(folder: Path, skip: int, budget: float | None) -> list[str]:
 
         said = assemble(folder)
         recording = open_recording(folder)
-        why = None if said else why_nothing(recording, skip, budget)
+        why = None if said else why_nothing(recording, skip, budget, _QUIET_S)
         return [*hook_errors(recording), *said, *([why] if why else [])]
     except Exception as error:
         return [f"the trace cannot be used: {error}"]

@@ -41,6 +41,7 @@ BOUNDARIES = frozenset(
         "predict_end",
     }
 )
+_CALLS = "torch:forward"  # the source of marks that are calls of a model; a training evaluates by them
 _WARM_UP = 2  # steps that compile and allocate
 _ENOUGH = 5
 _FITS = 1.25
@@ -286,12 +287,14 @@ class StepEnergies:
 
 
 def step_energies(recording: Recording) -> StepEnergies | None:
-    """Of the process that announced most steps; None where nobody did."""
+    """Of the process that announced most steps, of a training rather than calls of a model; None: nobody."""
     ends = recording.marks.filter(pc.equal(recording.marks["name"], "step_end"))
     if ends.num_rows < 2:
         return None
     groups = ends.group_by(["pid", "source"]).aggregate([([], "count_all"), ("rank", "min")]).to_pylist()
-    most = max(groups, key=lambda each: (each["count_all"], -(each["rank_min"] or 0)))
+    most = max(
+        groups, key=lambda each: (each["source"] != _CALLS, each["count_all"], -(each["rank_min"] or 0))
+    )
     mine = pc.and_(pc.equal(ends["pid"], most["pid"]), pc.equal(ends["source"], most["source"]))
     ends = ends.filter(mine).sort_by("t_ns")
     t_ns = ends["t_ns"].to_numpy()

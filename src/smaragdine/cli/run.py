@@ -93,9 +93,8 @@ def main(words: list[str]) -> int:
     else:
         recorded = record_program(command, folder, record_options, os.environ, prepare)
     said = _assemble(recorded, options.trace_keep)
-    # Whoever asked for steps wants to know; a program without a framework need not hear of them.
-    if not said and options.trace != "off" and any(word.startswith("--trace-") for word in ours):
-        said = _why_nothing(recorded, options)
+    if not said and options.trace != "off" and options.trace_steps:
+        said = _why_nothing(recorded, options, any(word.startswith("--trace-") for word in ours))
     report(recorded, said)
     return end_like(recorded.returncode)
 
@@ -121,11 +120,14 @@ def _assemble(recorded: Recorded, keep: bool) -> list[str]:
         return [f"the trace cannot be used: {error}"]
 
 
-def _why_nothing(recorded: Recorded, options: argparse.Namespace) -> list[str]:
-    from smaragdine.tracing.assemble.absence import why_nothing
+def _why_nothing(recorded: Recorded, options: argparse.Namespace, asked: bool) -> list[str]:
+    """Whoever asked for steps wants to know; else only who computed with a framework need hear of them."""
+    from smaragdine.tracing.assemble.absence import computed_without_steps, why_nothing
 
     try:
         recording = Recording(recorded.folder, recorded.info)
+        if not asked and not computed_without_steps(recording):
+            return []
         why = why_nothing(recording, options.trace_skip, options.trace_budget)
     except Exception:  # the summary says what is wrong with the recording
         return []

@@ -18,6 +18,7 @@ from smaragdine.recording.reader import Recording
 from smaragdine.report.fitting import FittingTable, Line, visible
 from smaragdine.report.footprint import device_table, diagram_tree, footprint_remarks
 from smaragdine.report.terminal import run_tables
+from smaragdine.tracing.assemble.absence import why_no_operations
 from smaragdine.units import joules, plus_minus, seconds
 
 _LEAST_SHARE = 0.02  # of its parent; smaller ones are summed up in the tree
@@ -33,9 +34,8 @@ def overview_tables(
     if found.tracing is not None:
         parts += [_dim(line) for line in _tracing_lines(found.tracing, found.steps)]
     elif shown is None and found.absent is None:
-        parts.append(
-            _dim("no operations: nothing was traced (smaragdine run traces where a framework is used)")
-        )
+        why = why_no_operations(found.summary.marks, found.summary.duration_s)
+        parts.append(_dim(f"no operations: {why}"))
     remarks: list[RenderableType] = []
     if found.absent is not None:
         parts.append(_warning(f"no energy per operation: {found.absent}"))

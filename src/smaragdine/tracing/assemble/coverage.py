@@ -30,8 +30,12 @@ class Coverage:
     counts_divide: bool  # every operation ran equally often per step, as far as counts can tell
     remarks: tuple[str, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()  # dataflow between siblings, where the raw file tells it
-    # [index, begin_ns, end_ns] of steps that nobody announced: executions of one compiled program
+    # [index, begin_ns, end_ns] of steps that nobody announced: executions of one compiled program, or calls
+    # of one module
     found_steps: tuple[tuple[int, int, int], ...] = ()
+    found_of: str = ""  # that module
+    irregular: bool = False  # it was called often enough, and yet its calls are no steps
+    slice_remarks: tuple[str, ...] = ()  # those that hold also where the steps found do not count
 
 
 def coverage_of(table: pa.Table, steps: int, remarks: Sequence[str] = ()) -> Coverage:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -28,6 +29,7 @@ from smaragdine.tracing.assemble.coverage import (
     coverage_of,
     steps_at,
 )
+from smaragdine.tracing.assemble.kineto_calls import CallSteps, call_steps
 from smaragdine.tracing.assemble.kineto_compiled import compiled_of
 from smaragdine.tracing.assemble.kineto_places import (
     ENGINE,
@@ -107,7 +109,13 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     asked_ns = np.concatenate(
         [start_ns[operators], np.array([launch.asked_ns for launch in launches], dtype=np.int64)]
     ).astype(np.int64)
-    steps = steps_at(asked_ns, meta)
+    begin_ns, until_ns = int(meta.get("begin_ns") or _LONG_AGO_NS), int(meta.get("end_ns") or _NEVER_NS)
+    found = (
+        CallSteps()
+        if meta.get("steps")
+        else call_steps(calls, order, parents, begins, ends, begin_ns, until_ns)
+    )
+    steps = steps_at(asked_ns, {"steps": found.spans} if found.spans else meta)
     table = built(
         encode([name for name, _ in named]),
         encode(["cpu:0"] * len(operators) + [f"gpu:{kernel.args.device or 0}" for kernel in kernels]),
@@ -121,14 +129,18 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
         pa.array(steps, mask=steps == NO_STEP),
     )
     # The program goes on while the profiler is being stopped.
-    inside = np.where(asked_ns == _LONG_AGO_NS, start_ns[rows], asked_ns) <= int(
-        meta.get("end_ns") or _NEVER_NS
-    )
+    inside = np.where(asked_ns == _LONG_AGO_NS, start_ns[rows], asked_ns) <= until_ns
     if not meta.get("steps"):
         # A slice of time; it may count only from its first whole step on.
-        inside &= asked_ns >= int(meta.get("begin_ns") or _LONG_AGO_NS)
+        inside &= asked_ns >= begin_ns
     table = table.filter(pa.array(inside))
-    return table, coverage_of(table, len(meta.get("steps", ())), _remarks(calls, launches, meta))
+    remarks = _remarks(calls, launches, meta)
+    if not found.spans:
+        said = [*remarks, found.why_not] if found.why_not else remarks
+        coverage = coverage_of(table, len(meta.get("steps", ())), said)
+        return table, replace(coverage, irregular=found.irregular)
+    coverage = coverage_of(table, len(found.spans), [*remarks, found.said])
+    return table, replace(coverage, found_steps=found.spans, found_of=found.of, slice_remarks=tuple(remarks))
 
 
 def _read(raw: Path) -> _Trace:

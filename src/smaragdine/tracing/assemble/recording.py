@@ -16,6 +16,7 @@ from smaragdine.recording.events import EventsWriter, write_edges, write_windows
 from smaragdine.recording.format import EDGES, TRACES_FOLDER, WINDOWS
 from smaragdine.recording.reader import Recording
 from smaragdine.tracing.assemble.coverage import Coverage
+from smaragdine.tracing.assemble.slices import Slice, agreed
 from smaragdine.tracing.assemble.sockets import on_sockets, remarks_on
 from smaragdine.tracing.hook.windows import FORWARD
 
@@ -38,41 +39,46 @@ def assemble(
     windows: list[dict[str, Any]] = []
     edges: dict[tuple[str, str], None] = {}
     writer: EventsWriter | None = None
-    counted = 0  # steps that nobody announced, in all slices so far
     places, guessed = Recording(folder, {}).places, 0
-    held: list[tuple[dict[str, Any], pa.Table]] = []  # slices in which no step was found
+    slices: list[Slice] = []  # few and short; together they tell whether there are steps in them
+
+    def write(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> None:
+        nonlocal writer, guessed
+        table, more = on_sockets(_within(table, meta), places, int(meta["pid"]))
+        guessed += more
+        windows.append(_window(meta, table, coverage))
+        writer = writer or EventsWriter(folder)
+        writer.write(table)
+
+    def remove(*read: Path) -> None:
+        if not keep and (writer is None or writer.error is None):
+            for path in read:
+                path.unlink(missing_ok=True)
+
     for number, (meta_path, meta) in enumerate(found):
         try:
             raw = _raw(meta_path, meta)
             table, coverage = _events_of(raw, meta)
-            if not meta["steps"] and coverage.found_steps:
-                table = _numbered(table, meta, coverage, counted)
-                counted += len(coverage.found_steps)
-            table, more = on_sockets(_within(table, meta), places, int(meta["pid"]))
-            guessed += more
-            window = _window(meta, table, coverage)
             edges |= dict.fromkeys((str(source), str(target)) for source, target in _edges(meta, coverage))
-            if window["steps"]:
-                writer = writer or EventsWriter(folder)
-                writer.write(table)
-                windows.append(window)
+            if meta["steps"]:
+                write(meta, table, coverage)
             else:
-                held.append((window, table))
+                slices.append(Slice(int(meta["pid"]), (raw, meta_path), meta, table, coverage))
         except (UserError, OSError, ValueError, KeyError, TypeError) as failure:
             said.append(f"the trace {meta_path.name} cannot be used: {failure}")
             continue
-        if not keep and (writer is None or writer.error is None):
-            raw.unlink(missing_ok=True)
-            meta_path.unlink(missing_ok=True)
+        if meta["steps"]:
+            remove(raw, meta_path)
         if on_window is not None:
             on_window(number + 1, len(found))
-    # Of a program whose steps were found, what came before them is no step: it was compiling.
-    stepping = {window["pid"] for window in windows}
-    for window, table in held:
-        if window["pid"] not in stepping:
-            writer = writer or EventsWriter(folder)
-            writer.write(table)
-            windows.append(window)
+    counted = 0  # steps that nobody announced, in all slices so far
+    for each in agreed(slices):
+        table = each.table
+        if each.coverage.found_steps:
+            table = _numbered(table, each.meta, each.coverage, counted)
+            counted += len(each.coverage.found_steps)
+        write(each.meta, table, each.coverage)
+    remove(*(path for each in slices for path in each.files))
     if writer is not None:
         writer.close()
         said += _written(folder, writer, windows, edges)

@@ -35,7 +35,8 @@ def facts():
 def frames():
     """How many functions torch.compile has seen."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return 0 if utils is None else utils.counters.get("frames", {}).get("total", 0)
+    # While it is being imported it has none.
+    return getattr(utils, "counters", {}).get("frames", {}).get("total", 0)
 
 
 def used():

@@ -159,7 +159,7 @@ function tracingLines(data) {
     return [
       data.events
         ? ""
-        : "No operations: nothing was traced. smaragdine run traces where a framework is used.",
+        : "No operations: nothing was traced. smaragdine report says why.",
     ].filter(Boolean);
   const what = tracing.frameworks.join(" and ");
   let first = steps

@@ -1,0 +1,155 @@
+"""Steps of a slice of PyTorch in which nobody announced any: the calls of the model.
+
+A program that only predicts calls its model again and again. Each call that lies whole in the slice is a
+step, up to the next one's beginning: what lies between is done for it. A wrong step is worse than none, so
+calls that differ, or modules that do not take turns, are no steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from smaragdine.tracing.assemble.kineto_places import ENGINE, PREFIX, Call
+
+FEWEST = 3  # calls; the last one only ends the one before
+NO_STEPS = "no steps were announced"
+REMEDY = 'mark them with smaragdine.mark("step_end", i)'
+_FEW = f"{NO_STEPS}, and fewer than {FEWEST} calls of one module began in a slice; {REMEDY}"
+# Of the time in modules: one that has less may be called whenever it likes.
+_LEAST_BESIDE_IT = 0.01
+
+
+@dataclass(frozen=True)
+class CallSteps:
+    spans: tuple[tuple[int, int, int], ...] = ()  # index, begin_ns, end_ns
+    of: str = ""  # the module whose calls they are
+    why_not: str = ""
+    irregular: bool = False  # there are calls enough, and yet they are no steps
+
+    @property
+    def said(self) -> str:
+        return f"{NO_STEPS}: those are the calls of {self.of}, each up to the next one's beginning"
+
+
+@dataclass(frozen=True)
+class _Outermost:
+    at: int  # its number among all calls
+    path: str
+    tid: Any
+    begin_ns: int
+    end_ns: int
+
+
+def call_steps(
+    calls: Sequence[Call],
+    order: Sequence[int],
+    parents: Sequence[int | None],
+    start_ns: Sequence[int],
+    end_ns: Sequence[int],
+    begin_ns: int,
+    until_ns: int,
+) -> CallSteps:
+    """`order` is that of time; before `begin_ns` a call was under way whose beginning was not seen, and after
+    `until_ns` the profiler was being stopped."""
+    around = _outermost_of(calls, order, parents)
+    found = [
+        _Outermost(at, calls[at].name.removeprefix(PREFIX), calls[at].tid, start_ns[at], end_ns[at])
+        for at in order
+        if around[at] == at and begin_ns <= start_ns[at] <= until_ns
+    ]
+    found = _whole(found)
+    if not found:
+        return CallSteps(why_not=_FEW if any(at is not None for at in around) else "")
+    thread, path = _main(found)
+    of_thread = [call for call in found if call.tid == thread]
+    mine = [call for call in of_thread if call.path == path]
+    if len(mine) < FEWEST or all("/" in call.path for call in of_thread):
+        return CallSteps(why_not=_FEW)
+    if any(call.tid != thread and not _replica(call, mine) for call in found):
+        return _irregular("modules are called by several threads")
+    if not _take_turns(of_thread, path):
+        return _irregular(f"the calls of {path} and of other modules do not take turns")
+    if not _alike(calls, around, mine[:-1]):
+        return _irregular(f"the calls of {path} do not all run the same operations")
+    spans = ((i, call.begin_ns, following.begin_ns) for i, (call, following) in enumerate(pairwise(mine)))
+    return CallSteps(tuple(spans), path)
+
+
+def _irregular(why: str) -> CallSteps:
+    return CallSteps(why_not=f"{NO_STEPS}, and {why}; {REMEDY}", irregular=True)
+
+
+def _outermost_of(
+    calls: Sequence[Call], order: Sequence[int], parents: Sequence[int | None]
+) -> list[int | None]:
+    """The outermost call of a module that each call is in, or is; not in backward, where it is done again."""
+    found: list[int | None] = [None] * len(calls)
+    backward = [False] * len(calls)
+    for at in order:
+        parent = parents[at]
+        if parent is not None:
+            found[at], backward[at] = found[parent], backward[parent]
+        backward[at] = backward[at] or calls[at].name.startswith(ENGINE)
+        if found[at] is None and not backward[at] and calls[at].name.startswith(PREFIX):
+            found[at] = at
+    return found
+
+
+def _whole(found: Sequence[_Outermost]) -> list[_Outermost]:
+    """Without parts of a model whose call was under way when the slice began, in each thread. A part that is
+    called by itself has a path in the model too, but only once the model was called."""
+    begun = {call.tid for call in found if "/" in call.path}
+    kept: list[_Outermost] = []
+    for call in found:
+        if "/" not in call.path:
+            begun.discard(call.tid)
+        if call.tid not in begun:
+            kept.append(call)
+    # In a call all the time: it runs beside whatever else there is.
+    return kept + [call for call in found if call.tid in begun]
+
+
+def _main(found: Sequence[_Outermost]) -> tuple[Any, str]:
+    """The thread and the module whose calls hold the most time."""
+    held_ns: Counter[tuple[Any, str]] = Counter()
+    for call in found:
+        held_ns[call.tid, call.path] += call.end_ns - call.begin_ns
+    return held_ns.most_common(1)[0][0]
+
+
+def _replica(call: _Outermost, mine: Sequence[_Outermost]) -> bool:
+    """DataParallel calls copies of the model in threads of its own."""
+    at = bisect_right(mine, call.begin_ns, key=lambda each: each.begin_ns) - 1
+    return at >= 0 and call.path == mine[at].path and call.end_ns <= mine[at].end_ns
+
+
+def _take_turns(found: Sequence[_Outermost], path: str) -> bool:
+    """Whether the same other modules are called between any two calls of this one."""
+    held_ns: Counter[str] = Counter()
+    for call in found:
+        held_ns[call.path] += call.end_ns - call.begin_ns
+    least_ns = _LEAST_BESIDE_IT * held_ns.total()
+    between: list[tuple[str, ...]] = []
+    turn: list[str] | None = None
+    for call in found:
+        if call.path == path:
+            between += [] if turn is None else [tuple(turn)]
+            turn = []
+        elif turn is not None and held_ns[call.path] >= least_ns:
+            turn.append(call.path)
+    return len(set(between)) == 1
+
+
+def _alike(calls: Sequence[Call], around: Sequence[int | None], mine: Sequence[_Outermost]) -> bool:
+    """Whether each of these calls made the same calls. A prompt and the tokens after it do not."""
+    made: dict[int | None, Counter[str]] = {call.at: Counter() for call in mine}
+    for at, outermost in enumerate(around):
+        if outermost in made:
+            made[outermost][calls[at].name] += 1
+    first, *others = made.values()
+    return all(each == first for each in others)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from smaragdine.tracing.hook import trace, windows
+
 PRELUDE = """
 import json, os, sys, time
 import torch
@@ -25,6 +27,8 @@ def train(steps):
         model(torch.ones(2, 8)).sum().backward()
 
 def record(steps, path="trace.json"):
+    while not trace_torch.ready():
+        train(1)
     session = trace_torch.start()
     train(steps)
     return session, trace_torch.stop_aside(session, path, lambda *what: heard.append(what))
@@ -64,17 +68,18 @@ def test_the_trace_is_the_one_of_pytorchs_own_function(tmp_path: Path) -> None:
         tmp_path,
         """
         train(2)
-        session, ending = record(3)
-        ending.wait()
+        for i in range(3):  # one after the other
+            record(3, "%d.json" % i)
         session = trace_torch.start()
         train(3)
         facts = trace_torch.stop(session, "own.json")
-        own, aside = names("own.json"), names()
-        print(json.dumps([own == aside, own["aten::linear"], sorted(heard[0][0]) == sorted(facts), len(heard),
+        own = names("own.json")
+        print(json.dumps([[own == names("%d.json" % i) for i in range(3)], own["aten::linear"],
+                          sorted(heard[0][0]) == sorted(facts), len(heard),
                           abs(time.time_ns() - heard[0][1]) < 10**11]))
         """,
     )
-    assert result == [True, 6, True, 1, True]
+    assert result == [[True] * 3, 6, True, 3, True]
 
 
 def test_the_program_goes_on_while_the_trace_is_written(tmp_path: Path) -> None:
@@ -99,7 +104,8 @@ def test_the_program_goes_on_while_the_trace_is_written(tmp_path: Path) -> None:
     assert result[4:] == [True, 200]
 
 
-def test_a_profiler_of_the_programs_own_waits_for_it(tmp_path: Path) -> None:
+def test_who_needs_it_over_waits_for_it(tmp_path: Path) -> None:
+    """A profiler of the program's own, and a fork."""
     result = program(
         tmp_path,
         """
@@ -108,39 +114,63 @@ def test_a_profiler_of_the_programs_own_waits_for_it(tmp_path: Path) -> None:
             over = ending.over()
             train(2)
         count = sum(event.name == "aten::linear" for event in own.events())
-        print(json.dumps([over, count, names()["aten::linear"], len(heard)]))
-        """,
-    )
-    assert result == [True, 4, 200, 1]
-
-
-def test_a_fork_waits_for_it(tmp_path: Path) -> None:
-    result = program(
-        tmp_path,
-        """
+        before = names()["aten::linear"]
         session, ending = record(100)
         pid = os.fork()
         if not pid:
             train(1)
             os._exit(0 if ending.over() else 1)
         _, status = os.waitpid(pid, 0)
-        print(json.dumps([status, len(heard)]))
+        print(json.dumps([over, count, before, status, len(heard)]))
         """,
     )
-    assert result == [0, 1]
+    assert result == [True, 4, 200, 0, 2]
 
 
-def test_windows_one_after_the_other(tmp_path: Path) -> None:
+def test_a_child_of_multiprocessing_ends_with_its_trace_written(tmp_path: Path) -> None:
+    """It ends by _exit."""
     result = program(
         tmp_path,
         """
-        for i in range(4):
-            record(5, "%d.json" % i)
-        trace_torch._ending.wait()
-        print(json.dumps([len(heard), [names("%d.json" % i)["aten::linear"] for i in range(4)]]))
+        import multiprocessing
+        from smaragdine.tracing.hook import marks, trace, windows
+        marks.set_spool(os.getcwd())
+        trace.begin(windows.Settings("traces", steps=3, skip=1))
+
+        def child():
+            for i in range(6):
+                train(1)
+                marks.soon(time.time_ns(), "step_end", i, "torch")
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join()
+        noted = [os.path.join("traces", name) for name in os.listdir("traces") if name.endswith(".meta.json")]
+        print(json.dumps([process.exitcode, [len(json.load(open(path))["steps"]) for path in noted]]))
         """,
     )
-    assert result == [4, [10] * 4]
+    assert result == [0, [3]]
+
+
+def test_an_interrupt_does_not_end_the_wait_at_the_programs_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process would end under a thread that is at work in PyTorch."""
+    waits: list[int] = []
+
+    class Ending:
+        def wait(self) -> None:
+            waits.append(1)
+            if len(waits) < 4:
+                raise KeyboardInterrupt
+
+    plan = windows.Plan(windows.Settings(str(tmp_path)))
+    plan.ending = Ending()
+    with pytest.raises(KeyboardInterrupt):
+        plan.settle()
+    monkeypatch.setattr(trace, "_plan", plan)
+    trace.at_exit()
+    assert (len(waits), plan.ending) == (4, None)
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
@@ -206,8 +236,9 @@ def test_other_threads_in_the_middle_of_operators(tmp_path: Path) -> None:
     assert result == [40, True, True]
 
 
-def test_an_operator_that_has_called_back_is_not_left(tmp_path: Path) -> None:
-    """A thread that waits inside a function of its own backward pass is still in PyTorch's."""
+def test_threads_that_stay_where_they_are(tmp_path: Path) -> None:
+    """One that waits inside a function of its own backward pass is still in PyTorch's. It is waited for, not
+    for ever, and no other window begins meanwhile; one that sleeps is in nobody's way."""
     result = program(
         tmp_path,
         """
@@ -228,18 +259,39 @@ def test_an_operator_that_has_called_back_is_not_left(tmp_path: Path) -> None:
         def beside():
             Slow.apply(torch.ones(2, requires_grad=True)).sum().backward()
 
-        session = trace_torch.start()
-        thread = threading.Thread(target=beside)
-        thread.start()
-        inside.wait()
-        train(2)
-        ending = trace_torch.stop_aside(session, "trace.json", lambda *what: heard.append(what))
+        def window(patience_s, path="trace.json"):
+            aside_torch._PATIENCE_S = patience_s
+            session = trace_torch.start()
+            thread = threading.Thread(target=beside)
+            thread.start()
+            inside.wait()
+            inside.clear()
+            train(2)
+            return thread, trace_torch.stop_aside(session, path, lambda *what: heard.append(what))
+
+        def leave(thread):
+            go.set()
+            thread.join()
+            go.clear()
+
+        thread, ending = window(600)
         time.sleep(0.2)
         early = ending.over()
-        go.set()
+        leave(thread)
         ending.wait()
-        thread.join()
-        print(json.dumps([early, len(heard), names()["SlowBackward"]]))
+        patient = names()["SlowBackward"]
+
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        threading.Thread(target=lambda: time.sleep(3600), daemon=True).start()
+        thread, ending = window(0.2)
+        ending.wait()
+        ready = [trace_torch.ready()]
+        with torch.profiler.profile() as own:
+            train(1)
+        leave(thread)
+        ready.append(trace_torch.ready())
+        count = sum(event.name == "aten::linear" for event in own.events())
+        print(json.dumps([early, patient, ready, names()["aten::linear"], count, len(heard)]))
         """,
     )
-    assert result == [False, 1, 1]
+    assert result == [False, 1, [False, True], 4, 2, 2]

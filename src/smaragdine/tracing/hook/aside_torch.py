@@ -4,9 +4,11 @@ To stop, Kineto turns all its records into a trace and writes it: 13 µs for eac
 GPU. PyTorch's own function holds the lock all the while. The library's does not, when called by ctypes; its
 names say what it takes, and where one of them is missing PyTorch's own function is used.
 
-An operator that began while the profiler listened must not end while its records are turned into a trace:
-that crashes, also in PyTorch's own function. So it first stops listening, with the lock held, and is
-ended when every other thread has left the operator it may have been in.
+A thread that writes a record while all are turned into a trace crashes, also in PyTorch's own function. So
+the profiler first stops listening, with the lock held. It is ended when every other thread has left the
+operator it may have been in, or has been there for so long that it writes nothing now: an operator that ends
+after the profiler writes no more. It would if the next one had begun, to where its record was; so none begins
+while a thread may be in such an operator.
 """
 
 import _thread
@@ -32,8 +34,14 @@ _RUNNING, _UNHEAR = _STATE + "3getEb", _STATE + "14removeCallbackEv"
 
 _PYTHON = os.path.dirname(threading.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_LOADERS = os.path.join(_TORCH, "utils", "data") + os.sep
-_PATIENCE_S = 30.0  # for operators of other threads to end
+_OURS = os.path.dirname(__file__) + os.sep
+# The loops there never end; what they call does.
+_LOOPS = tuple(
+    os.path.join(_TORCH, *folder) + os.sep for folder in (("utils", "data"), ("_inductor", "compile_worker"))
+)
+_GRACE_S = 0.02  # for records that are being written by threads without Python
+_PATIENCE_S = 1.0  # for operators of other threads to end
+_ASLEEP = 0.1  # the part of the time that a thread at work would surpass
 
 _found = None  # the functions; False where they are not to be had
 
@@ -82,7 +90,7 @@ def silence():
     _functions()[5](state)
     own = threading.get_ident()
     return {
-        ident: ((id(frame), frame.f_lasti), _calling(frame))
+        ident: ((id(frame), frame.f_lasti), _calling(frame), _worked(ident))
         for ident, frame in _frames().items()
         if ident != own and not _waits(frame)
     }
@@ -100,10 +108,11 @@ def _frames():
 
 
 def _waits(frame):
-    # In a function of Python's own library, as threads are that wait for work: in no operator, unless below
-    # is one of PyTorch that has called back.
+    # In a function of Python's own library, as threads are that wait for work, or of ours: in no operator,
+    # unless below is one of PyTorch that has called back.
     path = frame.f_code.co_filename
-    return path.startswith(_PYTHON) and "site-packages" not in path and not _calling(frame)
+    elsewhere = path.startswith(_OURS) or (path.startswith(_PYTHON) and "site-packages" not in path)
+    return elsewhere and not _calling(frame)
 
 
 def _calling(frame):
@@ -111,21 +120,51 @@ def _calling(frame):
     found = set()
     while frame is not None:
         path = frame.f_code.co_filename
-        # The loops there never end; what they call does.
-        if path.startswith(_TORCH) and not path.startswith(_LOADERS):
+        if path.startswith(_TORCH) and not path.startswith(_LOOPS):
             found.add(id(frame))
         frame = frame.f_back
     return found
 
 
-def _left(inside):
+def _worked(ident):
+    """Now, and for how long a thread has run or waited to be run, in nanoseconds; None where nobody tells."""
+    try:
+        with open("/proc/self/task/%d/schedstat" % threading._active[ident].native_id) as file:
+            running, ready = [int(part) for part in file.read().split()[:2]]
+        return (time.monotonic_ns(), running + ready) if running else None
+    except (KeyError, OSError, ValueError):
+        return None
+
+
+def _sleeps(ident, before):
+    """Whether it has done nothing to speak of since: it waits for something, or sleeps in a loop."""
+    now = _worked(ident)
+    if before is None or now is None or now[0] - before[0] < _PATIENCE_S * 5e8:
+        return False
+    return now[1] - before[1] < _ASLEEP * (now[0] - before[0])
+
+
+def left(inside):
     """Forget threads that have gone on since: whatever they are in now, the profiler has not heard of it."""
     frames = _frames()
-    for ident, (last, calling) in list(inside.items()):
+    for ident, (last, calling, worked) in list(inside.items()):
         frame = frames.get(ident)
-        if frame is None or ((id(frame), frame.f_lasti) != last and not calling & _calling(frame)):
+        if (
+            frame is None
+            or ((id(frame), frame.f_lasti) != last and not calling & _calling(frame))
+            or (not calling and _sleeps(ident, worked))
+        ):
             del inside[ident]
     return not inside
+
+
+def drain(inside):
+    """Wait until these threads write no record of what they were in."""
+    time.sleep(_GRACE_S)
+    deadline_s, pause_s = time.monotonic() + _PATIENCE_S, 0.0005
+    while not left(inside) and time.monotonic() < deadline_s:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
 
 
 def _stop_and_save(path):
@@ -150,27 +189,25 @@ class Ending:
         self._inside, self._path, self._then = inside, path, then
         self._busy = _thread.allocate_lock()
         self._busy.acquire()
-        # Not by threading: a program may join every thread it finds there.
-        _thread.start_new_thread(self._run, ())
+        try:
+            # Not by threading: a program may join every thread it finds there.
+            _thread.start_new_thread(self._run, ())
+        except RuntimeError:  # the program may have no more of them
+            self._run()
 
     def _run(self):
         try:
-            self._drain()
+            drain(self._inside)
             _stop_and_save(self._path)
             self._then()
         except Exception as exception:
-            marks.error("torch", exception)
+            marks.error("trace", exception)
         finally:
             self._busy.release()
 
-    def _drain(self):
-        deadline_s, pause_s = time.monotonic() + _PATIENCE_S, 0.0005
-        while not _left(self._inside):
-            if time.monotonic() > deadline_s:
-                # It hears nothing any more. To end it might end the program.
-                raise TimeoutError("another thread is in one operator for long: the trace is left")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.02)
+    def forgotten(self):
+        """Whether no thread can be in an operator it has heard of."""
+        return left(self._inside)
 
     def over(self):
         return not self._busy.locked()

@@ -60,7 +60,7 @@ def framework_loaded(module=None):
     if _settings is not None and _watching != (os.getpid(), _settings):
         if _watching is None:
             # Registered after the framework's own, and so called before it: it cleans up what we still need.
-            atexit.register(finish)
+            atexit.register(at_exit)
         _watching = (os.getpid(), _settings)
         # Not by threading: a program may join every thread it finds there.
         _thread.start_new_thread(_watch, (_plan,))
@@ -95,6 +95,15 @@ def finish():
             _try(plan, plan.settle)
 
 
+def at_exit():
+    # Left by a signal's exception, the process would end under a thread that is at work in the framework.
+    while True:
+        try:
+            return finish()
+        except (KeyboardInterrupt, SystemExit):
+            pass
+
+
 def _plan_of_child():
     """A forked child traces nothing where its parent did: that profiler is not its own. Nor is a lock it may
     find held."""
@@ -103,7 +112,15 @@ def _plan_of_child():
     _lock = _thread.allocate_lock()
     _plan = windows.Plan(_settings)
     _plan.done = _plan.failed = used
+    if _is_worker():
+        # It ends by _exit, without the functions registered by atexit.
+        sys.modules["multiprocessing.util"].Finalize(None, _worker_ends, exitpriority=0)
     return _plan
+
+
+def _worker_ends():
+    at_exit()
+    marks.flush()
 
 
 class _held:

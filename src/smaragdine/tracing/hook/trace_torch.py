@@ -48,11 +48,19 @@ _forks_watched = False
 _edges_done = set()  # outermost modules whose dataflow is known in this process
 
 
+def ready():
+    """Whether a profiler may begin: the last one is over, and what it has heard of too."""
+    if _ending is None:
+        return True
+    _ending.wait()
+    return _ending.forgotten()
+
+
 def start():
     """Begin profiling; raises, having changed nothing, where the program would notice."""
     global _session, _forks_watched
-    if _ending is not None:
-        _ending.wait()
+    if not ready():
+        raise RuntimeError("another thread is in one operator since the last window")
     if [int(part) for part in torch.__version__.split(".")[:2]] < [2, 2]:
         raise NotImplementedError("PyTorch %s; operations are traced from 2.2 on" % torch.__version__)
     if _session is not None or torch.autograd._profiler_enabled() or _program_profiles():
@@ -108,13 +116,9 @@ def stop_aside(session, path, then):
     """The same beside the program, where that can be: what to wait for, or None. Then `then` is called, by
     another thread, with what else is known (None: nothing was written) and when the program went on."""
     global _ending
-    if not (session.everywhere and aside_torch.possible()):
-        return None
     if torch.cuda.is_initialized() and not os.environ.get(ASIDE):
         return None  # not yet tried on a GPU
-    with session.lock:
-        # Where the program has begun a profiler of its own, that is the one that listens.
-        inside = aside_torch.silence() if session.running else None
+    inside = session.silence()
     if inside is None or not session.let_go():
         return None
     if torch.cuda.is_initialized():
@@ -250,6 +254,7 @@ class _Session:
 
     def end(self):
         """The results, or None where it was ended before. Leaves nothing installed."""
+        inside = self.silence()
         running = self.let_go()
         self.forget()
         if not running:
@@ -258,6 +263,8 @@ class _Session:
             return None  # only its own thread could; here it would crash
         if torch.cuda.is_initialized() and not self.abandoned:
             torch.cuda.synchronize()
+        if inside:
+            aside_torch.drain(inside)
         detaching = _detaching()
         if detaching:
             os.environ[_DETACH] = "1"
@@ -268,6 +275,14 @@ class _Session:
                 os.environ.pop(_DETACH, None)
         getattr(profiler, "_run_on_profiler_stop", int)()
         return results
+
+    def silence(self):
+        """Threads that may be in an operator it has heard of; None where it has ended, or that cannot be."""
+        if not (self.everywhere and aside_torch.possible()):
+            return None
+        with self.lock:
+            # Where the program has begun a profiler of its own, that is the one that listens.
+            return aside_torch.silence() if self.running else None
 
     def let_go(self):
         """Whether it ran. From now on nothing of the program's is marked any more."""
@@ -313,8 +328,8 @@ def _enter(module, args):
     # A constant under torch.compile, which then sees an empty function.
     if torch.compiler.is_compiling():
         return
+    session = _session
     try:
-        session = _session
         if session is not None and torch._C._get_tracing_state() is None:
             stack, edges = session.thread_state()
             if session.whole_ns is None and not stack and not paths_torch.calls_under_way():
@@ -327,14 +342,15 @@ def _enter(module, args):
             if _session is not session:  # another thread has ended it meanwhile
                 _unwind(stack, 0)
     except Exception as exception:
-        marks.error("torch", exception)
+        if _session is session:  # or another thread has ended it meanwhile, and emptied the stack
+            marks.error("torch", exception)
 
 
 def _leave(module, args, *rest):
     if torch.compiler.is_compiling():
         return
+    session = _session
     try:
-        session = _session
         if session is not None:
             stack, edges = session.thread_state()
             # Calls above it were left without a word, by a KeyboardInterrupt for one.
@@ -346,12 +362,17 @@ def _leave(module, args, *rest):
                     edges.leave(path, rest[0] if len(rest) > 1 else None, rest[-1], depth)
                     break
     except Exception as exception:
-        marks.error("torch", exception)
+        if _session is session:  # or another thread has ended it meanwhile, and emptied the stack
+            marks.error("torch", exception)
 
 
 def _unwind(stack, depth):
     while len(stack) > depth:
-        stack.pop()[2].__exit__(None, None, None)
+        try:
+            annotation = stack.pop()[2]
+        except IndexError:
+            return  # another thread unwinds it too
+        annotation.__exit__(None, None, None)
 
 
 def _before_fork():

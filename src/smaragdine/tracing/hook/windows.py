@@ -104,6 +104,9 @@ class Plan:
     def open(self, tracer):
         asked_ns = self._clock_ns()
         self.settle()  # steps are not let pass meanwhile: a short training might have no others
+        ready = getattr(tracer, "ready", None)
+        if ready is not None and not ready():
+            return  # at a later step
         session = tracer.start()
         begin_ns = self._clock_ns()
         self.window = _Window(tracer, session, asked_ns, begin_ns)
@@ -184,9 +187,9 @@ class Plan:
 
     def settle(self):
         """Wait until the last window's file is written."""
-        ending, self.ending = self.ending, None
-        if ending is not None:
-            ending.wait()
+        if self.ending is not None:
+            self.ending.wait()  # a KeyboardInterrupt may end it: then the program's end waits again
+            self.ending = None
 
     def interrupted(self):
         """Something other than steps goes on for a while."""

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from daemon_fake import Daemon, Machine
+    from smaragdine.monitor.client import Client
 
 # The same examples every time: a change that breaks nothing stays green. New ones are looked for on purpose,
 # with HYPOTHESIS_PROFILE=search.
@@ -37,3 +43,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         capture_output=True,
     )
     return cert, key
+
+
+@pytest.fixture(scope="module")
+def daemon(machine: Machine) -> Iterator[Daemon]:
+    """On the `machine` that a module of tests has."""
+    with machine.daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with daemon.connect() as client:
+        yield client

@@ -37,18 +37,6 @@ def machine() -> Iterator[Machine]:
         yield machine
 
 
-@pytest.fixture(scope="module")
-def daemon(machine: Machine) -> Iterator[Daemon]:
-    with machine.daemon() as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[Client]:
-    with daemon.connect() as client:
-        yield client
-
-
 class Grpcio:
     """An independent client: gRPC's own library, with messages from the contract's descriptor."""
 

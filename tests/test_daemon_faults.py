@@ -67,18 +67,6 @@ def machine() -> Iterator[Machine]:
         yield machine
 
 
-@pytest.fixture(scope="module")
-def daemon(machine: Machine) -> Iterator[Daemon]:
-    with machine.daemon() as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def client(daemon: Daemon) -> Iterator[Client]:
-    with daemon.connect() as client:
-        yield client
-
-
 def series(batches: Iterable[pb.ReadResponse]) -> Series:
     """Readings by channel, as they came."""
     found: Series = {}

@@ -43,7 +43,7 @@ from smaragdine.report.study.cells import (
 from smaragdine.report.study.costs import growth_table, overhead_table, scaling_table
 from smaragdine.report.study.document import Document, Head, note_key, read_notes, spare_notes
 from smaragdine.report.study.markup import html_page
-from smaragdine.report.study.material import Material, materials, of_phase, summaries
+from smaragdine.report.study.material import Material, materials, of_phase
 from smaragdine.report.study.page import write_study
 from smaragdine.report.study.paper import FIGURES
 from smaragdine.report.study.tables import (
@@ -57,6 +57,7 @@ from smaragdine.report.study.tables import (
 from smaragdine.study.findings import Finding
 from smaragdine.study.overhead import OVERHEAD, Cost, Overhead
 from smaragdine.study.results import Result, load_results, result_of, save_result
+from smaragdine.study.scores import summaries
 from smaragdine.study.settings import Run, Setting
 from test_figures import assert_legible, gallery
 

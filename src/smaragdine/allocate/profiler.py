@@ -6,12 +6,10 @@ The program runs under `smaragdine run`, which passes our request to end on to i
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,12 +21,12 @@ from typing import Any, Literal
 from smaragdine.allocate.profiling import UPDATES, update_period_s
 from smaragdine.recording.format import INFO_FILE, SPOOL_FOLDER, channel_from_dict
 from smaragdine.recording.marks import NewMarks
+from smaragdine.recording.supervise import dying_with_us
 
 # enough: it ran until we ended it · ended: by itself · out_of_memory · failed: with another error
 # stuck: no step came for too long
 How = Literal["enough", "ended", "out_of_memory", "failed", "stuck"]
 
-_PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.1
 _GRACE_S = 15.0  # between asking a program to end and making it
 _MARGIN = 1.1  # steps with an epoch's end in them do not count
@@ -143,14 +141,6 @@ def start_recorded(
     words: Sequence[str], folder: Path, out: Any, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """A program that is being recorded into `folder`, and prints into the file `out`."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent_pid = os.getpid()
-
-    def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:
-            os._exit(128 + signal.SIGKILL)
-
     # -P: a file named numpy.py beside the user's script must not be imported by us.
     ours = [sys.executable, "-P", "-m", "smaragdine", "run", "--trace", "off", "-o", str(folder)]
     return subprocess.Popen(
@@ -159,7 +149,7 @@ def start_recorded(
         stdout=out,
         stderr=out,
         env=dict(environment),
-        preexec_fn=prepare,
+        preexec_fn=dying_with_us(),
     )
 
 

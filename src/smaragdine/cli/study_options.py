@@ -8,10 +8,11 @@ from typing import Any
 
 from smaragdine.cli.parsing import Parser, count, counts, parameter, positive_count, positive_seconds
 from smaragdine.errors import UserError
-from smaragdine.study.catalogue import PRECISIONS, SIZES, STAGES, Wanted
+from smaragdine.study.catalogue import PRECISIONS, SIZES, Wanted
 from smaragdine.study.folder import KEEPS
 from smaragdine.study.machine import size_here
 from smaragdine.study.programs import FRAMEWORKS
+from smaragdine.study.settings import STAGES
 
 _STUDIES = {
     "bert": (

@@ -160,26 +160,31 @@ def supervise(
     return outcome
 
 
-def _start(
-    command: Command, environment: Mapping[str, str], in_child: Callable[[], None]
-) -> subprocess.Popen[bytes]:
+def dying_with_us(in_child: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """What a child does before it becomes the program: whoever kills us with -9 meant the program too, which
+    would otherwise go on unseen."""
     parent_pid = os.getpid()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def prepare() -> None:
-        # Whoever kills us with -9 meant the program, which would otherwise go on unseen.
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent_pid:
             os._exit(128 + signal.SIGKILL)
         in_child()
 
+    return prepare
+
+
+def _start(
+    command: Command, environment: Mapping[str, str], in_child: Callable[[], None]
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command.argv,
             executable=command.executable,
             env=dict(environment),
             close_fds=False,  # files the caller opened for the program stay open; ours are close-on-exec
-            preexec_fn=prepare,
+            preexec_fn=dying_with_us(in_child),
         )
     except OSError as error:
         raise UserError(

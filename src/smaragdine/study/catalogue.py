@@ -12,10 +12,10 @@ from pathlib import Path
 
 from smaragdine.errors import UserError
 from smaragdine.study.programs import ENVIRONMENTS, FRAMEWORKS, program
-from smaragdine.study.settings import Fact, Run, Setting
+from smaragdine.study.settings import STAGES, Fact, Run, Setting
 
 MODELS = ("bert", "albert")
-STAGES = ("pretrain", "finetune", "predict")
+_FIRST = tuple(STAGES)[:1]
 PRECISIONS = ("fp32", "tf32", "bf16")
 _UNTRACED_STEPS = 20  # at least so many tell how long a step is when nobody looks
 
@@ -77,7 +77,7 @@ class Planned:
 
 def bert(wanted: Wanted) -> list[Planned]:
     """All stages of BERT."""
-    return _planned(wanted, ["bert"], wanted.stages or STAGES)
+    return _planned(wanted, ["bert"], wanted.stages or tuple(STAGES))
 
 
 def variants(wanted: Wanted) -> list[Planned]:
@@ -88,19 +88,19 @@ def variants(wanted: Wanted) -> list[Planned]:
         layers=wanted.layers or size.variant_layers,
         hidden=wanted.hidden or size.variant_hidden,
     )
-    return _planned(varied, ["bert"], wanted.stages or STAGES[:1])
+    return _planned(varied, ["bert"], wanted.stages or _FIRST)
 
 
 def albert(wanted: Wanted) -> list[Planned]:
     """ALBERT, and the BERT that it is compared with."""
-    return _planned(wanted, MODELS, wanted.stages or STAGES[:1])
+    return _planned(wanted, MODELS, wanted.stages or _FIRST)
 
 
 def precision(wanted: Wanted) -> list[Planned]:
     """The same experiment many times: every `runs` of its runs are one."""
     experiments = wanted.experiments or wanted.size.experiments
     repeated = replace(wanted, runs=experiments * (wanted.runs or wanted.size.runs))
-    return _planned(repeated, ["bert"], wanted.stages or STAGES[:1])
+    return _planned(repeated, ["bert"], wanted.stages or _FIRST)
 
 
 STUDIES: dict[str, Callable[[Wanted], list[Planned]]] = {
@@ -137,7 +137,7 @@ def _planned(wanted: Wanted, models: Sequence[str], stages: Sequence[str]) -> li
             checked(wanted.frameworks, FRAMEWORKS, "framework"),
             checked(wanted.precisions, PRECISIONS, "precision"),
             models,
-            checked(stages, STAGES, "stage"),
+            checked(stages, tuple(STAGES), "stage"),
             wanted.layers or [size.layers],
             wanted.hidden or [size.hidden],
         )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 
+from smaragdine.study.settings import STAGES
 from smaragdine.study.verdicts import Claim, above, at_least, below, near, signed, within_factor
 
-STAGES = ("pretrain", "finetune", "predict")
 _TRAINED = 500  # steps: what the paper calls epochs (60 kJ / 500 = 120 J, at about 120 W)
 _SENTENCES = 1063  # of CoLA's test set
 PAPERS_GPU = "P5000"
 
 _POINTS = 5.0  # of a share: the paper's have no deviation, and its GPU, framework and kernels are others
-_STAGE = {"pretrain": "pre-training", "finetune": "fine-tuning", "predict": "prediction"}
 _OF = dict.fromkeys(STAGES, f"{_TRAINED} steps") | {"predict": f"{_SENTENCES:,} sentences"}
 
 
@@ -159,7 +158,7 @@ STAGE_TOTAL = {
     stage: Claim(
         f"total-{stage}",
         "bert",
-        f"What does {_STAGE[stage]} take ({_OF[stage]})?",
+        f"What does {STAGES[stage]} take ({_OF[stage]})?",
         there,
         there_j,
         "J",
@@ -176,7 +175,7 @@ STAGE_RATIO = {
     stage: Claim(
         f"{stage}-ratio",
         "bert",
-        f"What part of pre-training's energy does {_STAGE[stage]} take?",
+        f"What part of pre-training's energy does {STAGES[stage]} take?",
         there,
         ratio,
         "",
@@ -193,7 +192,7 @@ STAGE_ORDER = {
     stage: Claim(
         f"{stage}-less",
         "bert",
-        f"Does {_STAGE[stage]} take less than {_STAGE[more]} (difference)?",
+        f"Does {STAGES[stage]} take less than {STAGES[more]} (difference)?",
         there,
         there_j,
         "J",

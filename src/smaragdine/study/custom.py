@@ -15,7 +15,7 @@ from smaragdine.accounting.merge import merge
 from smaragdine.accounting.similarity import Correlation, constant_power, correlation, matrix, mean_difference
 from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command
-from smaragdine.study.results import Result
+from smaragdine.study.results import Result, by_setting
 from smaragdine.study.settings import Fact, Setting
 from smaragdine.sweep.experiment import filled
 
@@ -74,10 +74,8 @@ class Customs:
 
 def customs_of(results: Sequence[Result], program: str) -> Customs:
     """Of all results of a user's program, whatever command they came from."""
-    groups: dict[str, list[Result]] = {}
-    for result in sorted(results, key=varied):
-        if result.facts.get(PROGRAM) == program:
-            groups.setdefault(result.setting, []).append(result)
+    own = [result for result in results if result.facts.get(PROGRAM) == program]
+    groups = by_setting(sorted(own, key=varied))
     device = working_device([run.step for runs in groups.values() for run in runs]) if groups else None
     means = [average([merge(run.step) for run in runs]).mean for runs in groups.values()]
     return Customs(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from smaragdine.study import claims
 from smaragdine.study.roles import Mask, Operations
+from smaragdine.study.settings import STAGES
 from smaragdine.study.verdicts import Finding, mean, shown
 from smaragdine.study.work import Group, Work, rounds
 
@@ -127,7 +128,7 @@ def _products_power(group: Group, works: Sequence[Work]) -> Finding:
 
 
 def _stages(group: Group) -> Iterator[Finding]:
-    works = {stage: group.main("bert", stage) for stage in claims.STAGES}
+    works = {stage: group.main("bert", stage) for stage in STAGES}
     for stage, claim in claims.STAGE_TOTAL.items():
         if works[stage]:
             same = all(claims.PAPERS_GPU in work.result.hardware for work in works[stage])

@@ -8,9 +8,7 @@ Blocks with and without the recorder alternate as ABBA: what drifts steadily can
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -26,13 +24,13 @@ from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.session import record_here
+from smaragdine.recording.supervise import dying_with_us
 from smaragdine.study.counters import Edge, mean_power_w, measured_counters
 from smaragdine.study.settings import Setting
 
 STAMPS_VARIABLE = "STEP_STAMPS"
 DRIVER = "overhead_loop.py"
 SCRATCH = "overhead-"  # folders beside the results, while it is measured
-_PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.05
 _GRACE_S = 20.0
 _FIRST_STEP_S = 300.0  # to start a framework and make data
@@ -221,15 +219,6 @@ class _Measuring:
 def _running(
     setting: Setting, environment: Mapping[str, str], stamps: Path, log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    parent_pid = os.getpid()
-    prctl = ctypes.CDLL(None).prctl
-
-    def prepare() -> None:
-        # Killed with -9 we could not end it: it would train on for a day.
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:
-            os._exit(1)
-
     with open(log, "wb") as printed:
         program = subprocess.Popen(
             command_of(setting, environment),
@@ -238,7 +227,7 @@ def _running(
             stderr=subprocess.STDOUT,
             env={**environment, STAMPS_VARIABLE: str(stamps.absolute())},
             process_group=0,  # Ctrl-C is meant for us, who end it
-            preexec_fn=prepare,
+            preexec_fn=dying_with_us(),  # it would train on for a day
         )
     try:
         yield program

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,13 @@ def load_results(folder: Path) -> list[Result]:
     """All that are there, by setting and number."""
     found = [load_result(path) for path in sorted((folder / RESULTS).glob("*.json"))]
     return sorted(found, key=lambda result: (result.setting, result.number))
+
+
+def by_setting(results: Iterable[Result]) -> dict[str, list[Result]]:
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.setting, []).append(result)
+    return found
 
 
 def load_result(path: Path) -> Result:

@@ -20,7 +20,7 @@ from smaragdine.accounting.precision import Stability, Widening, assw, stability
 from smaragdine.accounting.rows import combine, group, ordered, replace
 from smaragdine.accounting.similarity import Correlation, select
 from smaragdine.errors import UserError
-from smaragdine.study.results import Result
+from smaragdine.study.results import Result, by_setting
 
 PAPERS_RUNS = 5  # of an experiment
 PAPERS_EXPERIMENTS = 9
@@ -63,10 +63,8 @@ class Precision:
 
 def repeated(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Setting → its runs, the most repeated setting first. Runs that only show growth are none of it."""
-    found: dict[str, list[Result]] = {}
-    for result in sorted(results, key=lambda each: (each.setting, each.number)):
-        if "scale" not in result.facts:
-            found.setdefault(result.setting, []).append(result)
+    plain = [result for result in results if "scale" not in result.facts]
+    found = by_setting(sorted(plain, key=lambda each: (each.setting, each.number)))
 
     def order(runs: list[Result]) -> tuple[int, bool]:
         # The paper's experiments are of BERT's pre-training.
@@ -99,8 +97,8 @@ def precision_of(results: Sequence[Result], size: int | None = None) -> Precisio
     device = _working_device(runs)
     runs = [run for run in runs if device in run.step.devices]
     experiments = experiments_of(runs, size)
-    called = renaming(add([select(run.step, device) for run in runs]))
-    footprints = [[_summary(run, device, called) for run in experiment] for experiment in experiments]
+    summary = dict(zip((run.name for run in runs), summaries(runs, device), strict=True))
+    footprints = [[summary[run.name] for run in experiment] for experiment in experiments]
     widening = assw(footprints[: _WIDEST + 1], device) if len(footprints) > 1 else None
     if widening is not None:
         widening = Widening([score for score in widening.pooled if score.n <= _WIDEST], widening.disjoint)
@@ -126,12 +124,20 @@ def _working_device(runs: Sequence[Result]) -> str:
     return max(energy_j, key=lambda device: energy_j[device])
 
 
-def _summary(run: Result, device: str, called: Mapping[str, str]) -> Footprint:
-    """By names found in all runs together: an operation that one of them lacks must not part its layers."""
-    one = select(run.step, device)
-    names = pa.array([called[name] for name in one.rows["name"].to_pylist()], pa.string())
-    rows = replace(one.rows, {"name": names})
-    return dataclasses.replace(one, rows=ordered(combine(rows, group(rows)), one.devices))
+def summaries(results: Sequence[Result], device: str) -> list[Footprint]:
+    """Of one device, with self-similar layers merged: the paper's STEF and STPF.
+
+    By the names of all runs together: an operation that one of them lacks must not part its layers.
+    """
+    found = [select(result.step, device) for result in results]
+    called = renaming(add(found))
+    return [_renamed(footprint, called) for footprint in found]
+
+
+def _renamed(footprint: Footprint, called: Mapping[str, str]) -> Footprint:
+    names = pa.array([called[name] for name in footprint.rows["name"].to_pylist()], pa.string())
+    rows = replace(footprint.rows, {"name": names})
+    return dataclasses.replace(footprint, rows=ordered(combine(rows, group(rows)), footprint.devices))
 
 
 def _thinned(runs: Sequence[Result], device: str) -> list[Thinned]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Fact = str | int | float
+STAGES = {"pretrain": "pre-training", "finetune": "fine-tuning", "predict": "prediction"}
 
 
 @dataclass(frozen=True)

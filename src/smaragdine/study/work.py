@@ -52,7 +52,11 @@ class Work:
 
     @property
     def shape(self) -> Shape:
-        return int(self.result.facts.get("layers", 0)), int(self.result.facts.get("hidden", 0))
+        return shape_of(self.result)
+
+
+def shape_of(result: Result) -> Shape:
+    return int(result.facts.get("layers", 0)), int(result.facts.get("hidden", 0))
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,12 @@ from smaragdine.report.figures.precision import asss, assw
 from smaragdine.report.figures.runs import NotDrawn, footprint_notes, only
 from smaragdine.report.figures.stages import stages
 from smaragdine.report.figures.top import top_energies, top_energy, top_power, top_powers
-from smaragdine.report.study.material import STAGES, Material, of_phase, summaries
+from smaragdine.report.study.material import Material, of_phase
 from smaragdine.study.claims import stage_steps
 from smaragdine.study.folder import experiment_runs
 from smaragdine.study.results import Result
-from smaragdine.study.scores import experiments_of
+from smaragdine.study.scores import experiments_of, summaries
+from smaragdine.study.settings import STAGES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

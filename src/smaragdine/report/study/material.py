@@ -8,27 +8,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
 
-from smaragdine.accounting.arithmetic import add, working_device
+from smaragdine.accounting.arithmetic import working_device
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.merge import renaming
-from smaragdine.accounting.rows import column, combine, group, ordered, replace
-from smaragdine.accounting.similarity import select
+from smaragdine.accounting.rows import column
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures.runs import NotDrawn, Run
 from smaragdine.study.custom import PROGRAM, varied
 from smaragdine.study.folder import RUNS
-from smaragdine.study.results import Result
-from smaragdine.study.work import Shape, groups
-
-STAGES = {"pretrain": "pre-training", "finetune": "fine-tuning", "predict": "prediction"}
+from smaragdine.study.results import Result, by_setting
+from smaragdine.study.settings import STAGES
+from smaragdine.study.work import Shape, groups, shape_of
 
 
 @dataclass(frozen=True)
@@ -53,13 +50,13 @@ class Material:
 
     def like_base(self, model: str, stage: str) -> list[Result]:
         """Of the shape that is no variant."""
-        return [result for result in self.of(model, stage) if _shape(result) == self.shape]
+        return [result for result in self.of(model, stage) if shape_of(result) == self.shape]
 
     def variants(self) -> dict[str, list[Result]]:
         """By hidden size and layers; of a user's own program, by what varies."""
         if self.shape is None:
             return {_varied(each[0]): each for each in by_setting(sorted(self.results, key=varied)).values()}
-        found = sorted(self.of("bert", "pretrain"), key=lambda result: _shape(result)[::-1])
+        found = sorted(self.of("bert", "pretrain"), key=lambda result: shape_of(result)[::-1])
         return {variant_label(each[0]): each for each in by_setting(found).values()}
 
     def kept(self, results: Sequence[Result]) -> Run:
@@ -99,31 +96,8 @@ def materials(out: Path, results: Sequence[Result]) -> list[Material]:
     return kinds if len(kinds) > 1 else [dataclasses.replace(one, suffix="") for one in kinds]
 
 
-def by_setting(results: Iterable[Result]) -> dict[str, list[Result]]:
-    found: dict[str, list[Result]] = {}
-    for result in results:
-        found.setdefault(result.setting, []).append(result)
-    return found
-
-
 def variant_label(result: Result) -> str:
     return f"L{result.facts.get('layers')} H{result.facts.get('hidden')}"
-
-
-def summaries(results: Sequence[Result], device: str) -> list[Footprint]:
-    """Of one device, with self-similar layers merged: the paper's STEF and STPF.
-
-    By the names of all runs together: an operation that one of them lacks must not part its layers.
-    """
-    found = [select(result.step, device) for result in results]
-    called = renaming(add(found))
-    return [_renamed(footprint, called) for footprint in found]
-
-
-def _renamed(footprint: Footprint, called: Mapping[str, str]) -> Footprint:
-    names = pa.array([called[name] for name in footprint.rows["name"].to_pylist()], pa.string())
-    rows = replace(footprint.rows, {"name": names})
-    return dataclasses.replace(footprint, rows=ordered(combine(rows, group(rows)), footprint.devices))
 
 
 def of_phase(footprint: Footprint, phase: str) -> Footprint:
@@ -144,10 +118,6 @@ def of_phase(footprint: Footprint, phase: str) -> Footprint:
         if device in devices
     }
     return dataclasses.replace(footprint, rows=rows, devices=totals)
-
-
-def _shape(result: Result) -> Shape:
-    return int(result.facts.get("layers", 0)), int(result.facts.get("hidden", 0))
 
 
 def _varied(result: Result) -> str:

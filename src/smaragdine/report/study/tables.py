@@ -17,9 +17,11 @@ from smaragdine.report.figures.stages import IDLE, phase_energies_j
 from smaragdine.report.figures.top import TOP, Bars, energies, powers
 from smaragdine.report.study.cells import Cell, Column, Mean, Table, mean_of
 from smaragdine.report.study.document import counted, provenance_of, settings_of
-from smaragdine.report.study.material import STAGES, Material, summaries, variant_label
+from smaragdine.report.study.material import Material, variant_label
 from smaragdine.study.claims import stage_steps
 from smaragdine.study.results import Result
+from smaragdine.study.scores import summaries
+from smaragdine.study.settings import STAGES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -51,10 +51,12 @@ def main() -> None:
     print(
         f"TEARDOWN_CUPTI={os.environ.get('TEARDOWN_CUPTI', '')}; {before_ms:.2f} ms a step before any tracing"
     )
-    print("round   traced ms   pause s   written s   while ms   after ms   after ÷ before")
+    print("round   start s   traced ms   pause s   written s   while ms   after ms   after ÷ before")
     with tempfile.TemporaryDirectory() as folder:
         for i in range(options.rounds):
+            begin = time.perf_counter()
             session = trace_torch.start()
+            start_s = time.perf_counter() - begin
             traced_ms = median_ms(options.traced)
             begin = time.perf_counter()
             ending = trace_torch.stop_aside(session, f"{folder}/{i}.json", lambda *facts: None)
@@ -67,7 +69,7 @@ def main() -> None:
             written_s = time.perf_counter() - begin
             after_ms = median_ms(options.steps)
             print(
-                f"{i:5} {traced_ms:11.2f} {pause_s:9.3f} {written_s:11.2f}"
+                f"{i:5} {start_s:9.3f} {traced_ms:11.2f} {pause_s:9.3f} {written_s:11.2f}"
                 f" {statistics.median(while_ms):10.2f} {after_ms:10.2f} {after_ms / before_ms:16.3f}",
                 flush=True,
             )

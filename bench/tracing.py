@@ -2,6 +2,9 @@
 
     python bench/tracing.py [--rounds 2] [--trace-steps 20] [--program bench/bert_jax.py] [its options]
 
+*Beyond*: how much longer the run took than its steps, traced ones as they were and all others at their median.
+It is above zero without tracing, too: steps vary. The rest is what starting, stopping and writing cost.
+
 The program writes its steps' times with --json (see bert_torch.py, bert_jax.py). On a CPU give it something
 small: --steps 200 --layers 2 --hidden 64 --batch 4 --length 32.
 """
@@ -9,6 +12,7 @@ small: --steps 200 --layers 2 --hidden 64 --batch 4 --length 32.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
@@ -60,21 +64,39 @@ def unplaced(recording: smaragdine.Recording, kind: str) -> float | None:
     return sum(lost["duration_ns"].to_pylist()) / sum(there["duration_ns"].to_pylist())
 
 
+def beyond(steps: Sequence[tuple[int, int]], recording: smaragdine.Recording, median_ms: float) -> float:
+    """What is left of the run when all its steps are taken away, as a part of it."""
+    traced = [step for window in recording.windows.to_pylist() for step in window["steps"]]
+    traced_s = sum(step["end_ns"] - step["begin_ns"] for step in traced) * 1e-9
+    plain_s = (len(steps) - 5 - len(traced)) * median_ms * 1e-3
+    whole_s = (steps[-1][1] - steps[5][0]) * 1e-9
+    return (whole_s - traced_s - plain_s) / whole_s
+
+
+def meanwhile(steps: Sequence[tuple[int, int]], recording: smaragdine.Recording) -> str:
+    """Steps while a trace was written beside them: how many, and their median."""
+    spans = [(w["resumed_ns"] or w["stopped_ns"], w["stopped_ns"]) for w in recording.windows.to_pylist()]
+    found = [(b - a) * 1e-6 for a, b in steps if any(a < end and b > begin for begin, end in spans)]
+    return f"{len(found)} × {statistics.median(found):.1f}" if found else "–"
+
+
 def line(name: str, steps: Sequence[tuple[int, int]], folder: Path, found: Overview | None) -> str:
     recording = smaragdine.open(folder)
-    plain = apart(steps, recording)
+    median_ms = statistics.median(apart(steps, recording))
     whole_s = (steps[-1][1] - steps[5][0]) * 1e-9
-    text = f"{name:8} {whole_s:9.2f} {statistics.median(plain):12.2f}"
+    text = f"{name:8} {whole_s:9.2f} {median_ms:12.2f} {beyond(steps, recording, median_ms):8.2%}"
     if found is None or found.steps is None:
         return text
     traced = found.steps
+    windows = recording.windows.to_pylist()
+    start_s = sum(window["begin_ns"] - window["asked_ns"] for window in windows) * 1e-9
     placed = [f"{1 - part:.2%}" for kind in ("gpu", "cpu") if (part := unplaced(recording, kind)) is not None]
     factors = [
         f"{step.factor:.3f}" for d, step in found.untraced.items() if step.factor and d.startswith("gpu")
     ]
     return (
-        f"{text} {traced.traced_s * 1e3:10.2f} {traced.paused_s:14.2f}  {' / '.join(placed):17}"
-        f" {' '.join(factors)}"
+        f"{text} {traced.traced_s * 1e3:10.2f} {start_s:8.3f} {traced.paused_s - start_s:8.3f}"
+        f" {meanwhile(steps, recording):>12}  {' / '.join(placed):17} {' '.join(factors)}"
     )
 
 
@@ -84,13 +106,20 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--trace-steps", type=int, default=20)
+    parser.add_argument("--keep", metavar="DIR", help="leave the recordings there")
     parser.add_argument("--program", default=str(Path(__file__).with_name("bert_torch.py")))
     options, rest = parser.parse_known_args()
-    print("                  untraced     traced      start & stop  placed             untraced ÷ traced")
     print(
-        "run       5…end s  step ms      step ms     profiler, s    GPU / CPU          energy of operations"
+        "                       untraced            traced  profiler's…    steps while  placed             "
+        "untraced ÷ traced"
     )
-    with tempfile.TemporaryDirectory() as folder:
+    print(
+        "run        5…end s      step ms   beyond  step ms  start s   stop s  written, ms  GPU / CPU          "
+        "energy of operations"
+    )
+    with contextlib.ExitStack() as stack:
+        folder = options.keep or stack.enter_context(tempfile.TemporaryDirectory())
+        Path(folder).mkdir(parents=True, exist_ok=True)
         for i in range(options.rounds):
             for name, flags in (
                 ("off", ["--trace", "off"]),

@@ -3,7 +3,7 @@
     python bench/after_tracing.py [--rounds 4] [--steps 60] [--traced 3]
 
 One process, BERT-base 32×128 in bfloat16: untraced steps, a traced window, steps while its trace is written
-beside them (SMARAGDINE_TRACE_ASIDE=1), untraced steps, and so on. With TEARDOWN_CUPTI=0 Kineto stays
+beside them, untraced steps, and so on. With TEARDOWN_CUPTI=0 Kineto stays
 attached, for comparison.
 """
 

@@ -2,8 +2,9 @@
 
     python bench/tracing.py [--rounds 2] [--trace-steps 20] [--program bench/bert_jax.py] [its options]
 
-*Beyond*: how much longer the run took than its steps, traced ones as they were and all others at their median.
-It is above zero without tracing, too: steps vary. The rest is what starting, stopping and writing cost.
+*Beyond*: how much longer the run took than its steps, traced ones as they were and all others at their
+median. It is not zero without tracing either: steps vary. The rest is what starting, stopping and writing
+cost.
 
 The program writes its steps' times with --json (see bert_torch.py, bert_jax.py). On a CPU give it something
 small: --steps 200 --layers 2 --hidden 64 --batch 4 --length 32.
@@ -114,8 +115,8 @@ def main() -> None:
         "untraced ÷ traced"
     )
     print(
-        "run        5…end s      step ms   beyond  step ms  start s   stop s  written, ms  GPU / CPU          "
-        "energy of operations"
+        "run        5…end s      step ms   beyond  step ms  start s   stop s  written, ms  GPU / CPU       "
+        "   energy of operations"
     )
     with contextlib.ExitStack() as stack:
         folder = options.keep or stack.enter_context(tempfile.TemporaryDirectory())

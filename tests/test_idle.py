@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smaragdine.accounting.account import account
-from smaragdine.accounting.idle import busy_spans, sharpen
+from smaragdine.accounting.idle import busy_spans, idle_w, sharpen
 from smaragdine.accounting.meters import Meter
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.recording.format import EVENTS
+from smaragdine.recording.reader import Recording
+from traced_recording import mark, recording, window
 
 IDLE_W, BUSY_W, LIMIT_W = 118.0, 550.0, 700.0
 
@@ -101,3 +105,52 @@ def test_a_reading_too_low_for_idle_and_one_too_high_for_busy_time() -> None:
     assert sharp.power_w.tolist() == pytest.approx(
         [80.0, 80.0, 80.0, (600 * 100 - 700 * 10) / 90, 700.0], rel=1e-12
     )
+
+
+def stretched(folder: Path, traced_ms: int, pause_ms: int = 0, traced_w: float = IDLE_W) -> Recording:
+    """Steps of 40 ms, 15 of them at work; twenty traced ones that wait longer, at `traced_w`; then steps
+    again, later ones with more work: a GPU warms up."""
+    power: list[tuple[float, float]] = []
+    marks, steps = [mark(0)], []
+    now = 0.0
+
+    def step(length_ms: int, busy_w: float, idle_w: float) -> None:
+        nonlocal now
+        power.extend([(now + 15, busy_w), (now + length_ms, idle_w)])
+        now += length_ms
+        marks.append(mark(now))
+
+    for _ in range(10):
+        step(40, BUSY_W, IDLE_W)
+    begin = now
+    for index in range(20):
+        step(traced_ms, BUSY_W, traced_w)
+        steps.append((index, now - traced_ms, now))
+    end = now
+    if pause_ms:
+        power.append((now + pause_ms, 100.0))
+        now += pause_ms
+    for number in range(100):
+        step(40, BUSY_W if number < 70 else BUSY_W + 50, IDLE_W)
+    windows = [window(begin, begin, end, end + pause_ms, steps)]
+    return recording(folder, marks, windows, power_w=power)
+
+
+def found_w(made: Recording) -> float | None:
+    return idle_w(made, device_traces(made)["gpu:0"])
+
+
+def test_idle_power_is_what_a_longer_step_takes_more(tmp_path: Path) -> None:
+    assert found_w(stretched(tmp_path / "run", 80)) == pytest.approx(IDLE_W, rel=1e-9)
+
+
+def test_a_pause_tells_it_directly(tmp_path: Path) -> None:
+    assert found_w(stretched(tmp_path / "run", 80, pause_ms=150)) == pytest.approx(100.0, rel=1e-9)
+
+
+def test_steps_that_tracing_hardly_stretches_tell_nothing(tmp_path: Path) -> None:
+    assert found_w(stretched(tmp_path / "run", 45)) is None
+
+
+def test_idle_time_cannot_draw_more_than_all_time(tmp_path: Path) -> None:
+    assert found_w(stretched(tmp_path / "run", 80, traced_w=400.0)) is None

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from footprints import assert_conserved, energies, footprint, footprints, row
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.overview import overview
-from smaragdine.accounting.steps import UntracedStep, at_level, joined, steps_of, traced_spans
+from smaragdine.accounting.step_spans import Steps, joined, steps_of, traced_spans
+from smaragdine.accounting.steps import UntracedStep, at_level, runs_behind
 from traced_recording import MS, T0, event, mark, recording, ten_and_three, window
 
 
@@ -175,8 +176,6 @@ def test_from_a_recording_to_a_step(tmp_path: Path) -> None:
 
 
 def test_steps_that_run_behind_their_marks_have_no_level() -> None:
-    from smaragdine.accounting.steps import Steps, UntracedStep, runs_behind
-
     ms = 1_000_000
     spans = np.array([[0, 10 * ms], [10 * ms, 20 * ms]])
     steps = Steps("keras", 100, spans, spans + 100 * ms, 0.0, 1.0)

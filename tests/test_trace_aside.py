@@ -82,6 +82,42 @@ def test_the_trace_is_the_one_of_pytorchs_own_function(tmp_path: Path) -> None:
     assert result == [[True] * 3, 6, True, 3, True]
 
 
+CUPTI = """
+#include <stdio.h>
+int cuptiActivityDisable(int kind) {
+    FILE *file = fopen("kinds", "a");
+    fprintf(file, "%d\\n", kind);
+    return fclose(file);
+}
+"""
+
+
+def test_gpus_are_recorded_no_more_by_whatever_cupti_is_loaded(tmp_path: Path) -> None:
+    """One that says what it was asked to leave, in place of NVIDIA's; where there is none nothing happens."""
+    (tmp_path / "cupti.c").write_text(CUPTI)
+    (tmp_path / "lib").mkdir()
+    library = tmp_path / "lib" / "libcupti.so.13"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "cupti.c"], check=True)
+    result = program(
+        tmp_path,
+        f"""
+        import ctypes
+        aside_torch.leave_gpu()
+        before = os.path.exists("kinds")
+        ctypes.CDLL({str(library)!r})
+        session = trace_torch.start()
+        train(3)
+        aside_torch.leave_gpu()
+        train(1)
+        trace_torch.stop_aside(session, "one.json", lambda *what: None).wait()
+        print(json.dumps([before, [int(line) for line in open("kinds")], names("one.json")["aten::linear"]]))
+        """,
+    )
+    # cupti_activity.h: memory copies and sets, concurrent kernels, the driver's and the runtime's calls.
+    assert {1, 2, 4, 5, 10} <= set(result[1])
+    assert (result[0], len(result[1]), result[2]) == (False, len(set(result[1])), 8)
+
+
 def test_the_program_goes_on_while_the_trace_is_written(tmp_path: Path) -> None:
     """What it does then is in no trace, and nothing is left of us."""
     result = program(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 _PREFIXES = (
     (1e9, "G"),
@@ -32,6 +33,11 @@ def si(value: float | None, unit: str, digits: int = 3) -> str:
     scaled = rounded / scale
     whole = len(str(int(abs(scaled))))
     return f"{scaled:.{max(0, digits - whole)}f} {prefix}{unit}"
+
+
+def plain(value: float, digits: int = 2) -> str:
+    """A number without a unit: 0.35, 3.5, 350, never 3.5e+02."""
+    return format(Decimal(f"{value:.{digits}g}"), "f")
 
 
 def joules(value_j: float | None) -> str:

@@ -21,11 +21,11 @@ from smaragdine.accounting.engine import (
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
 from smaragdine.accounting.idle import busy_spans, sharpen, without_idle
 from smaragdine.accounting.ledger import Entry, Ledger, entry, entry_compiled
-from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFacts, Spans, from_recording
+from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFacts, from_recording
 from smaragdine.accounting.mixing import Windows, join, windows
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
-from smaragdine.accounting.steps import traced_spans
+from smaragdine.accounting.step_spans import Spans, traced_spans
 from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import Look, combine, infer, sensor_of
 from smaragdine.errors import UserError
@@ -36,13 +36,13 @@ APART_NS = 60_000_000_000  # farther apart, events and power are not of one run
 SAMPLED_CHUNKS = 2  # enough to see how operations mix; sampling costs several times the accounting
 
 
-def account(events: pa.Table, power: Mapping[str, PowerTrace | Meter]) -> Footprint:
-    """The footprint of `events` (schema EVENTS) under the power of each device.
+def account(events: pa.Table | Columns, power: Mapping[str, PowerTrace | Meter]) -> Footprint:
+    """The footprint of `events` (schema EVENTS, or what `columns` made of it) under the power of each device.
 
     Time in which a device's power is not known counts as missing and costs nothing; events of devices without
     power are counted and left out.
     """
-    source = columns(events)
+    source = events if isinstance(events, Columns) else columns(events)
     counts = device_counts(source)
     without = {device: count for device, count in counts.items() if device not in power}
     if counts and len(without) == len(counts):
@@ -128,13 +128,14 @@ def recording_inputs(
 
 def thinned(events: pa.Table, meters: Meters, ks: Sequence[int]) -> dict[str, list[Score]]:
     """Per device with events: how alike its footprint stays with every k-th reading (the paper's ASSS)."""
-    there = [device for device in device_counts(columns(events)) if device in meters.of]
-    return {device: _thinned(events, device, meters.of[device], ks) for device in there}
+    source = columns(events)
+    there = [device for device in device_counts(source) if device in meters.of]
+    return {device: _thinned(source, device, meters.of[device], ks) for device in there}
 
 
-def _thinned(events: pa.Table, device: str, meter: Meter, ks: Sequence[int]) -> list[Score]:
+def _thinned(source: Columns, device: str, meter: Meter, ks: Sequence[int]) -> list[Score]:
     def account_one(traces: Mapping[str, PowerTrace]) -> Footprint:
-        return account(events, {device: Meter(traces[device], meter.sensor, idle_w=meter.idle_w)})
+        return account(source, {device: Meter(traces[device], meter.sensor, idle_w=meter.idle_w)})
 
     return asss(account_one, {device: meter.trace}, ks, meter.readings)
 

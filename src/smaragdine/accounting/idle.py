@@ -2,43 +2,70 @@
 
 A sensor sees 20 to 100 ms at once, and a GPU that waits for its processor is idle for half of them. Shared
 over time as it was sensed, its power would charge idle time with the kernels' energy. But what an idle GPU
-draws can be measured: while the profiler stops, the program waits and the device has nothing to do. So within
-each reading idle time is given that power, and the rest of the reading's energy goes to the time in which
+draws can be known: while the profiler stops, the program may wait and the device has nothing to do; and a
+traced step runs the same kernels as an untraced one, takes longer, and idles meanwhile. So within each
+reading idle time is given that power, and the rest of the reading's energy goes to the time in which
 something ran. The energy of every reading stays what it was.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from smaragdine.accounting.engine import sum_by
 from smaragdine.accounting.mixing import Windows
 from smaragdine.accounting.power import PowerTrace, distinct
+from smaragdine.accounting.step_spans import Ints, resumed_ns, steps_of
 from smaragdine.recording.reader import Recording
 
-Ints = npt.NDArray[np.int64]
-
 _LEAST_NS = 50_000_000  # several readings of a sensor that averages over 20 or 25 ms
-
-
-def resumed_ns(window: Mapping[str, Any]) -> int:
-    """When the program went on after a window."""
-    return window["stopped_ns"] if window["resumed_ns"] is None else window["resumed_ns"]
+# So much longer, a step and all of them together, that the difference is none of the sensor's making.
+_LONGER, _LONGER_S = 1.25, 0.2
+_NEAR = 3  # untraced steps for each traced one, those next to them: a GPU warms up
 
 
 def idle_w(recording: Recording, trace: PowerTrace) -> float | None:
-    """The power of a GPU, whose trace this is, while the profiler stopped; None where nobody could see it.
+    """The power of a GPU, whose trace this is, while nothing runs; None where nobody could see it.
 
     Only where one process traced: the others' work would go on.
     """
     windows = [window for window in recording.windows.to_pylist() if window["steps"] and window["source"]]
     if len({window["pid"] for window in windows}) != 1:
         return None
+    stopping_w = _while_stopping_w(windows, trace)
+    return _from_steps_w(recording, trace) if stopping_w is None else stopping_w
+
+
+def _from_steps_w(recording: Recording, trace: PowerTrace) -> float | None:
+    """What the energy of a traced step is above that of an untraced one, by what it is longer."""
+    steps = steps_of(recording)
+    if steps is None or not len(steps.untraced_ns):
+        return None
+    traced_ns = steps.traced_ns
+    apart_ns = np.abs(steps.untraced_ns.mean(axis=1) - traced_ns.mean())
+    near_ns = steps.untraced_ns[np.argsort(apart_ns, kind="stable")[: _NEAR * len(traced_ns)]]
+    longer_s = _mean_s(traced_ns) - _mean_s(near_ns)
+    if _mean_s(traced_ns) < _LONGER * _mean_s(near_ns) or longer_s * len(traced_ns) < _LONGER_S:
+        return None
+    traced_j, near_j = _mean_j(trace, traced_ns), _mean_j(trace, near_ns)
+    found_w = (traced_j - near_j) / longer_s
+    # Nothing draws less when busy: then something else differed, too.
+    return found_w if 0 < found_w < min(traced_j / _mean_s(traced_ns), near_j / _mean_s(near_ns)) else None
+
+
+def _mean_s(spans_ns: Ints) -> float:
+    return float((spans_ns[:, 1] - spans_ns[:, 0]).mean()) * 1e-9
+
+
+def _mean_j(trace: PowerTrace, spans_ns: Ints) -> float:
+    return float((trace.energy_until_j(spans_ns[:, 1]) - trace.energy_until_j(spans_ns[:, 0])).mean())
+
+
+def _while_stopping_w(windows: Sequence[Mapping[str, Any]], trace: PowerTrace) -> float | None:
     energy_j = covered_s = 0.0
     for window in windows:
         # The first half belongs to work in flight, and so does a reading that began in it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,13 @@ import pyarrow as pa
 
 from smaragdine.accounting.idle import idle_w
 from smaragdine.accounting.power import PowerTrace, Readings, from_log, within
+from smaragdine.accounting.step_spans import Spans
 from smaragdine.accounting.traces import main_channels
 from smaragdine.accounting.uncertainty import Sensor, sensor_of
 from smaragdine.accounting.virtual import split
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
-
-Spans = Sequence[tuple[int, int]]  # begin and end, ns; in order and disjoint
 
 # The stamps of samples and counters are exact to a fraction of the time they cover.
 TIMING_OF_WINDOW = 0.1

@@ -13,15 +13,8 @@ import pyarrow.compute
 from smaragdine.accounting.account import account_meters, recording_inputs
 from smaragdine.accounting.footprint import Footprint, to_json
 from smaragdine.accounting.meters import NOTHING_KNOWN, SensorFacts, from_recording
-from smaragdine.accounting.steps import (
-    Steps,
-    UntracedStep,
-    at_level,
-    joined,
-    runs_behind,
-    steps_of,
-    untraced_step,
-)
+from smaragdine.accounting.step_spans import Steps, joined, steps_of
+from smaragdine.accounting.steps import UntracedStep, at_level, runs_behind, untraced_step
 from smaragdine.accounting.summary import RunSummary, summarise
 from smaragdine.accounting.summary import to_json as summary_json
 from smaragdine.accounting.traces import device_traces
@@ -62,11 +55,11 @@ class Overview:
 def overview(
     recording: Recording, baseline: Recording | None = None, facts: SensorFacts = NOTHING_KNOWN
 ) -> Overview:
-    summary = summarise(recording)
+    traces = device_traces(recording)
+    summary = summarise(recording, traces)
     tracing = _tracing(recording)
     if not recording.events.num_rows:
         return Overview(summary, tracing)
-    traces = device_traces(recording)
     try:
         events, meters = recording_inputs(recording, None, baseline, facts, traces)
         footprint = account_meters(events, meters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,8 +91,9 @@ class RunSummary:
         return (self.end_ns - self.begin_ns) * 1e-9
 
 
-def summarise(recording: Recording) -> RunSummary:
-    traces = device_traces(recording)
+def summarise(recording: Recording, traces: Mapping[str, PowerTrace] | None = None) -> RunSummary:
+    """`traces`: of that recording, where somebody has them already."""
+    traces = device_traces(recording) if traces is None else traces
     channels = main_channels(recording)
     marks = recording.marks
     begin_ns, end_ns = _bounds(recording, traces)
@@ -125,7 +126,7 @@ def summarise(recording: Recording) -> RunSummary:
 
 
 def owners(
-    recording: Recording, traces: dict[str, PowerTrace], begin_ns: int, end_ns: int
+    recording: Recording, traces: Mapping[str, PowerTrace], begin_ns: int, end_ns: int
 ) -> dict[str, Owners]:
     """Whose the energy was, for every socket and memory whose users are known."""
     splits, _ = split(recording, traces)
@@ -239,7 +240,7 @@ def epoch_bounds(marks: Sequence[dict[str, Any]]) -> list[tuple[int | None, int,
     return shared
 
 
-def _bounds(recording: Recording, traces: dict[str, PowerTrace]) -> tuple[int, int]:
+def _bounds(recording: Recording, traces: Mapping[str, PowerTrace]) -> tuple[int, int]:
     """The program's first and last instant; of an interrupted recording, what the readings span."""
     begin_ns = recording.info.get("begin_ns") or recording.info["clock"]["begin"]["wall_ns"]
     end_ns = recording.info.get("end_ns")
@@ -283,7 +284,7 @@ def _hook_error(detail: str) -> str:
     return f"marks of {framework} may be incomplete: {error}"
 
 
-def _trace_problems(traces: dict[str, PowerTrace]) -> list[str]:
+def _trace_problems(traces: Mapping[str, PowerTrace]) -> list[str]:
     still = [f"{device}: its counter never moved" for device, trace in traces.items() if stands_still(trace)]
     return still + [
         f"{device}: samples and energy counter disagree by more than a fifth in "

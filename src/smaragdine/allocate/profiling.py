@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.steps import BOUNDARIES, step_energies
+from smaragdine.accounting.step_spans import BOUNDARIES
+from smaragdine.accounting.steps import step_energies
 from smaragdine.accounting.traces import device_traces, main_channels
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
 from smaragdine.sensors.discover import COUNTER_PERIOD_NS
+from smaragdine.units import seconds
 
 UPDATES = 50  # of the counter, that a point lasts at least
 _MOST_MISSING = 0.01  # part of a point's time that no reading covers
@@ -138,7 +140,7 @@ def refuse_gaps(recording: Recording, trace: PowerTrace, spans_ns: Ints, device:
     length_ns = (spans_ns[:, 1] - spans_ns[:, 0]).sum()
     if covered_ns < (1 - _MOST_MISSING) * length_ns:
         missing_s = float(length_ns - covered_ns) * 1e-9
-        why = f"{missing_s:.3g} s of {device} are missing"
+        why = f"{seconds(missing_s)} of {device} are missing"
         raise UserError(f"{recording.path} cannot be used", why, "Profile it again")
 
 

@@ -12,14 +12,15 @@ from smaragdine.accounting.diagram import diagram
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.overview import Overview, Tracing, phases_j
 from smaragdine.accounting.power import Floats
-from smaragdine.accounting.steps import Steps, UntracedStep, step_energies
+from smaragdine.accounting.step_spans import Steps
+from smaragdine.accounting.steps import UntracedStep, step_energies
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.recording.reader import Recording
 from smaragdine.report.fitting import FittingTable, Line, visible
 from smaragdine.report.footprint import device_table, diagram_tree, footprint_remarks
 from smaragdine.report.terminal import run_tables
 from smaragdine.tracing.assemble.absence import why_no_operations
-from smaragdine.units import joules, plus_minus, seconds
+from smaragdine.units import joules, plain, plus_minus, seconds
 
 _LEAST_SHARE = 0.02  # of its parent; smaller ones are summed up in the tree
 _LEVEL = (0.8, 1.25)  # outside, traced and untraced steps are not the same work
@@ -74,8 +75,8 @@ def _slowdown(steps: Steps) -> str:
 
 def _longer(cost: float) -> str:
     if cost >= 1:
-        return f"the steps took {1 + cost:.2g} times as long"
-    return f"the steps took {cost * 100:.2g} % longer"
+        return f"the steps took {plain(1 + cost)} times as long"
+    return f"the steps took {plain(cost * 100)} % longer"
 
 
 def _count(number: int, thing: str) -> str:

@@ -14,7 +14,7 @@ import pyarrow.compute
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, with_power
 from smaragdine.accounting.power import PowerTrace, within
 from smaragdine.accounting.spans import Span, mark_spans
-from smaragdine.accounting.steps import joined
+from smaragdine.accounting.step_spans import joined
 from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.accounting.traces import device_traces
 from smaragdine.report.export.run import Run, traced_energies

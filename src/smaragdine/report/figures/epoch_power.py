@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.power import Floats, PowerTrace
-from smaragdine.accounting.steps import joined
+from smaragdine.accounting.step_spans import joined
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.power import common_device
 from smaragdine.report.figures.runs import NotDrawn, Run, one_setting, only, power_notes, working_device

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.steps import joined
+from smaragdine.accounting.step_spans import joined
 from smaragdine.report.html.tree import Tree
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them

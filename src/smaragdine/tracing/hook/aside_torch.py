@@ -32,6 +32,10 @@ _DELETE = "_ZdlPv"
 _STATE = "_ZN5torch8profiler4impl17ProfilerStateBase"
 _RUNNING, _UNHEAR = _STATE + "3getEb", _STATE + "14removeCallbackEv"
 
+# What Kineto has recorded: launches, by runtime and driver, then kernels, copies, sets, whose they are,
+# waiting, and CUPTI's own overhead.
+_CUPTI_KINDS = (5, 4, 10, 1, 2, 39, 38, 17)
+
 _PYTHON = os.path.dirname(threading.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
@@ -94,6 +98,21 @@ def silence():
         for ident, frame in _frames().items()
         if ident != own and not _waits(frame)
     }
+
+
+def leave_gpu():
+    """Nothing more is recorded of the GPUs, which must have done their work. Kineto would see to that only
+    after it has put all records of operators in order; till then a launch takes as long as in a traced step.
+    PyTorch's own switch for this prints a warning."""
+    try:
+        with open("/proc/self/maps") as file:
+            loaded = {line.split()[-1] for line in file if "/libcupti.so" in line}
+        for path in loaded:
+            disable = ctypes.CDLL(path).cuptiActivityDisable
+            for kind in _CUPTI_KINDS:
+                disable(kind)
+    except (OSError, AttributeError) as exception:
+        marks.error("torch", exception)
 
 
 def _frames():

@@ -37,10 +37,6 @@ _FILTER = (
 )
 
 _DETACH = "TEARDOWN_CUPTI"
-ASIDE = "SMARAGDINE_TRACE_ASIDE"
-
-# How long a GPU is left alone at a window's end, so that its sensor sees what it draws when idle.
-_IDLE_S = 0.15
 
 _session = None
 _ending = None  # the aside_torch.Ending of the last session
@@ -116,14 +112,12 @@ def stop_aside(session, path, then):
     """The same beside the program, where that can be: what to wait for, or None. Then `then` is called, by
     another thread, with what else is known (None: nothing was written) and when the program went on."""
     global _ending
-    if torch.cuda.is_initialized() and not os.environ.get(ASIDE):
-        return None  # not yet tried on a GPU
     inside = session.silence()
     if inside is None or not session.let_go():
         return None
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-        time.sleep(_IDLE_S)
+        aside_torch.leave_gpu()
     facts = _facts(session)
     detaching = _detaching()
     if detaching:

@@ -16,8 +16,8 @@ import pytest
 
 from cli import alive, finish, smaragdine, start, wait_for, write_script
 from smaragdine.cli.main import main
+from smaragdine.study import finishing, runner
 from smaragdine.study import folder as study_folder
-from smaragdine.study import runner
 from smaragdine.study.catalogue import SIZES, STUDIES, Planned, Wanted, runs_of
 from smaragdine.study.custom import custom_settings, customs_of
 from smaragdine.study.folder import Study, expected_s, in_order, read_made
@@ -120,6 +120,7 @@ class Recorder:
 def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Recorder]:
     made = Recorder()
     monkeypatch.setattr(runner, "record", made.record)
+    monkeypatch.setattr(runner, "LEAST_PROCESSORS", 1 << 20)  # test_study_beside.py is of machines with many
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -188,7 +189,7 @@ def test_killed_between_runs_and_between_recording_and_result(
     class Killed(BaseException):
         pass
 
-    whole = runner.result_of
+    whole = finishing.result_of
 
     def killed(run: Run, *more: Any) -> Any:
         if len(recorder.ran) == 2:
@@ -196,10 +197,10 @@ def test_killed_between_runs_and_between_recording_and_result(
         return whole(run, *more)
 
     words = ["study", "bert", *TINY]
-    monkeypatch.setattr(runner, "result_of", killed)
+    monkeypatch.setattr(finishing, "result_of", killed)
     with pytest.raises(Killed):
         main(words)
-    monkeypatch.setattr(runner, "result_of", whole)
+    monkeypatch.setattr(finishing, "result_of", whole)
     # A third was cut off while it was recorded.
     half = Path("out/unfinished") / f"bert-predict-torch-L2-H32-fp32-{2}"
     half.mkdir(exist_ok=True)
@@ -456,7 +457,9 @@ def test_ctrl_c_ends_cleanly_and_one_command_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_every_command_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_for_real(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """At the smallest size, in one folder: later commands use what earlier ones ran."""
     monkeypatch.setattr("cli.TIMEOUT_S", 300)
     out, bert = tmp_path / "out", "bert-{}-torch-L{}-H32-fp32"
@@ -509,8 +512,18 @@ def test_every_command_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         """,
     )
     own = ("--vary", "layers=1,2", "--runs", "1", "--trace-steps", "4", "--trace-skip", "3", "-o", "out")
-    said = json.loads(study("custom", script.name, *own, "--json"))
+    # As on a machine of many processors.
+    monkeypatch.setattr(runner, "LEAST_PROCESSORS", 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "custom", script.name, *own, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in said["settings"]] == ["own-layers_1", "own-layers_2"]
+    for result in load_results(out):
+        assert result.traced_steps == 4
+        assert (result.cost["assemble_s"] or 0) > 0
+        assert (result.cost["events"] or 0) > 0
+    assert not list(out.glob("runs/*/traces"))
     found = json.loads(study("figures", "out", "--json"))
     assert {each["study"] for each in found} == {"bert", "variants", "albert", "precision"}
     assert (out / "findings.html").is_file()

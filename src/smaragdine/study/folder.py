@@ -1,7 +1,7 @@
 """A study on disk: how it was made, what is done, and what of a recording stays.
 
 OUT/study.json      commands, seed, version, machine, and how long each run took
-    runs/NAME       recordings; a folder is here only when it is whole
+    runs/NAME       recordings; a folder is here only when it is whole. A raw trace stays until the result
     results/        what is kept of them: smaragdine.study.results
     logs/NAME.log   what the program printed
     unfinished/     recordings that were cut off or failed, the last of each run
@@ -78,6 +78,20 @@ def experiment_runs(folder: Path) -> int | None:
     made = read_made(folder) if (folder / STUDY).exists() else None
     said = [entry.get("experiment_runs") for entry in made.commands] if made is not None else []
     return next((runs for runs in reversed(said) if runs), None)
+
+
+def run_folder(folder: Path, run: Run) -> Path:
+    return folder / RUNS / run.name
+
+
+def log_of(folder: Path, run: Run) -> Path:
+    return folder / LOGS / f"{run.name}.log"
+
+
+def remove_traced(recording: Path) -> None:
+    for pattern in _TRACED:
+        for path in recording.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def has_result(folder: Path, run: Run) -> bool:
@@ -170,10 +184,10 @@ class Study:
         self._lock.close()
 
     def run_folder(self, run: Run) -> Path:
-        return self.folder / RUNS / run.name
+        return run_folder(self.folder, run)
 
     def log(self, run: Run) -> Path:
-        return self.folder / LOGS / f"{run.name}.log"
+        return log_of(self.folder, run)
 
     def place(self, run: Run) -> Path:
         """Where it is recorded; what failed there before goes."""
@@ -197,16 +211,14 @@ class Study:
         self._save()
 
     def slim(self, keep: Keep) -> None:
-        """Take the events of those away that have a result; the rest of a recording is small."""
+        """Take raw traces and events of those away that have a result; the rest of a recording is small."""
         for recording in (self.folder / RUNS).iterdir():
-            done = (self.folder / RESULTS / f"{recording.name}.json").is_file()
-            first = recording.name.rpartition("-")[2] == "1"
-            if not done or keep == "all" or (keep == "first" and first):
+            if not (self.folder / RESULTS / f"{recording.name}.json").is_file():
                 continue
-            for pattern in _TRACED:
-                for path in recording.glob(pattern):
-                    path.unlink(missing_ok=True)
             shutil.rmtree(recording / TRACES_FOLDER, ignore_errors=True)
+            first = recording.name.rpartition("-")[2] == "1"
+            if not (keep == "all" or (keep == "first" and first)):
+                remove_traced(recording)
 
     def note(self, line: str) -> None:
         with contextlib.suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as log:

@@ -17,13 +17,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from smaragdine.accounting.account import account_recording, recording_inputs, thinned
+from smaragdine.accounting.account import recording_inputs, thinned
 from smaragdine.accounting.footprint import Footprint, load, save, write_json
 from smaragdine.accounting.merge import renaming
 from smaragdine.accounting.overview import Overview, overview
 from smaragdine.accounting.precision import KS, score_json
 from smaragdine.accounting.traces import main_channels
 from smaragdine.errors import UserError
+from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording
 from smaragdine.study.settings import Fact, Run
 
@@ -58,9 +59,11 @@ class Result:
     cost: Mapping[str, float | int | None] = field(default_factory=dict[str, float | int | None])
 
 
-def result_of(run: Run, recording: Recording, log: str = "") -> Result:
-    """`log` is what the program printed: it says `data: …`."""
+def result_of(run: Run, recording: Recording, log: str = "", assemble_s: float | None = None) -> Result:
+    """`log` is what the program printed: it says `data: …`. `assemble_s`: CPU seconds, for its events."""
+    begin_s = time.process_time()
     found = overview(recording)
+    account_s = time.process_time() - begin_s
     if found.step is None or found.steps is None:
         why = found.absent or "no step of it was traced"
         raise UserError("no footprint of a step", why)
@@ -84,19 +87,15 @@ def result_of(run: Run, recording: Recording, log: str = "") -> Result:
         remarks=tuple(found.summary.problems) + (found.tracing.remarks if found.tracing else ()),
         command=tuple(recording.info.get("command", [])),
         period_ms={name: channel.period_ms for name, channel in main_channels(recording).items()},
-        cost=_cost(recording, found),
+        cost=_cost(recording, found, assemble_s, account_s),
     )
 
 
-def _cost(recording: Recording, found: Overview) -> dict[str, float | int | None]:
-    """Of monitoring, tracing, assembling events and accounting.
-
-    What can be timed here is in CPU seconds, which a busy machine does not change, and a second time: the
-    first one loads libraries.
-    """
-    begin_s = time.process_time()
-    account_recording(recording)
-    account_s = time.process_time() - begin_s
+def _cost(
+    recording: Recording, found: Overview, assemble_s: float | None, account_s: float
+) -> dict[str, float | int | None]:
+    """Of monitoring, tracing, assembling events, and accounting them: from the recording's files to the
+    footprint of a step. What is timed here is in CPU seconds, which a busy machine does not change."""
     monitors: list[dict[str, Any]] = recording.info.get("monitor") or []
     wall_s = sum(each["wall_s"] for each in monitors)
     steps = found.steps
@@ -110,18 +109,16 @@ def _cost(recording: Recording, found: Overview) -> dict[str, float | int | None
         "paused_s": steps.paused_s if steps else None,
         "tracing_part": steps.cost if steps else None,  # longer, as a part of all steps untraced
         "events": recording.events.num_rows,
-        "assemble_s": _assemble_s(recording),
+        "assemble_s": assemble_s,
         "account_s": account_s,
-        "bytes": sum(path.stat().st_size for path in recording.path.rglob("*") if path.is_file()),
+        "bytes": _size_bytes(recording.path),
     }
 
 
-def _assemble_s(recording: Recording) -> float | None:
-    """From the program's end until all events of what the profiler left were written: by the files' times,
-    which a copy of the recording need not have."""
-    written_ns = max((path.stat().st_mtime_ns for path in recording.path.glob("windows*.arrows")), default=0)
-    end_ns = recording.info.get("clock", {}).get("end", {}).get("wall_ns")
-    return (written_ns - end_ns) * 1e-9 if end_ns and written_ns > end_ns else None
+def _size_bytes(recording: Path) -> int:
+    """Without its raw trace, which goes."""
+    raw = recording / TRACES_FOLDER
+    return sum(path.stat().st_size for path in recording.rglob("*") if path.is_file() and path.parent != raw)
 
 
 def save_result(folder: Path, result: Result) -> None:

@@ -47,7 +47,7 @@ class Job:
     warm_up: int = 0
     cool_down: CoolDown | None = None
     timeout_s: float | None = None
-    trace_steps: int = 0  # how many steps are traced; 0: none
+    trace_steps: int = 0  # how many steps are traced, to be assembled by whoever asked; 0: none
     trace_skip: int = 0  # steps before the first of them
 
 
@@ -59,7 +59,6 @@ class Ran:
     problems: tuple[str, ...] = ()
     error: str = ""  # why nothing could be run
     timed_out: bool = False
-    said: tuple[str, ...] = ()  # about the trace
 
 
 class Stop:
@@ -172,7 +171,7 @@ def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
         said = child.stdout.read()
     try:
         answer: dict[str, Any] = json.loads(said)
-        return replace(Ran(**answer), said=tuple(answer["said"]), timed_out=timed_out)
+        return replace(Ran(**answer), timed_out=timed_out)
     except ValueError:
         # It was killed, and the program with it.
         error = "" if recording.exists() else "its process ended before the program began"
@@ -238,19 +237,7 @@ def _recorded(request: Mapping[str, Any]) -> Ran:
         return Ran(error=str(error))
     except OSError as error:
         return Ran(error=f"{request['folder']}: {error.strerror or error}")
-    return Ran(recorded.returncode, tuple(recorded.problems), said=_assembled(recorded.folder))
-
-
-def _assembled(recording: Path) -> tuple[str, ...]:
-    """The events of what was traced, if anything was."""
-    if not (recording / TRACES_FOLDER).is_dir():
-        return ()
-    from smaragdine.tracing.assemble.recording import assemble
-
-    try:
-        return tuple(assemble(recording))
-    except Exception as error:  # how the program ended must still be told
-        return (f"the trace cannot be used: {error}",)
+    return Ran(recorded.returncode, tuple(recorded.problems))
 
 
 if __name__ == "__main__":

@@ -29,25 +29,7 @@ from smaragdine.accounting.ratios import ratio_interval
 
 _FREE = 0.15  # of a core: more than the kernel and a shell take
 
-_LOOP = """
-import sys, time, torch
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
-optimizer = torch.optim.Adam(model.parameters())
-x, y = torch.randn(128, 256), torch.randint(0, 10, (128,))
-def steps(count):
-    for _ in range(count):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-steps(50)
-print("ready", flush=True)
-for line in sys.stdin:
-    wall_s, cpu_s = time.perf_counter(), time.process_time()
-    steps(int(line))
-    print(time.perf_counter() - wall_s, time.process_time() - cpu_s, flush=True)
-"""
+_LOOP = Path(__file__).with_name("training_loop.py")
 
 
 @dataclass(frozen=True)
@@ -64,7 +46,7 @@ class Program:
 
     def __init__(self, core: int) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _LOOP],
+            [sys.executable, str(_LOOP)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -18,30 +18,22 @@ from pathlib import Path
 
 from smaragdine.accounting.ratios import ratio_interval
 
-_LOOP = """
-import time, torch
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(256, {width}), torch.nn.ReLU(), torch.nn.Linear({width}, 10))
-optimizer = torch.optim.Adam(model.parameters())
-x, y = torch.randn({batch}, 256), torch.randint(0, 10, ({batch},))
-def steps(count):
-    for _ in range(count):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-steps(50)
-begin = time.perf_counter()
-steps({steps})
-print(time.perf_counter() - begin)
-"""
+_LOOP = Path(__file__).with_name("training_loop.py")
 
 
-def seconds(command: list[str], environment: dict[str, str]) -> float:
+def wall_s(command: list[str], steps: int, environment: dict[str, str]) -> float:
     out = subprocess.run(
-        command, env=environment, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command,
+        env=environment,
+        check=True,
+        input=f"{steps}\n",
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
-    return float(out.stdout)
+    ready, wall_s, _cpu_s = out.stdout.split()
+    assert ready == "ready"
+    return float(wall_s)
 
 
 def main() -> None:
@@ -52,23 +44,21 @@ def main() -> None:
     pairs = parser.parse_args().pairs
     print(f"{'time with run ÷ without':24} {'pairs':>6} {'step':>9} {'middle':>8} {'95 % interval':>20}")
     for name, width, batch, steps in (("short steps", 512, 128, 2000), ("longer steps", 1024, 256, 500)):
-        compare(name, _LOOP.format(width=width, batch=batch, steps=steps), pairs, steps)
+        compare(name, [str(_LOOP), str(width), str(batch)], pairs, steps)
 
 
-def compare(name: str, program: str, pairs: int, steps: int) -> None:
+def compare(name: str, program: list[str], pairs: int, steps: int) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     bare: list[float] = []
     wrapped: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "loop.py"
-        script.write_text(program)
         for i in range(pairs):
-            plain = [sys.executable, str(script)]
-            run = [sys.executable, "-m", "smaragdine", "run", "-o", f"{folder}/{i}", str(script)]
+            plain = [sys.executable, *program]
+            run = [sys.executable, "-m", "smaragdine", "run", "-o", f"{folder}/{i}", *program]
             both = [(plain, bare), (run, wrapped)]
             random.shuffle(both)
             for command, times in both:
-                times.append(seconds(command, environment))
+                times.append(wall_s(command, steps, environment))
             if sys.stderr.isatty():
                 print(f"\r{name}: {i + 1}/{pairs} pairs ", end="", file=sys.stderr)
     if sys.stderr.isatty():

@@ -39,6 +39,7 @@ def footprint(rows: Sequence[Row], idle_j: float = 0.0, steps: int = 0, **total:
             total.get("covered_s", 10.0),
             total.get("missing_s", 0.0),
             steps,
+            provenance=total.get("provenance"),
         )
         for device in sorted({row["device"] for row in whole} or {"gpu:0"})
     }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from smaragdine.recording.events import write_edges, write_events, write_windows
-from smaragdine.recording.format import MARKS, channel_to_dict
+from smaragdine.recording.format import EDGES, MARKS, WINDOWS, channel_to_dict
 from smaragdine.recording.marks import marks_table
 from smaragdine.recording.writer import ReadingsWriter, TableWriter
 from smaragdine.sensors.base import Channel
@@ -125,19 +126,14 @@ def make(
     **info: Any,
 ) -> Path:
     """Four seconds, two epochs, eighteen steps of 100 ms, of which four are traced."""
-    folder.mkdir(parents=True)
-    channels = [_GPU, _CPU]
     facts = {
-        "format_version": 1,
         "smaragdine_version": "0",
         "run_id": "0123456789abcdef",
-        "status": "complete",
         "command": ["python", "/home/me/train_it.py", "--epochs", "2"],
         "working_folder": str(folder.parent),
         "begin_ns": T0,
         "end_ns": T0 + RUN_S * S,
         "clock": {"begin": {"wall_ns": T0 - S, "mono_ns": 5 * S}},
-        "channels": [channel_to_dict(channel) for channel in channels] if power else [],
         "libraries": {"torch": "2.9"},
         "host": {
             "cpu": "Test CPU & Co",
@@ -145,18 +141,39 @@ def make(
         },
         **info,
     }
-    (folder / "run.json").write_text(json.dumps(facts))
-    if power:
+    channels, readings = ([_GPU, _CPU], _readings(gap)) if power else ([], [])
+    marks = marks_table(_marks())
+    if not events:
+        return put(folder, facts, channels, readings, marks)
+    edges = [{"source": "net/layer_0/MatMul", "target": "net/layer_1/MatMul"}]
+    return put(folder, facts, channels, readings, marks, [_window(stopped_ms)], _events(), edges)
+
+
+def put(
+    folder: Path,
+    facts: Mapping[str, Any],
+    channels: Sequence[Channel],
+    readings: Sequence[tuple[int, Sequence[tuple[int, int, float]]]],
+    marks: pa.Table,
+    windows: Sequence[dict[str, Any]] = (),
+    events: Sequence[dict[str, Any]] = (),
+    edges: Sequence[dict[str, Any]] = (),
+) -> Path:
+    """A recording of what is given; without channels nothing was measured, without events nothing traced."""
+    folder.mkdir(parents=True)
+    known = {"format_version": 1, "status": "complete", "channels": list(map(channel_to_dict, channels))}
+    (folder / "run.json").write_text(json.dumps({**known, **facts}))
+    if channels:
         writer = ReadingsWriter(folder, channels)
-        writer.write(_readings(gap))
+        writer.write(readings)
         writer.close()
-    marks = TableWriter(folder / "marks.arrows", MARKS)
-    for batch in marks_table(_marks()).to_batches():
-        marks.write(batch)
-    marks.close()
+    table = TableWriter(folder / "marks.arrows", MARKS)
+    for batch in marks.to_batches():
+        table.write(batch)
+    table.close()
+    if windows:
+        assert write_windows(folder, pa.Table.from_pylist(list(windows), schema=WINDOWS)) is None
     if events:
-        assert write_events(folder, pa.Table.from_pylist(_events())) is None
-        edges = {"source": ["net/layer_0/MatMul"], "target": ["net/layer_1/MatMul"]}
-        assert write_edges(folder, pa.table(edges)) is None
-        assert write_windows(folder, pa.Table.from_pylist([_window(stopped_ms)])) is None
+        assert write_events(folder, pa.Table.from_pylist(list(events))) is None
+        assert write_edges(folder, pa.Table.from_pylist(list(edges), schema=EDGES)) is None
     return folder

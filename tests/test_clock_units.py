@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smaragdine.clock import STEP_NS, Clock, ClockPair, pair, step_ns
 from smaragdine.errors import UserError
-from smaragdine.units import joule_seconds, joules, plus_minus, seconds, si, watts
+from smaragdine.units import joule_seconds, joules, plain, plus_minus, seconds, si, watts
 
 PREFIX = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6, "n": 1e-9, "p": 1e-12}
 QUANTITY = re.compile(r"^(-?\d+(?:\.\d+)?) ([GMkmµnp]?)J$")
@@ -154,6 +154,22 @@ def test_seconds(value: float | None, text: str):
 
 def test_negative_seconds_keep_their_size():
     assert seconds(-130) == "-2:10 min"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.05, "0.05"),
+        (1.0, "1"),
+        (3.46, "3.5"),
+        (99.6, "100"),
+        (151.0, "150"),
+        (2.34e7, "23000000"),
+        (0.0, "0"),
+    ],
+)
+def test_a_plain_number_has_no_exponent(value: float, text: str):
+    assert plain(value) == text
 
 
 @pytest.mark.parametrize(

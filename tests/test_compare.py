@@ -89,6 +89,23 @@ def test_a_total_beyond_the_noise_says_by_how_much() -> None:
     assert "1 of 2 names changed" in found.verdict
 
 
+def test_the_verdict_says_how_many_names_chance_changes() -> None:
+    many = [made(1.0, **{f"n{i}": 1.0 + i for i in range(3018)}) for _ in range(2)]
+    assert compare(many, many).verdict.endswith(
+        "0 of 3020 names changed beyond theirs, where chance makes 150"
+    )
+
+
+def test_estimated_devices_are_named() -> None:
+    def said(*devices: str) -> list[str]:
+        rows = [{"name": "x", "device": device, "energy_j": 1.0} for device in devices]
+        run = footprint(rows, provenance="estimated")
+        return [remark for remark in compare([run], [run]).remarks if remark.startswith("B: ")]
+
+    assert said("cpu:0") == ["B: cpu:0 is estimated, not measured"]
+    assert said("cpu:0", "dram:0") == ["B: cpu:0, dram:0 are estimated, not measured"]
+
+
 def test_single_runs_use_steps_or_uncertainty_whichever_is_wider() -> None:
     def run(energy_j: float, uncertainty_j: float | None, std_j: float | None) -> Footprint:
         figures = {"uncertainty_j": uncertainty_j, "step_mean_j": energy_j / 4, "step_std_j": std_j}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smaragdine.accounting.account import account
+from smaragdine.accounting.account import account, recording_inputs
 from smaragdine.accounting.idle import busy_spans, idle_w, sharpen
 from smaragdine.accounting.meters import Meter
 from smaragdine.accounting.power import PowerTrace
@@ -19,7 +19,7 @@ from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.reader import Recording
-from traced_recording import mark, recording, window
+from traced_recording import mark, recording, ten_and_three, window
 
 IDLE_W, BUSY_W, LIMIT_W = 118.0, 550.0, 700.0
 
@@ -154,3 +154,13 @@ def test_steps_that_tracing_hardly_stretches_tell_nothing(tmp_path: Path) -> Non
 
 def test_idle_time_cannot_draw_more_than_all_time(tmp_path: Path) -> None:
     assert found_w(stretched(tmp_path / "run", 80, traced_w=400.0)) is None
+
+
+def test_energies_need_no_look_at_what_the_sensor_saw(tmp_path: Path) -> None:
+    made = ten_and_three(tmp_path / "run")
+    events, meters = recording_inputs(made)
+    whole, quick = (account(events, meters.of, narrowed=narrowed) for narrowed in (True, False))
+    for name in ("name", "phase", "energy_j", "busy_s", "count", "step_mean_j"):
+        assert quick.rows[name].to_pylist() == whole.rows[name].to_pylist()
+    assert set(quick.rows["basis"].to_pylist()) == {"prior"}
+    assert quick.devices == whole.devices

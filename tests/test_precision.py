@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +14,8 @@ from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.power import Anchors, PowerTrace
 from smaragdine.accounting.precision import asss, assw, stability, thin
 from smaragdine.errors import UserError
+from smaragdine.report.precision import thinned_table
+from smaragdine.report.terminal import console
 
 
 def made(
@@ -198,3 +202,13 @@ def test_every_experiment_against_every_other() -> None:
 def test_one_experiment_is_too_few() -> None:
     with pytest.raises(UserError):
         assw([_runs((1.0, 2.0, 9.0))])
+
+
+def test_a_score_that_cannot_be_had_says_why() -> None:
+    def account_one(traces: dict[str, PowerTrace]) -> Footprint:
+        return footprint([{"name": name, "energy_j": 1.0} for name in ("x", "y", "z")])
+
+    with io.StringIO() as out:
+        console(out).print(thinned_table({"gpu:0": asss(account_one, {"gpu:0": made(TOUCHING)}, [2])}))
+        said = out.getvalue()
+    assert "–: all common names are the same in A (A: by all readings, B: by those kept)\n" in said

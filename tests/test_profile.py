@@ -159,7 +159,7 @@ def test_what_was_not_measured_is_refused(tmp_path: Path) -> None:
     refused(lambda: steps_of(silent, "gpu:0", 0, 5), "nothing of gpu:0")
     power = PowerTrace(np.array([0]), np.array([50 * recordings.MS]), np.array([100.0]))
     spans = np.array([[0, 100 * recordings.MS]])
-    refused(lambda: refuse_gaps(silent, power, spans, "gpu:0"), "0.05 s of gpu:0 are missing")
+    refused(lambda: refuse_gaps(silent, power, spans, "gpu:0"), "50.0 ms of gpu:0 are missing")
     refuse_gaps(silent, power, spans // 2, "gpu:0")
 
 

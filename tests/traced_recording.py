@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from smaragdine.recording.events import write_edges, write_events, write_windows
-from smaragdine.recording.format import EDGES, MARKS, WINDOWS, channel_to_dict
+from recordings import MS, T0, put
+from smaragdine.recording.format import MARKS
 from smaragdine.recording.reader import Recording, open_recording
-from smaragdine.recording.writer import ReadingsWriter, TableWriter
 from smaragdine.sensors.base import Channel
 
-MS = 1_000_000
-T0 = 1_700_000_000_000_000_000
 PID = 7
 GPU = Channel("gpu:0", "energy", "J", "counter", "measured", 1.0, "test")
 
@@ -79,40 +75,22 @@ def recording(
     **info: Any,
 ) -> Recording:
     """`power_w` are (until when in ms, watts), read every ms."""
-    folder.mkdir()
-    (folder / "spool").mkdir()
-    end_ns = T0 + round(power_w[-1][0] * MS)
     facts = {
-        "format_version": 1,
-        "status": "complete",
         "command": ["train.py"],
         "begin_ns": T0,
-        "end_ns": end_ns,
+        "end_ns": T0 + round(power_w[-1][0] * MS),
         "clock": {"begin": {"wall_ns": T0, "mono_ns": 5}},
         "host": {},
-        "channels": [channel_to_dict(GPU)],
         **info,
     }
-    (folder / "run.json").write_text(json.dumps(facts))
     readings: list[tuple[int, int, float]] = [(T0, 0, 0.0)]
     t_ms = 0
     for until_ms, watts in power_w:
         while t_ms < until_ms:
             t_ms += 1
             readings.append((T0 + t_ms * MS, 0, readings[-1][2] + watts / 1000))
-    writer = ReadingsWriter(folder, [GPU])
-    writer.write([(0, readings)])
-    writer.close()
-    table = TableWriter(folder / "marks.arrows", MARKS)
-    for batch in pa.Table.from_pylist(list(marks), schema=MARKS).to_batches():
-        table.write(batch)
-    table.close()
-    if windows:
-        assert write_windows(folder, pa.Table.from_pylist(list(windows), schema=WINDOWS)) is None
-    if events:
-        assert write_events(folder, pa.Table.from_pylist(list(events))) is None
-        assert write_edges(folder, EDGES.empty_table()) is None
-    return open_recording(folder)
+    told = pa.Table.from_pylist(list(marks), schema=MARKS)  # in this order, be it by time or not
+    return open_recording(put(folder, facts, [GPU], [(0, readings)], told, windows, events))
 
 
 def ten_and_three(folder: Path, later: int = 11, **more: Any) -> Recording:

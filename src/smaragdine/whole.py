@@ -33,6 +33,26 @@ def whole_file(path: Path) -> Iterator[Path]:
             part.unlink()
 
 
+def write_whole(path: Path, text: str, mode: int = 0o600, *, durable: bool = False) -> None:
+    """Put this text in the place of what was there, link or file. Until it is whole nobody else may read it.
+
+    Raises OSError, and then what was there stands. `durable`: it outlives a power cut.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")  # threads may write at once
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(fd, mode)
+            if durable:
+                os.fsync(fd)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink()
+        raise
+
+
 @contextlib.contextmanager
 def users_file(path: Path) -> Iterator[Path]:
     """The same, where a failure is the user's to mend: one line."""

@@ -36,11 +36,14 @@ APART_NS = 60_000_000_000  # farther apart, events and power are not of one run
 SAMPLED_CHUNKS = 2  # enough to see how operations mix; sampling costs several times the accounting
 
 
-def account(events: pa.Table | Columns, power: Mapping[str, PowerTrace | Meter]) -> Footprint:
+def account(
+    events: pa.Table | Columns, power: Mapping[str, PowerTrace | Meter], narrowed: bool = True
+) -> Footprint:
     """The footprint of `events` (schema EVENTS, or what `columns` made of it) under the power of each device.
 
     Time in which a device's power is not known counts as missing and costs nothing; events of devices without
-    power are counted and left out.
+    power are counted and left out. Without `narrowed` error bars are those of what is possible at all, not
+    of what the sensor saw: to see takes several times as long as to account.
     """
     source = events if isinstance(events, Columns) else columns(events)
     counts = device_counts(source)
@@ -54,7 +57,7 @@ def account(events: pa.Table | Columns, power: Mapping[str, PowerTrace | Meter])
     meters = {d: m if isinstance(m, Meter) else Meter(m, sensor_of(m)) for d, m in power.items()}
     remarks = _check_times(source, [meters[device].trace for device in counts if device in meters])
     done = {
-        device: _account_device(source, device, meter, counts.get(device, 0))
+        device: _account_device(source, device, meter, counts.get(device, 0), narrowed)
         for device, meter in meters.items()
     }
     rows = pa.concat_tables([table for table, _ in done.values()]) if done else ROWS.empty_table()
@@ -135,7 +138,8 @@ def thinned(events: pa.Table, meters: Meters, ks: Sequence[int]) -> dict[str, li
 
 def _thinned(source: Columns, device: str, meter: Meter, ks: Sequence[int]) -> list[Score]:
     def account_one(traces: Mapping[str, PowerTrace]) -> Footprint:
-        return account(source, {device: Meter(traces[device], meter.sensor, idle_w=meter.idle_w)})
+        meters = {device: Meter(traces[device], meter.sensor, idle_w=meter.idle_w)}
+        return account(source, meters, narrowed=False)  # energies alone are compared
 
     return asss(account_one, {device: meter.trace}, ks, meter.readings)
 
@@ -144,9 +148,11 @@ def _when(begin_ns: int, end_ns: int) -> str:
     return " to ".join(f"{str(np.datetime64(t_ns, 'ns'))[:23]}Z" for t_ns in (begin_ns, end_ns))
 
 
-def _account_device(source: Columns, device: str, meter: Meter, events: int) -> tuple[pa.Table, DeviceTotal]:
+def _account_device(
+    source: Columns, device: str, meter: Meter, events: int, narrowed: bool
+) -> tuple[pa.Table, DeviceTotal]:
     trace = meter.trace
-    ledger, looks = _integrate(source, device, meter, events)
+    ledger, looks = _integrate(source, device, meter, events, narrowed)
     total_j = float((trace.power_w * (trace.end_ns - trace.start_ns)).sum() / 1e9)
     rows_j = float(ledger.energy_j.sum())
     if abs(rows_j + ledger.idle_j - total_j) > CONSERVED_TO * max(total_j, 1e-300):
@@ -194,12 +200,14 @@ def power_of(source: Columns, device: str, meter: Meter) -> Levels:
     return levels(sharpen(meter.trace, busy_spans(start_ns, end_ns), meter.idle_w, meter.sensor.limit_w))
 
 
-def _integrate(source: Columns, device: str, meter: Meter, events: int) -> tuple[Ledger, list[Look]]:
+def _integrate(
+    source: Columns, device: str, meter: Meter, events: int, narrowed: bool
+) -> tuple[Ledger, list[Look]]:
     read, keys, sensor = levels(meter.trace), source.keys, meter.sensor
     power = power_of(source, device, meter)
     off_ns = sensor.timing_ns
     # As the clocks say, and moved by as much as they may disagree.
-    moved = [Levels(read.edge_ns + by_ns, read.power_w) for by_ns in (0, -off_ns, off_ns)]
+    moved = [Levels(read.edge_ns + by_ns, read.power_w) for by_ns in (0, -off_ns, off_ns) if narrowed]
     ledger = Ledger(keys)
     seen: list[list[Windows]] = [[] for _ in moved]
     here = blocks(source, device) if device in source.devices else iter(())

@@ -30,7 +30,7 @@ from smaragdine.accounting.similarity import (
     values,
 )
 from smaragdine.errors import UserError
-from smaragdine.units import joules
+from smaragdine.units import joules, plain
 
 Verdict = Literal["more", "less", "inside the noise", "noise not known"]
 
@@ -263,7 +263,7 @@ def _say(total: Change, changes: Sequence[Change]) -> str:
     judged = sum(change.half_width_j is not None for change in changes)
     if judged:
         # One in twenty 95 % intervals misses: a long list has changes by chance alone.
-        said += f"; {beyond} of {judged} names changed beyond theirs, where chance makes {judged / 20:.2g}"
+        said += f"; {beyond} of {judged} names changed beyond theirs, where chance makes {plain(judged / 20)}"
     return said
 
 
@@ -287,6 +287,7 @@ def _remarks(
             said.append(f"{side}: more than 1 % of the time has no readings on {', '.join(missing)}")
         estimated = [name for name, total in mean.devices.items() if "estimated" in (total.provenance or "")]
         if estimated:
-            said.append(f"{side}: {', '.join(estimated)} is estimated, not measured")
+            verb = "is" if len(estimated) == 1 else "are"
+            said.append(f"{side}: {', '.join(estimated)} {verb} estimated, not measured")
         said += [f"{side}: {remark}" for remark in mean.remarks]
     return tuple(said)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from smaragdine.allocate.points import Point, load_point, point_name, save_point
 from smaragdine.allocate.profiler import Need, Ran, run_point
-from smaragdine.allocate.profiling import UPDATES, steps_of
+from smaragdine.allocate.profiling import UPDATES, steps_of, update_period_s
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
+from smaragdine.units import seconds
 
 _MOST_VOID = 3
 
@@ -83,10 +84,13 @@ def _measured(
     else:
         raise UserError(f"{limit_w:g} W does not stand", "something takes the limit back")
     _refuse(ran, at, folder / f"{name}.log", need)
-    steps = steps_of(open_recording(folder / name), need.device, need.warm_up, blocks)
+    recording = open_recording(folder / name)
+    steps = steps_of(recording, need.device, need.warm_up, blocks)
     if steps.updates < UPDATES or steps.count < need.steps:
         why = f"the program ended after {steps.count} steps, {steps.updates:.0f} updates of the counter"
-        remedy = f"Let it run longer: {need.steps} steps and {UPDATES} updates after the first {need.warm_up}"
+        least_s = UPDATES * (update_period_s(recording.channels, need.device) or 0.0)
+        least = f"{need.steps} steps and {UPDATES} updates, {seconds(least_s)}"
+        remedy = f"Let it run longer: {least} after the first {need.warm_up} steps"
         raise UserError(f"{at} is too short", why, remedy)
     return Point(batch, limit_w, steps)
 

@@ -15,6 +15,7 @@ from smaragdine.allocate.objective import Allocation, Objective, check
 from smaragdine.allocate.optimal import optimal
 from smaragdine.allocate.profile import Profile
 from smaragdine.errors import UserError
+from smaragdine.units import watts
 
 METHODS = ("baseline", "heuristic", "brute-force", "optimal")
 
@@ -76,8 +77,8 @@ def warnings(answers: Sequence[Answer], profiles: Mapping[str, Profile]) -> list
         if weak:
             worst = min(weak, key=lambda share: share.power_w)
             found.append(
-                f"{gpu}: the model's mean power of {worst.power_w:.2g} W for batch {worst.batch} at "
-                f"{worst.power_limit_w:g} W is not possible; the lowest measured is {lowest_w:.3g} W"
+                f"{gpu}: the model's mean power of {watts(worst.power_w)} for batch {worst.batch} at "
+                f"{worst.power_limit_w:g} W is not possible; the lowest measured is {watts(lowest_w)}"
             )
     return found
 

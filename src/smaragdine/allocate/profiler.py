@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any, Literal
 from smaragdine.allocate.profiling import UPDATES, update_period_s
 from smaragdine.recording.format import INFO_FILE, SPOOL_FOLDER, channel_from_dict
 from smaragdine.recording.marks import NewMarks
+from smaragdine.recording.printed import lines_of, tail
 from smaragdine.recording.supervise import dying_with_us
 
 # enough: it ran until we ended it · ended: by itself · out_of_memory · failed: with another error
@@ -30,7 +30,6 @@ How = Literal["enough", "ended", "out_of_memory", "failed", "stuck"]
 _LOOK_S = 0.1
 _GRACE_S = 15.0  # between asking a program to end and making it
 _MARGIN = 1.1  # steps with an epoch's end in them do not count
-_TAIL = 1 << 16
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|"
     r"CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED|ResourceExhaustedError|CUBLAS_STATUS_ALLOC_FAILED|"
@@ -116,16 +115,6 @@ def needed_s(channels: Sequence[Any], device: str) -> float | None:
     return None if period_s is None else UPDATES * period_s
 
 
-def tail(log: Path) -> str:
-    """The last of what was printed."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def _enough(ends_ns: Sequence[int], folder: Path, need: Need) -> bool:
     first = max(need.warm_up, 1) - 1
     if len(ends_ns) - 1 - first < max(need.steps, 1):
@@ -155,6 +144,6 @@ def start_recorded(
 
 def _last_words(said: str) -> str:
     """The program's last line, which is before the table of `smaragdine run`: an error if there is one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = lines_of(said)
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|smaragdine)\b.*:", line)]
-    return (errors or lines or [""])[-1][:300]
+    return (errors or lines or [""])[-1]

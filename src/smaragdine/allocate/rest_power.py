@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.allocate.points import write_json
-from smaragdine.allocate.profiler import needed_s, start_recorded, tail
+from smaragdine.allocate.profiler import needed_s, start_recorded
 from smaragdine.allocate.profiling import mean_power_w, update_period_s
 from smaragdine.errors import UserError
 from smaragdine.recording.format import INFO_FILE
+from smaragdine.recording.printed import tail
 from smaragdine.recording.reader import open_recording
 from smaragdine.recording.session import record_here
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from smaragdine.errors import UserError
 from smaragdine.recording.command import Command
+from smaragdine.recording.printed import last_printed
 from smaragdine.recording.recorder_client import RecorderClient
 from smaragdine.recording.recorder_config import GROUP_SIGNALS, RecorderConfig
 from smaragdine.recording.signals import Canary, Signals
@@ -116,17 +117,9 @@ class Recorders:
         self._outcome.deaths_ns.append(time.time_ns())
         code = self.client.returncode()
         reason = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        last = _last_line(Path(self._config.folder) / "recorder.log")
+        last = last_printed(Path(self._config.folder) / "recorder.log")
         self._outcome.problems.append(f"the monitor {how} ({reason}){': ' + last if last else ''}")
         self.client = None
-
-
-def _last_line(path: Path) -> str:
-    try:
-        lines = path.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1][:300] if lines else ""
 
 
 def supervise(

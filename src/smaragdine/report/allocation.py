@@ -12,7 +12,7 @@ from smaragdine.allocate.methods import Answer
 from smaragdine.allocate.objective import Objective, Share, step_time_s, unit
 from smaragdine.allocate.pareto import Corner
 from smaragdine.report.fitting import visible
-from smaragdine.units import joules, seconds, watts
+from smaragdine.units import joules, plain, seconds, watts
 
 
 def allocation_tables(
@@ -39,7 +39,9 @@ def allocation_tables(
 
 def _formula(objective: Objective) -> str:
     eta = f"η = {objective.eta:g}"
-    within = "" if objective.slowdown is None else f" within {objective.slowdown:.3g} of the fastest step"
+    within = (
+        "" if objective.slowdown is None else f" within {plain(objective.slowdown, 3)} of the fastest step"
+    )
     return {
         "sum": f"Σ (η·P̄ + (1−η)·P_limit)·t, {eta}",
         "sync": f"η·E + (1−η)·T·ΣP_limit of a synchronous step, {eta}",
@@ -114,7 +116,7 @@ def _front_table(front: Sequence[Corner], objective: Objective) -> Table:
 
 
 def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2g}"
+    return "–" if value is None else plain(value)
 
 
 def _table(*headers: str) -> Table:

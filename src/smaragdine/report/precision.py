@@ -23,7 +23,8 @@ def thinned_table(scores: Mapping[str, Sequence[Score]]) -> RenderableType:
         for score in of_device
     ]
     table = FittingTable("readings kept (ASSS)", _HEADERS, lines, ("names",))
-    return Group(Text(""), table, Text(_NOTE, style="dim"))
+    all_scores = [score for of_device in scores.values() for score in of_device]
+    return Group(Text(""), table, *_notes(all_scores, "A: by all readings, B: by those kept"))
 
 
 def widening_table(found: Widening) -> RenderableType:
@@ -32,9 +33,18 @@ def widening_table(found: Widening) -> RenderableType:
     lines += [
         Line(f"{score.n} other{'s' if score.n > 1 else ''}", _figures(score)) for score in found.disjoint
     ]
-    return Group(
-        FittingTable("experiments pooled (ASSW)", _HEADERS, lines, ("names",)), Text(_NOTE, style="dim")
+    table = FittingTable("experiments pooled (ASSW)", _HEADERS, lines, ("names",))
+    return Group(table, *_notes([*found.pooled, *found.disjoint], "A: the first, B: those pooled"))
+
+
+def _notes(scores: Sequence[Score], sides: str) -> list[Text]:
+    found = [
+        each for score in scores for each in (score.scores.energy, score.scores.floor, score.scores.power)
+    ]
+    reasons = dict.fromkeys(
+        f"–: {each.reason} ({sides})" for each in found if each.value is None and each.reason
     )
+    return [Text(line, style="dim") for line in (_NOTE, *reasons)]
 
 
 def _figures(score: Score) -> dict[str, str]:

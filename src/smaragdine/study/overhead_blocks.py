@@ -22,6 +22,7 @@ import numpy.typing as npt
 from smaragdine.accounting.summary import summarise
 from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command
+from smaragdine.recording.printed import last_printed
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.session import record_here
 from smaragdine.recording.supervise import dying_with_us
@@ -207,7 +208,7 @@ class _Measuring:
                 raise Stopped
             if self._program.poll() is not None:
                 code = self._program.returncode
-                why = _last_line(self._log) or f"exit code {code}"
+                why = last_printed(self._log) or f"exit code {code}"
                 raise UserError(f"{self._setting.name} ended too early", why, f"See {self._log}")
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -248,8 +249,3 @@ def command_of(setting: Setting, environment: Mapping[str, str]) -> tuple[str, .
         return (python, *words)
     driver = Path(words[0]).with_name(DRIVER)
     return (python, str(driver), str(framework), *words, "--seconds", str(_AT_MOST_S))
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command
+from smaragdine.recording.printed import last_printed
 from smaragdine.sweep.experiment import Experiment
 from smaragdine.sweep.limits import (
     Lender,
@@ -32,8 +33,6 @@ from smaragdine.sweep.progress import Progress
 from smaragdine.sweep.repetition import Job, Ran, Stop, perform, record
 from smaragdine.sweep.runner import BASELINE, UNFINISHED, Queue
 from smaragdine.sweep.table import Repetition
-
-_TAIL_BYTES = 2000
 
 
 class Watcher(Protocol):
@@ -135,11 +134,8 @@ def ended_words(ran: Ran) -> str:
 
 def last_line(log: Path) -> str:
     """What the program said last, to put behind how it ended."""
-    with contextlib.suppress(OSError):
-        lines = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f": {last[:200]} (see {log})" if last else ""
-    return ""
+    last = last_printed(log)
+    return f": {last} (see {log})" if last else ""
 
 
 def _baseline(queue: Queue, stop: Stop, say: Say) -> None:

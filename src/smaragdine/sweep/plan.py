@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
 import random
 import re
 import time
@@ -21,6 +19,7 @@ from smaragdine.recording.command import without_secrets
 from smaragdine.sweep.experiment import Benchmark, Experiment, Value, checked, filled
 from smaragdine.sweep.table import LimitKind
 from smaragdine.version import __version__
+from smaragdine.whole import write_whole
 
 PLAN = "plan.json"
 _FORMAT = 1
@@ -119,21 +118,12 @@ def save_plan(folder: Path, plan: Plan) -> None:
     }
     words = [[str(w) for w in b.command] for e in plan.experiments for b in e.benchmarks]
     secret = any(without_secrets(each) != each for each in words)
-    part = folder / f".{PLAN}.{os.getpid()}"
+    text = json.dumps(values, indent=1) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(part, "w", encoding="utf-8", opener=_private) as file:
-            json.dump(values, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.chmod(0o600 if secret else 0o644)
-        os.replace(part, folder / PLAN)
+        write_whole(folder / PLAN, text, 0o600 if secret else 0o644, durable=True)
     except OSError as error:
         raise UserError(f"{folder / PLAN} cannot be written", error.strerror or str(error)) from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def read_plan(folder: Path) -> Plan:
@@ -185,10 +175,6 @@ def _names(settings: Sequence[tuple[str, Benchmark, Setting]]) -> list[str]:
         text = text.replace(" W", "W").replace(" MHz", "MHz").replace("/", "x").replace(" ", "_")
         names.append(re.sub(r"[^A-Za-z0-9_.+-]+", "", text)[:100])
     return [f"{name}-{n}" if names.count(name) > 1 else name for n, name in enumerate(names)]
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _values(benchmark: Benchmark, setting: Setting) -> dict[str, Value]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from smaragdine.sensors.base import Channel
+from smaragdine.whole import write_whole
 
 _FILE = "channels.json"
 
@@ -52,8 +52,4 @@ def _save(folder: Path | None, known: dict[str, int]) -> None:
     # Where it cannot be written nothing is spooled either, and a restart begins anew.
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = folder / f"{_FILE}.new"
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(known, file)
-        os.replace(fresh, folder / _FILE)
+        write_whole(folder / _FILE, json.dumps(known))

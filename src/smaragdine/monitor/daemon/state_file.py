@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from smaragdine.whole import write_whole
 
 
 class StateFile:
@@ -22,14 +22,7 @@ class StateFile:
         if self._path is None:
             return
         try:
-            handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=f".{self._path.name}")
-            try:
-                with os.fdopen(handle, "w") as file:
-                    json.dump(value, file)
-                os.replace(name, self._path)
-            except BaseException:
-                os.unlink(name)
-                raise
+            write_whole(self._path, json.dumps(value))
             self._failed = False
         except OSError as error:
             if not self._failed:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import pwd
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +18,10 @@ from pathlib import Path
 
 from smaragdine.errors import UserError
 from smaragdine.monitor.daemon.callers import Caller, Owner
+from smaragdine.whole import write_whole
 
 RIGHTS = ("read", "control")
-_HEAD = "# smaragdine tokens: NAME USER EXPIRES RIGHTS SHA256\n"
+_HEAD = "# smaragdine tokens: NAME USER EXPIRES RIGHTS SHA256"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,63}")
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -130,7 +129,9 @@ def add_token(path: Path, name: str, user: str, days: float, rights: frozenset[s
     try:
         kept = [line for line in _lines(path) if line.split()[:1] != [name]]
         entry = f"{name} {user} {expires} {','.join(sorted(rights))} {digest}"
-        _replace(path, "".join(f"{line}\n" for line in [*(kept or [_HEAD.rstrip()]), entry]))
+        text = "".join(f"{line}\n" for line in [*(kept or [_HEAD]), entry])
+        # Hashes of random secrets need not be hidden, and the daemon may be another user.
+        write_whole(path, text, 0o644, durable=True)
     except OSError as error:
         raise UserError(f"{path} cannot be written", error.strerror or str(error)) from None
     return secret
@@ -141,18 +142,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except FileNotFoundError:
         return []
-
-
-def _replace(path: Path, text: str) -> None:
-    """At once, so that a daemon never sees half of it. Hashes of random secrets need not be hidden."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -11,6 +11,7 @@ from smaragdine.study.overhead import Cost, Overhead, load_overhead
 from smaragdine.study.results import Result
 from smaragdine.study.scores import Precision, experiments_of, pairs_of, precision_of, repeated
 from smaragdine.study.verdicts import Claim, Finding, Rule, Verdict
+from smaragdine.units import plain
 
 __all__ = ["CLAIMS", "Precision", "experiments_of", "precision_findings", "precision_of"]
 
@@ -246,8 +247,8 @@ def _over(claim: Claim, precision: Precision) -> str:
         if precision.period_ms is None:
             return text
         ends_ms = dict.fromkeys((ns[0] * precision.period_ms, ns[-1] * precision.period_ms))
-        here = " to ".join(f"{each_ms:g}" for each_ms in ends_ms)
-        times = " to ".join(f"{each_ms / PAPERS_PERIOD_MS:g}" for each_ms in ends_ms)
+        here = " to ".join(plain(each_ms, 3) for each_ms in ends_ms)
+        times = " to ".join(plain(each_ms / PAPERS_PERIOD_MS, 3) for each_ms in ends_ms)
         return f"{text}: {here} ms between them, {times} times the paper's {PAPERS_PERIOD_MS:g} ms"
     each = f"of {precision.size} run{'s' if precision.size > 1 else ''}"
     if claim is ASSW:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,21 @@ pytest.importorskip("matplotlib", reason="pip install 'smaragdine[figures]'")
 
 import recordings
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.summary import Epoch
 from smaragdine.cli.fit import main
+from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures import style
+from smaragdine.report.figures.cumulative import cumulative_of_runs
+from smaragdine.report.figures.epochs import epochs
 from smaragdine.report.figures.limits import fit_figure
-from smaragdine.report.figures.mean_power import averaged, mean_power
+from smaragdine.report.figures.mean_power import averaged, mean_power, mean_power_of_runs
+from smaragdine.report.figures.power import power_of_runs
+from smaragdine.report.figures.runs import Run
+from smaragdine.report.figures.sampling import sampling_of_runs
 from smaragdine.sweep.fit import analyse
+from smaragdine.sweep.measured import steps_span_ns
 from smaragdine.sweep.measurements import Group
+from smaragdine.sweep.parabola import judge
 from smaragdine.sweep.table import Repetition, write_results
 
 LIMITS = np.array([100.0, 150.0, 200.0, 250.0, 300.0])
@@ -48,13 +58,74 @@ def test_a_fits_figure_shows_the_fit_the_measurements_and_the_front() -> None:
     assert "least 40.0 J at 200 W" in text
 
 
-def test_a_model_that_does_not_fit_is_dashed() -> None:
-    time_s = np.array([9.0, 4.0, 2.0, 2.0, 2.0])
-    each = analyse([Group({}, LIMITS, time_s, np.array([50.0, 49.0, 51.0, 50.0, 50.0]))]).groups[0]
+def test_a_model_that_does_not_fit_is_dashed_and_has_no_optimum() -> None:
+    """Energy without a trend, and a time that is a parabola."""
+    time_s, flat_j = 2 + ((LIMITS - 200) / 100) ** 2, np.array([50.0, 49.0, 51.0, 50.0, 50.0])
+    noise_s = np.array([0.01, -0.01, 0.01, -0.01, 0.01])
+    each = analyse([Group({}, LIMITS, time_s + noise_s, flat_j)], ("energy", "time")).groups[0]
     figure = fit_figure(each)
-    styles = {line.get_gid(): line.get_linestyle() for axes in figure.axes for line in axes.lines}
-    assert styles["fit energy"] == "--"
-    assert any("does not fit" in axes.get_title(loc="left") for axes in figure.axes)
+    drawn = [{str(line.get_gid()): line.get_linestyle() for line in axes.lines} for axes in figure.axes]
+    assert (drawn[0]["fit energy"], drawn[1]["fit time"]) == ("--", "-")
+    assert ["optimum" in lines for lines in drawn] == [False, True, False, False]
+    assert ["interval" in " ".join(lines) for lines in drawn] == [False, True, False, False]
+    titles = [axes.get_title(loc="left") for axes in figure.axes[:2]]
+    assert ["does not fit" in title for title in titles] == [True, False]
+    text = style.alt_text(figure)
+    assert "dashed, no optimum where it does not fit" in text
+    assert "Energy: least 49.0 J at 150, a parabola does not fit; " in text
+    alone = style.alt_text(fit_figure(analyse([each.group], ("energy",)).groups[0]))
+    assert "open circle" not in alone
+    assert "no optimum where" not in style.alt_text(fit_figure(analyse([each.group], ("time",)).groups[0]))
+
+
+def test_against_a_parameter_its_name_is_on_the_axis_and_no_optimum_is_below_zero() -> None:
+    batch, noise = np.array([8.0, 16.0, 32.0, 48.0]), np.array([0.02, -0.02, 0.02, -0.02])
+    time_s, energy_j = ((batch - 40) / 10) ** 2 - 0.3 + noise, ((batch - 30) / 10) ** 2 + 10 + noise
+    each = analyse([Group({}, batch, time_s, energy_j, limit_name="batch", of="steps")]).groups[0]
+    below = each.parabolas["time"]
+    assert judge(below)[0]
+    assert below.at(below.optimum)[0] < 0 < each.parabolas["energy"].at(each.parabolas["energy"].optimum)[0]
+    figure = fit_figure(each)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["batch"] * 3 + ["Time (s)"]
+    assert {axes.get_xscale() for axes in figure.axes} == {"linear"}
+    assert "optimum" in [line.get_gid() for line in figure.axes[0].lines]
+    assert "optimum" not in [line.get_gid() for line in figure.axes[1].lines]
+    text = style.alt_text(figure)
+    assert text.startswith("Energy, time and their product of the steps against batch. ")
+    assert "time and energy of the steps" in text.lower()
+    assert "values of batch on the Pareto front" in text
+
+
+@pytest.mark.parametrize(
+    ("limits", "unit", "ticks"),
+    [
+        ([8, 16, 32, 64], "", [8, 16, 32, 64]),
+        ([1e-5, 1e-4, 1e-3], "", [1e-5, 1e-4, 1e-3]),
+        # Where labels would run into each other, some go.
+        ([1, 100, 101, 102, 1_048_576], "", [1, 100, 1_048_576]),
+        ([8, 16, 32, 63], "", None),
+        ([0, 8, 16, 64], "", None),
+        ([-64, -8, -1], "", None),
+        ([50, 100, 400], "W", None),
+    ],
+)
+def test_a_parameter_of_a_wide_range_is_on_a_logarithmic_axis(
+    limits: list[float], unit: str, ticks: list[float] | None
+) -> None:
+    at = np.array(limits, dtype=float)
+    energy_j = np.linspace(90.0, 70.0, at.size)
+    each = analyse([Group({}, at, energy_j / 10, energy_j, unit, limit_name="x")], ("energy",)).groups[0]
+    figure = fit_figure(each)
+    axes = figure.axes[0]
+    assert axes.get_xscale() == ("linear" if ticks is None else "log")
+    assert ("logarithmic" in style.alt_text(figure)) == (ticks is not None)
+    x, y = _drawn(figure, "fit energy")
+    if ticks is not None:
+        assert axes.get_xticks().tolist() == ticks
+        assert np.diff(np.log(x)) == pytest.approx(np.log(x[-1] / x[0]) / 100)
+        assert [label.get_text() for label in axes.get_xticklabels()] == [f"{tick:.10g}" for tick in ticks]
+    assert (x[0], x[-1]) == (limits[0], limits[-1])
+    assert y == pytest.approx(np.polyval(each.parabolas["energy"].coefficients, x), rel=1e-6)
 
 
 def test_mean_power_is_over_runs_that_still_run_and_no_gap_is_bridged() -> None:
@@ -71,20 +142,84 @@ def test_mean_power_is_over_runs_that_still_run_and_no_gap_is_bridged() -> None:
     assert _drawn(figure, "mean 200 W")[1] == pytest.approx(210)
 
 
+def test_many_settings_leave_room_for_the_curve() -> None:
+    t = np.arange(20, dtype=np.int64) * S
+    runs = [(PowerTrace(t, t + S, np.full(20, 100.0), hold_ns=2 * S), 0, 20 * S)]
+    for count in range(2, 9):
+        figure = mean_power({f"batch {2 << n}": runs for n in range(count)}, "gpu:0")
+        assert figure.axes[0].get_position().width > 0.8
+
+
+@pytest.mark.parametrize(
+    ("settings", "ticks", "title"),
+    [
+        (("150 W", "200 W"), ["150", "200"], "Power limit (W)"),
+        (("877/1005 MHz", "877/1530 MHz"), ["877/1005", "877/1530"], "Clock limit (MHz)"),
+        (("batch size 8", "batch size 64"), ["8", "64"], "batch size"),
+        (("batch 8", "lr 8"), ["batch 8", "lr 8"], ""),
+        (("base", "wide"), ["base", "wide"], ""),
+        (("batch 8",), ["batch 8"], ""),
+    ],
+)
+def test_boxes_of_epochs_are_named_by_what_differs(
+    settings: tuple[str, ...], ticks: list[str], title: str
+) -> None:
+    figure = epochs({name: [Epoch(0, 0, S, {})] for name in settings}, [])
+    for axes in figure.axes:
+        assert [label.get_text() for label in axes.get_xticklabels()] == ticks
+        assert axes.get_xlabel() == title
+
+
+def test_curves_over_time_are_of_the_steps_where_these_are_asked_for(tmp_path: Path) -> None:
+    """From 1.1 s to 2.9 s: 150 W of the GPU and 40 W of the CPU."""
+    recording = open_recording(recordings.make(tmp_path / "run", events=False))
+    steps_ns = steps_span_ns(recording)
+    assert steps_ns == (recordings.T0 + 1100 * recordings.MS, recordings.T0 + 2900 * recordings.MS)
+    steps, whole = (Run(recording, "a", "a", "batch 8", span) for span in (steps_ns, None))
+    for of_runs in (power_of_runs, mean_power_of_runs, cumulative_of_runs):
+        said = [style.alt_text(of_runs([run])) for run in (steps, whole)]
+        assert ["from the end of the first step to the end of the last" in text for text in said] == [
+            True,
+            False,
+        ]
+    power = power_of_runs([steps]).axes[0].lines[0]
+    t_s, power_w = np.asarray(power.get_xdata(), float), np.asarray(power.get_ydata(), float)
+    assert (t_s[0], t_s[-1]) == (0, pytest.approx(1.8))
+    assert power_w[:11].tolist() == pytest.approx([100] * 5 + [200] * 5 + [100])
+    assert "batch 8: 342 J in 1.80 s. " in style.alt_text(cumulative_of_runs([steps]))
+    assert "batch 8: 620 J in 4.00 s. " in style.alt_text(cumulative_of_runs([whole]))
+    # How often a sensor was read is no matter of steps.
+    sampled = sampling_of_runs([steps])
+    times = [np.asarray(line.get_xdata(), float) for line in sampled.axes[1].lines]
+    assert max(float(t.max()) for t in times) > 3.9
+    assert "of the whole program" in style.alt_text(sampled)
+
+
 def test_a_sweeps_figures_from_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Groups as the fits have them, also the one that has too few limits for a fit."""
     rows: list[Repetition] = []
-    for n, limit_w in enumerate((150.0, 200.0, 250.0)):
-        recordings.make(tmp_path / "sweep" / "runs" / f"{limit_w:g}", events=False)
+    for n, (batch, precision) in enumerate(((64, "bf16"), (8, "bf16"), (16, "bf16"), (8, "fp32"))):
+        recordings.make(tmp_path / "sweep" / "runs" / f"{n}", events=False)
+        measured: dict[str, Any] = {
+            "time_s": 4,
+            "energy_j": 460,
+            "steps_time_s": 2,
+            "steps_energy_j": 270 + n,
+        }
+        settings = {"batch": batch, "precision": precision}
         rows.append(
-            Repetition(
-                "e", "net", "power", 0, f"runs/{limit_w:g}", "complete", limit_w, time_s=4, energy_j=460 + n
-            )
+            Repetition("e", "net", "parameter", 0, f"runs/{n}", "complete", parameters=settings, **measured)
         )
     write_results(tmp_path / "sweep", rows)
     out = tmp_path / "figures"
-    assert main([str(tmp_path / "sweep"), "--figures", str(out), "--format", "svg", "--json"]) == 0
+    words = [str(tmp_path / "sweep"), "--of", "steps", "--figures", str(out), "--format", "svg", "--json"]
+    assert main(words) == 0
     streams = capsys.readouterr()
     assert len(json.loads(streams.out)["groups"]) == 5
     drawn = {str(path.relative_to(out)) for path in out.rglob("*.*")}
-    wanted = ("power", "mean_power", "cumulative", "epochs", "sampling")
-    assert drawn == {"fit.svg", "captions.md", *(f"e-net/{name}.svg" for name in wanted)}
+    names = ("power", "mean_power", "cumulative", "epochs", "sampling")
+    of_runs = {f"fit-{group}/{name}.svg" for group in ("bf16", "fp32") for name in names}
+    assert drawn == {"fit-bf16.svg", "captions.md"} | of_runs
+    said = (out / "fit-bf16" / "cumulative.svg").read_text()
+    assert "batch 8: 342 J in 1.80 s; batch 16: 342 J in 1.80 s; batch 64: 342 J in 1.80 s. " in said
+    assert "fit-bf16" in (out / "captions.md").read_text()

@@ -24,6 +24,8 @@ from smaragdine.sweep.plan import (
     save_plan,
 )
 from smaragdine.sweep.progress import expected_s, relative_interval
+from smaragdine.sweep.runner import Sweep
+from smaragdine.sweep.table import Repetition, write_results
 
 GOOD: dict[str, Any] = {
     "seed": 7,
@@ -144,6 +146,36 @@ def test_the_interval_that_ends_repeating_is_students() -> None:
     assert relative_interval(energies) == pytest.approx((high - low) / 2 / statistics.fmean(energies))
     assert relative_interval(energies[:2]) is None
     assert relative_interval([5.0, 5.0, 5.0]) == 0
+
+
+def test_repeating_ends_by_the_energy_of_steps_where_all_repetitions_have_it(tmp_path: Path) -> None:
+    """Whole programs differ by 1 %, their steps by half."""
+    values = {
+        "name": "e",
+        "repeat": 4,
+        "until": "5%",
+        "parameters": {"x": [1]},
+        "benchmarks": [{"command": ["a.py", "{x}"]}],
+    }
+    plan = make_plan(checked({"experiments": [values]}, "e", tmp_path).experiments, 1)
+    save_plan(tmp_path, plan)
+
+    def left(steps_j: list[float | None]) -> list[int]:
+        rows: list[Repetition] = []
+        for task, whole_j, of_steps_j in zip(plan.tasks, (100.0, 100.5, 101.0), steps_j, strict=False):
+            (tmp_path / "runs" / task.name).mkdir(parents=True, exist_ok=True)
+            where = f"runs/{task.name}"
+            measured: dict[str, Any] = {"time_s": 1.0, "energy_j": whole_j, "steps_energy_j": of_steps_j}
+            rows.append(Repetition("e", "a", "parameter", task.repetition, where, "complete", **measured))
+        write_results(tmp_path, rows)
+        sweep = Sweep(tmp_path)
+        sweep.close()
+        return [task.repetition for task in sweep.left()]
+
+    assert left([None, None, None]) == []
+    assert left([1.0, 1.5, 2.0]) == [3]
+    assert left([1.0, 1.01, 1.02]) == []
+    assert left([1.0, 1.5, None]) == []
 
 
 def test_expected_time_is_that_of_the_setting_then_of_the_benchmark_then_as_said() -> None:

@@ -6,15 +6,21 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 from smaragdine.cli.parsing import Parser
 from smaragdine.errors import UserError
 from smaragdine.sweep.fit import QUANTITIES, Analysis, analyse, to_json
-from smaragdine.sweep.measurements import Columns, Group, read_groups
+from smaragdine.sweep.measurements import Columns, Group, Of, read_groups
 
+if TYPE_CHECKING:
+    from smaragdine.sweep.settings import SweepGroups
+
+_MOSTLY_STEPS = 0.5
 _SHOWN = ("energy", "time", "edp")
 _EXAMPLE = """\
   smaragdine fit sweeps/2026-11-15-bert
+  smaragdine fit sweeps/2026-11-15-bert --of steps
   smaragdine fit sweeps/2026-11-15-bert --figures figures --format pdf
   smaragdine fit table.csv --limit power_limit --time time_per_epoch --power average_power \\
     --by network,batch_size
@@ -25,12 +31,13 @@ def main(words: list[str]) -> int:
     options = _parser().parse_args(words)
     quantities = _quantities(options.quantity)
     source = Path(options.source)
-    groups, remarks = _of_sweep(source, options) if source.is_dir() else _of_table(source, options)
+    swept = _of_sweep(source, options) if source.is_dir() else None
+    groups, remarks = (swept.groups, _remarks(swept)) if swept else _of_table(source, options)
     found = analyse(groups, quantities or tuple(QUANTITIES))
     for remark in remarks:
         print(f"smaragdine: {remark}", file=sys.stderr)
     if options.figures:
-        _draw(found, source, options)
+        _draw(found, swept, options)
     if options.json:
         json.dump({**to_json(found), "remarks": remarks}, sys.stdout, indent=1, allow_nan=False)
         print()
@@ -48,6 +55,11 @@ def _parser() -> Parser:
         _EXAMPLE,
     )
     parser.add_argument("source", metavar="SWEEP|TABLE", help="the folder of a sweep, or a table")
+    parser.add_argument(
+        "--of",
+        choices=get_args(Of),
+        help="of a sweep: time and energy of the whole program (default), or of its steps alone",
+    )
     parser.add_argument("--limit", metavar="COL", help="the limit; of a sweep over parameters, which of them")
     parser.add_argument("--time", metavar="COL", help="seconds")
     parser.add_argument("--power", metavar="COL", help="mean power in watts: energy is power × time")
@@ -79,6 +91,8 @@ def _quantities(text: str | None) -> tuple[str, ...]:
 
 
 def _of_table(path: Path, options: argparse.Namespace) -> tuple[list[Group], list[str]]:
+    if options.of and path.exists():
+        raise UserError("--of is for sweeps", f"{path} is a table", "Name columns with --time and --energy")
     missing = [f"--{name} COL" for name in ("limit", "time") if getattr(options, name) is None]
     if options.power is None and options.energy is None:
         missing.append("--power COL or --energy COL")
@@ -95,16 +109,26 @@ def _of_table(path: Path, options: argparse.Namespace) -> tuple[list[Group], lis
     return groups, remarks
 
 
-def _of_sweep(folder: Path, options: argparse.Namespace) -> tuple[list[Group], list[str]]:
+def _of_sweep(folder: Path, options: argparse.Namespace) -> SweepGroups:
+    from smaragdine.sweep.older import read_rows
     from smaragdine.sweep.settings import groups_of_sweep
-    from smaragdine.sweep.table import read_results
 
     for name in ("time", "power", "by"):
         if getattr(options, name):
             raise UserError(f"--{name} is for tables", f"{folder} is a folder", "A sweep knows its columns")
-    found = groups_of_sweep(read_results(folder), options.limit, options.energy or "energy_j")
-    left = f"{found.unfinished} repetitions did not complete or lack a figure: left out"
-    return found.groups, [left] if found.unfinished else []
+    rows, uncounted = read_rows(folder)
+    energy = options.energy or "energy_j"
+    return groups_of_sweep(rows, options.limit, energy, options.of or "program", uncounted)
+
+
+def _remarks(swept: SweepGroups) -> list[str]:
+    remarks: list[str] = []
+    if swept.unfinished:
+        remarks.append(f"{swept.unfinished} repetitions did not complete or lack a figure: left out")
+    part = swept.steps_part
+    if swept.groups[0].of == "program" and part is not None and part < _MOSTLY_STEPS:
+        remarks.append(f"steps are {part:.0%} of the programs' time: --of steps fits them alone")
+    return remarks
 
 
 def _print(found: Analysis, quantities: tuple[str, ...]) -> None:
@@ -117,16 +141,15 @@ def _print(found: Analysis, quantities: tuple[str, ...]) -> None:
     out.print(front_table(found))
 
 
-def _draw(found: Analysis, source: Path, options: argparse.Namespace) -> None:
-    from smaragdine.report.figures.limits import draw_fits
+def _draw(found: Analysis, swept: SweepGroups | None, options: argparse.Namespace) -> None:
+    from smaragdine.report.figures.limits import draw_fits, stems
 
     folder, formats = Path(options.figures), options.format.split(",")
     files = draw_fits(found, folder, formats)
-    if source.is_dir():
+    if swept is not None:
         from smaragdine.report.figures.sweep import draw_sweep
-        from smaragdine.sweep.table import read_results
 
-        drawn = draw_sweep(source, read_results(source), folder, formats)
+        drawn = draw_sweep(Path(options.source), swept, stems(found), folder, formats)
         files += drawn.files
         for name, why in drawn.left_out.items():
             print(f"not drawn: {name}: {why}", file=sys.stderr)

@@ -236,7 +236,7 @@ def _run(folder: Path, options: argparse.Namespace) -> int:
     if failed:
         what = f"{len(failed)} repetitions failed, such as {failed[0]}"
         print(f"smaragdine: {what}. Try them again with: smaragdine sweep --resume {where}", file=sys.stderr)
-    print(f"best limit: smaragdine fit {where}", file=sys.stderr)
+    print(f"best setting: smaragdine fit {where}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -21,6 +21,7 @@ TITLES = {
     "ed2p": "Energy × delay²",
     "power": "Mean power",
 }
+_OF = {"program": " of the whole program", "steps": " of the steps"}
 _BEST, _OPTIMUM = "best", "optimum"
 _HEADERS = ("limits", _BEST, "there", "saved", "slower", _OPTIMUM, "R²", "remark")
 _GIVES_WAY = ("limits", "there", "slower", "saved")
@@ -51,20 +52,31 @@ class _Roomy:
 
 def label(by: Mapping[str, Value], names: Sequence[str] | None = None) -> str:
     """A group in words: the values of its columns, or of those named."""
-    values = [by[name] for name in (by if names is None else names)]
+    values = [by[name] for name in (by if names is None else names) if name in by]
     return " ".join("–" if value is None else str(value) for value in values) or "all"
 
 
 def varying(found: Analysis) -> tuple[list[str], str]:
     """The columns that tell groups apart, and in words what all of them have in common."""
-    each = [of.group.by for of in found.groups]
-    names = [name for name in each[0] if len({str(by.get(name)) for by in each}) > 1]
-    return names, ", ".join(f"{name} {value}" for name, value in each[0].items() if name not in names)
+    names = telling([of.group.by for of in found.groups])
+    first = found.groups[0].group.by
+    return names, ", ".join(f"{name} {value}" for name, value in first.items() if name not in names)
+
+
+def telling(groups: Sequence[Mapping[str, Value]]) -> list[str]:
+    """The columns in which groups differ. Experiments of one sweep need not have the same."""
+    names = dict.fromkeys(name for by in groups for name in by)
+    return [name for name in names if len({str(by.get(name)) for by in groups}) > 1]
 
 
 def value_text(quantity: str, value: float) -> str:
     show = {"energy": joules, "time": seconds, "edp": joule_seconds, "power": watts}
     return show[quantity](value) if quantity in show else si(value, "J·s²")
+
+
+def of_words(of: GroupFit) -> str:
+    """What time and energy are of, to put behind their names."""
+    return _OF.get(of.group.of or "", "")
 
 
 def limit_text(limit: float, unit: str) -> str:
@@ -84,7 +96,7 @@ def fit_tables(found: Analysis, quantities: Sequence[str]) -> RenderableType:
             Line(line.name, {with_unit.get(h, h): text for h, text in line.figures.items()}, line.style)
             for line in (_line(each, quantity, names) for each in found.groups)
         ]
-        title = TITLES[quantity] + (f": {common}" if common else "")
+        title = TITLES[quantity] + of_words(found.groups[0]) + (f": {common}" if common else "")
         table = _Roomy(" ".join(names) or "group", headers, lines, ("remark",))
         parts += [Text(title, style="bold"), table, Text("")]
     parts += [Text(note, style="dim") for note in _notes(found, quantities)]
@@ -102,7 +114,7 @@ def front_table(found: Analysis) -> RenderableType:
         Line(label(each.group.by, names), {header: _listed(each.front, each.group.unit)})
         for each in found.groups
     ]
-    title = Text("Pareto front of time and energy", style="bold")
+    title = Text(f"Pareto front of time and energy{of_words(found.groups[0])}", style="bold")
     return Group(title, _Roomy(" ".join(names) or "group", (header,), lines, (header,)))
 
 
@@ -119,7 +131,7 @@ def _line(each: GroupFit, quantity: str, names: Sequence[str]) -> Line:
             "there": value_text(quantity, fit.measured_at(fit.best_measured)),
             "saved": "–" if part is None else f"{part:.1%}",
             "slower": f"{slower(each, fit.best_measured):+.1%}".replace("-", "−"),
-            _OPTIMUM: f"{_round(fit.optimum)}{interval}",
+            _OPTIMUM: "–" if judge(fit)[0] is False else f"{_round(fit.optimum)}{interval}",
             "R²": "–" if fit.r2 is None else f"{fit.r2:.3f}",
             "remark": ", ".join(remarks),
         },
@@ -133,7 +145,8 @@ def _counted(fit: Parabola) -> str:
 
 
 def _remarks(of: GroupFit, quantity: str) -> list[str]:
-    words = ["edge" if of.parabolas[quantity].edge else "", _verdict(of, quantity)]
+    fit = of.parabolas[quantity]
+    words = ["edge" if fit.edge and judge(fit)[0] is not False else "", _verdict(of, quantity)]
     return [word for word in (*words, "mixed" if of.group.differing else "") if word]
 
 
@@ -159,6 +172,10 @@ def _notes(found: Analysis, quantities: Sequence[str]) -> list[str]:
         "best: the limit with the least, as measured; saved, slower: there, against the highest limit",
         "optimum: minimum of the fit within the measured limits (95 % interval, if it is a parabola)",
     ]
+    if any(judge(fit)[0] is False for fit in fits):
+        notes.append("–: no optimum where the model does not fit")
+    if found.groups[0].group.of == "steps":
+        notes.append("of the steps: all of them, at their mean from the first one's end to the last one's")
     if bases:
         single = ": noise and misfit cannot be told apart" if SINGLE in bases else ""
         notes.append(f"interval and band rest on {' and on '.join(bases)}{single}")

@@ -121,6 +121,7 @@ def rests_on(fit: Parabola) -> str:
 def to_json(found: Analysis) -> dict[str, Any]:
     """One entry for every group and quantity."""
     return {
+        "of": found.groups[0].group.of,
         "groups": [
             {"by": each.group.by, "quantity": name, **_fit_json(each, name)}
             for each in found.groups

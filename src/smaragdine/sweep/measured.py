@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
 
 from smaragdine.accounting.power import PowerTrace, add, from_counter, from_samples
 from smaragdine.accounting.summary import summarise
 from smaragdine.accounting.traces import main_channels
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
+from smaragdine.tracing.hook.windows import FORWARD
+
+pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
+
+LEAST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """All steps, each at the mean from the end of the first to the end of the last: the first, which compiles
+    and allocates, counts as the others do. None where there is no such figure."""
+
+    steps: int | None = None  # that were announced
+    steps_time_s: float | None = None
+    steps_energy_j: float | None = None  # as `Measured.energy_j`
 
 
 @dataclass(frozen=True)
@@ -24,6 +45,9 @@ class Measured:
     energy_counter_j: float | None
     epoch_time_s: tuple[float, ...]
     epoch_energy_j: tuple[float | None, ...]
+    steps: int | None = None
+    steps_time_s: float | None = None
+    steps_energy_j: float | None = None
 
 
 def measure(recording: Recording, devices: Sequence[str] | None = None) -> Measured:
@@ -51,7 +75,51 @@ def measure(recording: Recording, devices: Sequence[str] | None = None) -> Measu
         _energy_j(counted, *span),
         tuple(epoch.duration_s for epoch in summary.epochs),
         tuple(_sum(each) for each in epochs),
+        **vars(_steps(recording.marks, sampled)),
     )
+
+
+def measure_steps(recording: Recording, devices: Sequence[str]) -> MeasuredSteps:
+    """The steps of a recording, and what they took on `devices`."""
+    return _steps(recording.marks, [_traces(recording, device)[0] for device in devices])
+
+
+def steps_span_ns(recording: Recording) -> tuple[int, int] | None:
+    """From the end of the first step to the end of the last; None where there are too few to measure."""
+    return _span_ns(_step_ends_ns(recording.marks))
+
+
+def _span_ns(ends_ns: npt.NDArray[np.int64]) -> tuple[int, int] | None:
+    if ends_ns.size < LEAST_STEPS or ends_ns[0] == ends_ns[-1]:
+        return None
+    return int(ends_ns[0]), int(ends_ns[-1])
+
+
+def _steps(marks: pa.Table, traces: Sequence[PowerTrace | None]) -> MeasuredSteps:
+    ends_ns = _step_ends_ns(marks)
+    count, span_ns = ends_ns.size, _span_ns(ends_ns)
+    if span_ns is None:
+        return MeasuredSteps(count or None)
+    first_ns, last_ns = span_ns
+    energy_j = _energy_j(traces, first_ns, last_ns)
+    # Between the ends of n steps lie n - 1 of them.
+    whole = count / (count - 1)
+    time_s = (last_ns - first_ns) * 1e-9 * whole
+    return MeasuredSteps(count, time_s, None if energy_j is None else energy_j * whole)
+
+
+def _step_ends_ns(marks: pa.Table) -> npt.NDArray[np.int64]:
+    """Of the lowest rank, by the source that announced most in one process; calls of a model only where it
+    announced nothing else, for a training evaluates by them."""
+    ends = marks.filter(pc.equal(marks["name"], "step_end"))
+    nobody = {"rank": 0, "pid": 0, "source": ""}  # as a mark of a foreign hand may have it
+    who = pa.table({name: ends[name].fill_null(without) for name, without in nobody.items()})
+    groups = who.group_by(who.column_names).aggregate([([], "count_all")]).to_pylist()
+    if not groups:
+        return np.zeros(0, dtype=np.int64)
+    of = min(groups, key=lambda of: (of["rank"], of["source"] == FORWARD, -of["count_all"], of["source"]))
+    mine = [pc.equal(who[name], of[name]) for name in nobody]
+    return np.sort(ends["t_ns"].filter(pc.and_(pc.and_(mine[0], mine[1]), mine[2])).to_numpy())
 
 
 def _name(recording: Recording, devices: Sequence[str]) -> str | None:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from smaragdine.recording.table_files import kind_of, read_content, read_table
 
 Floats = npt.NDArray[np.float64]
 Value = str | int | float | bool | None
+Of = Literal["program", "steps"]
 
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
 _COUNTS_REPEATS = re.compile(
@@ -51,6 +52,8 @@ class Group:
     energy_j: Floats
     unit: str = ""  # of the limit
     differing: tuple[str, ...] = ()  # columns in which rows of one limit differ, so may be no repetitions
+    limit_name: str = ""  # of a parameter, or a column
+    of: Of | None = None  # what time and energy are of; None: a table of others does not say
 
 
 def read_groups(path: str | os.PathLike[str], columns: Columns, repeated: bool = False) -> list[Group]:
@@ -114,7 +117,8 @@ def groups_of(table: pa.Table, columns: Columns, where: str, repeated: bool = Tr
         others = {name: [column[i] for i in rows] for name, column in words.items() if name not in columns.by}
         by = dict(zip(columns.by, key, strict=True))
         differing = tuple(name for name, column in others.items() if _tells_apart(name, column, limit[rows]))
-        groups.append(Group(by, limit[rows], time_s[rows], energy_j[rows], unit_of(columns.limit), differing))
+        unit, name = unit_of(columns.limit), columns.limit
+        groups.append(Group(by, limit[rows], time_s[rows], energy_j[rows], unit, differing, name))
     return groups
 
 

@@ -21,6 +21,15 @@ class Progress:
     left_s: float | None  # None: nothing is known of the time a repetition takes
 
 
+def judged_j(rows: Sequence[Repetition]) -> list[float]:
+    """The energies of one setting's repetitions that tell how well it is known: of their steps where all
+    have them, for a long start, which no setting changes, makes whole programs look alike."""
+    steps_j = [row.steps_energy_j for row in rows if row.steps_energy_j is not None]
+    if len(steps_j) == len(rows):
+        return steps_j
+    return [row.energy_j for row in rows if row.energy_j is not None]
+
+
 def relative_interval(energies_j: Sequence[float]) -> float | None:
     """Half the 95 % interval of the mean, as a part of it; None of fewer than three."""
     n = len(energies_j)

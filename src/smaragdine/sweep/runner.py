@@ -27,9 +27,10 @@ from smaragdine.recording.reader import open_recording
 from smaragdine.sweep.experiment import until_part
 from smaragdine.sweep.lock import locked
 from smaragdine.sweep.measured import measure
+from smaragdine.sweep.older import read_rows
 from smaragdine.sweep.plan import Plan, Task, read_plan
-from smaragdine.sweep.progress import Progress, expected_s, measured_s, relative_interval
-from smaragdine.sweep.table import RESULTS, Repetition, read_results, write_results
+from smaragdine.sweep.progress import Progress, expected_s, judged_j, measured_s, relative_interval
+from smaragdine.sweep.table import RESULTS, Repetition, write_results
 
 RUNS, UNFINISHED, LOGS, BASELINE, LOG = "runs", "unfinished", "logs", "baseline", "sweep.log"
 
@@ -66,11 +67,11 @@ class Sweep:
         if part is None or self._complete(task):
             return False
         before = [
-            row.energy_j
+            row
             for other, row in self.ended()
             if other.group == task.group and other.repetition < task.repetition and row.status == "complete"
         ]
-        interval = relative_interval([energy_j for energy_j in before if energy_j is not None])
+        interval = relative_interval(judged_j(before))
         return interval is not None and interval <= part
 
     def place(self, task: Task) -> Path:
@@ -130,7 +131,7 @@ class Sweep:
         if not (self.folder / RESULTS).is_file():
             return []
         try:
-            return read_results(self.folder)
+            return read_rows(self.folder)[0]
         except UserError as error:
             self.note(f"made anew from the recordings: {error}")
             return []

@@ -19,6 +19,8 @@ RESULTS = "results.parquet"
 _FORMAT = 1
 _VERSION = b"smaragdine.sweep"
 
+_ADDED = ("steps", "steps_time_s", "steps_energy_j")  # tables of older versions lack them
+
 LimitKind = Literal["power", "clock", "parameter"]
 
 SCHEMA = pa.schema(
@@ -44,6 +46,9 @@ SCHEMA = pa.schema(
         ("ed2p_js2", pa.float64()),
         ("epoch_time_s", pa.list_(pa.float64())),
         ("epoch_energy_j", pa.list_(pa.float64())),
+        ("steps", pa.int64()),
+        ("steps_time_s", pa.float64()),
+        ("steps_energy_j", pa.float64()),
     ],
     metadata={_VERSION: str(_FORMAT)},
 )
@@ -72,6 +77,9 @@ class Repetition:
     energy_counter_j: float | None = None
     epoch_time_s: Sequence[float] = ()
     epoch_energy_j: Sequence[float | None] = ()
+    steps: int | None = None  # that were announced
+    steps_time_s: float | None = None  # of all of them, without the program's start and end
+    steps_energy_j: float | None = None
 
     @property
     def edp_js(self) -> float | None:
@@ -106,12 +114,19 @@ def read_results(folder: str | os.PathLike[str]) -> list[Repetition]:
 
     table = read_table(read_content(path), "parquet", SCHEMA.names, (), str(path))
     version = _version(path)
-    missing = [name for name in SCHEMA.names if name not in table.column_names]
+    missing = [name for name in SCHEMA.names if name not in (*table.column_names, *_ADDED)]
     if version > _FORMAT:
         raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
     if missing:
         raise UserError(f"{path} is no table of a sweep", f"it has no column {missing[0]}")
     return [_row(values) for values in table.to_pylist()]
+
+
+def counts_steps(folder: str | os.PathLike[str]) -> bool:
+    """Whether a sweep's table has columns of steps."""
+    import pyarrow.parquet as pq
+
+    return {*_ADDED} <= {*pq.read_schema(Path(folder) / RESULTS).names}
 
 
 def results_table(rows: Iterable[Repetition]) -> pa.Table:
@@ -128,7 +143,7 @@ def results_table(rows: Iterable[Repetition]) -> pa.Table:
 
 
 def _row(values: dict[str, Any]) -> Repetition:
-    known = {name: values[name] for name in _FIELDS}
+    known = {name: values[name] for name in _FIELDS if name in values}
     known["parameters"] = json.loads(values["parameters"]) if values["parameters"] else {}
     for name in ("epoch_time_s", "epoch_energy_j"):
         known[name] = tuple(values[name] or ())

@@ -9,7 +9,7 @@ import numpy as np
 
 from smaragdine.accounting.power import Floats, PowerTrace
 from smaragdine.report.figures import lettering, style
-from smaragdine.report.figures.runs import Run, by_setting, power_notes
+from smaragdine.report.figures.runs import Run, by_setting, power_notes, time_notes
 from smaragdine.report.figures.style import styled
 from smaragdine.units import joules, seconds
 
@@ -58,7 +58,7 @@ def cumulative_of_runs(runs: Sequence[Run]) -> Figure:
         name: [([run.traces[device] for device in shared], *run.bounds_ns) for run in each]
         for name, each in by_setting(runs).items()
     }
-    return cumulative(settings, " + ".join(shared), power_notes(runs, shared))
+    return cumulative(settings, " + ".join(shared), [*time_notes(runs), *power_notes(runs, shared)])
 
 
 def over_runs(runs: Sequence[Powered]) -> tuple[Floats, Floats, Floats]:

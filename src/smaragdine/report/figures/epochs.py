@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_UNITS = {"W": "Power limit", "MHz": "Clock limit"}
 _FEW = 30  # epochs that are shown as dots besides
 
 
@@ -29,17 +30,14 @@ def epochs(
     figure, (energy, time) = style.sheet(52 + 1.5 * count, columns=2)
     energies_j = {name: _energies_j(each, devices) for name, each in settings.items()}
     times_s = {name: [epoch.duration_s for epoch in each] for name, each in settings.items()}
-    limits = all(name.endswith(" W") for name in settings)
     room_mm = 30 / count
-    names, key = lettering.distinct(
-        (name.removesuffix(" W") if limits else name for name in settings), max(room_mm, 12)
-    )
-    for axes, values in ((energy, energies_j), (time, times_s)):
-        _boxes(axes, values, names)
-        if any(lettering.width_mm(name) > room_mm for name in names):
+    values, title = _ticks([*settings])
+    names, key = lettering.distinct(values, max(room_mm, 12))
+    for axes, measured in ((energy, energies_j), (time, times_s)):
+        _boxes(axes, measured, names)
+        if any(lettering.width_mm(name) + 1 > room_mm for name in names):
             axes.tick_params(axis="x", rotation=90)
-        if limits:
-            axes.set_xlabel("Power limit (W)")
+        axes.set_xlabel(lettering.shortened(title, 30))
     style.quantity(energy.yaxis, "Energy of an epoch", "J", max(max(v) for v in energies_j.values()))
     style.quantity(time.yaxis, "Time of an epoch", "s", max(max(v) for v in times_s.values()))
     numbers = sorted({len(each) for each in settings.values()})
@@ -78,6 +76,17 @@ def epochs_of_runs(runs: Sequence[Run]) -> Figure:
 
 def _energies_j(each: Sequence[Epoch], devices: Sequence[str]) -> list[float]:
     return [sum(epoch.devices[device].energy_j or 0.0 for device in devices) for epoch in each]
+
+
+def _ticks(settings: Sequence[str]) -> tuple[list[str], str]:
+    """What differs in settings, for the ticks of an axis, and what they have in common, for its name."""
+    for unit, title in _UNITS.items():
+        if all(name.endswith(f" {unit}") for name in settings):
+            return [name.removesuffix(f" {unit}") for name in settings], f"{title} ({unit})"
+    heads, _, tails = zip(*(name.rpartition(" ") for name in settings), strict=True)
+    if len(settings) > 1 and len(set(heads)) == 1 and heads[0]:
+        return list(tails), heads[0]
+    return list(settings), ""
 
 
 def _boxes(axes: Axes, values: Mapping[str, Sequence[float]], names: Sequence[str]) -> None:

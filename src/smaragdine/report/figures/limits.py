@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smaragdine.errors import UserError
-from smaragdine.report.figures import style
+from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.draw import CAPTIONS, FORMATS, save
 from smaragdine.report.figures.style import styled
-from smaragdine.report.fit import TITLES, label, limit_text, value_text, varying
+from smaragdine.report.fit import TITLES, label, limit_text, of_words, telling, value_text
 from smaragdine.sweep.fit import QUANTITIES, Analysis, GroupFit, means, rests_on
+from smaragdine.sweep.measurements import Value
 from smaragdine.sweep.parabola import Parabola, judge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Key = tuple[tuple[str, Value], ...]  # the columns of a group with their values
+
 _POINTS = 101
 _PANELS = ("energy", "time", "edp")
 _LIMITS = {"W": "Power limit", "MHz": "Clock limit"}
+_WIDE = 8.0  # a parameter that spans this factor is drawn on a logarithmic axis
+_PANEL_MM = 70.0
 
 
 @styled
@@ -38,27 +43,30 @@ def fit_figure(of: GroupFit, name: str = "") -> Figure:
         axes.set_visible(False)
     fits = [of.parabolas[quantity] for quantity in shown]
     repeated = any(fit.repeated for fit in fits)
+    parameter = "" if of.group.unit in _LIMITS else of.group.limit_name
+    known = [judge(fit)[0] is not False for fit in fits]
     notes = [
         *([name] if name else []),
-        "line: second-degree fit, dashed where it does not fit",
+        *([f"time and energy{of_words(of)}"] if of.group.of else []),
+        "line: second-degree fit" + ("" if all(known) else "; dashed, no optimum where it does not fit"),
         *([f"band: 95 % confidence, from {rests_on(fits[0])}"] if fits[0].freedom else []),
-        "open circle: optimum of the fit with its 95 % interval",
+        *(["open circle: optimum of the fit with its 95 % interval"] if any(known) else []),
         *(["whiskers: standard deviation over repetitions"] if repeated else []),
-        "numbers: limits on the Pareto front",
+        f"numbers: {f'values of {parameter}' if parameter else 'limits'} on the Pareto front",
+        *(["logarithmic axis, parabola in the value"] if _logarithmic(of) else []),
     ]
     text = "; ".join(_said(of, quantity) for quantity in shown)
-    title = "Energy, time and their product against the limit"
+    title = f"Energy, time and their product{of_words(of)} against {parameter or 'the limit'}"
     return style.describe(figure, f"{title}{f': {name}' if name else ''}", text, notes)
 
 
 def draw_fits(found: Analysis, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """A figure for every group, named after it, with the alt texts beside them."""
-    names, _ = varying(found)
     files: list[Path] = []
     captions: list[str] = []
-    taken: set[str] = set()
+    names = stems(found)
     for each in found.groups:
-        stem = _stem(label(each.group.by, names) if names else "", taken)
+        stem = names[tuple(each.group.by.items())]
         figure = fit_figure(each, label(each.group.by) if each.group.by else "")
         files += save(figure, folder, stem, formats)
         captions.append(f"**{stem}** {style.alt_text(figure)}\n")
@@ -67,6 +75,14 @@ def draw_fits(found: Analysis, folder: Path, formats: Sequence[str] = FORMATS) -
     except OSError as error:
         raise UserError(f"{folder / CAPTIONS} cannot be written", error.strerror or str(error)) from None
     return [*files, folder / CAPTIONS]
+
+
+def stems(found: Analysis) -> dict[Key, str]:
+    """The name of each group's files, by what tells the group apart; also of those that are left out."""
+    groups = [*(of.group.by for of in found.groups), *(by for by, _ in found.left_out)]
+    names = telling(groups)
+    taken: set[str] = set()
+    return {tuple(by.items()): _stem(label(by, names) if names else "", taken) for by in groups}
 
 
 def _stem(words: str, taken: set[str]) -> str:
@@ -81,7 +97,8 @@ def _stem(words: str, taken: set[str]) -> str:
 
 def _curve(axes: Axes, of: GroupFit, quantity: str) -> None:
     fit = of.parabolas[quantity]
-    grid = np.linspace(fit.lowest, fit.highest, _POINTS)
+    spaced = np.geomspace if _logarithmic(of) else np.linspace
+    grid = np.clip(spaced(fit.lowest, fit.highest, _POINTS), fit.lowest, fit.highest)
     curve, half = fit.at(grid), fit.band(grid)
     fits = judge(fit)[0]
     tops = [float(fit.values.max()), float(curve.max())]
@@ -90,24 +107,53 @@ def _curve(axes: Axes, of: GroupFit, quantity: str) -> None:
     axes.plot(grid, curve, color=style.BLUE, ls="--" if fits is False else "-", gid=f"fit {quantity}")
     _measured(axes, of, quantity)
     at = float(fit.at(fit.optimum)[0])
-    if fit.interval is not None:
-        axes.plot(fit.interval, (at, at), color=style.VERMILLION, lw=1.2, gid=f"interval {quantity}")
-    axes.plot(
-        [fit.optimum], [at], ls="none", marker="o", ms=5, mfc="white", mec=style.VERMILLION, gid="optimum"
-    )
+    if at > 0 and fits is not False:  # a parabola may dip below what can be, where no axis is
+        _optimum(axes, fit, at, quantity)
     low = min(float(fit.values.min()), float(curve.min()))
     pad = 0.12 * (max(tops) - low) or 0.05 * max(tops)
     # A band far wider than what was measured would flatten the curve it belongs to.
     axes.set_ylim(max(0.0, low - pad), max(tops) + pad)
     r2 = "–" if fit.r2 is None else f"{fit.r2:.3f}"
-    words = [f"R² = {r2}", *(["edge"] if fit.edge else []), *(["does not fit"] if fits is False else [])]
+    words = [f"R² = {r2}", *(["does not fit"] if fits is False else ["edge"] if fit.edge else [])]
     axes.set_title(f"{TITLES[quantity]}: {', '.join(words)}", weight="normal")
     axes.set_xlabel(_limit_label(of))
+    if _logarithmic(of):
+        _at_measured(axes, np.unique(fit.limits).tolist())
     axes.grid()
     if quantity == "time":
         style.duration(axes.yaxis, TITLES[quantity], max(tops))
     else:
         style.quantity(axes.yaxis, TITLES[quantity], QUANTITIES[quantity], max(tops))
+
+
+def _logarithmic(of: GroupFit) -> bool:
+    low, high = float(of.group.limit.min()), float(of.group.limit.max())
+    return of.group.unit not in _LIMITS and low > 0 and high >= _WIDE * low
+
+
+def _at_measured(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic axis with ticks at these values, as far as their labels stand apart."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    mm_a_factor = _PANEL_MM / np.log(values[-1] / values[0])
+    kept, end_mm = list[float](), -np.inf
+    for value in values:
+        at_mm, half_mm = mm_a_factor * np.log(value / values[0]), lettering.width_mm(f"{value:.10g}") / 2
+        if at_mm - half_mm > end_mm:
+            kept.append(value)
+            end_mm = at_mm + half_mm + 1
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(kept))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
+
+
+def _optimum(axes: Axes, fit: Parabola, at: float, quantity: str) -> None:
+    if fit.interval is not None:
+        axes.plot(fit.interval, (at, at), color=style.VERMILLION, lw=1.2, gid=f"interval {quantity}")
+    axes.plot(
+        [fit.optimum], [at], ls="none", marker="o", ms=5, mfc="white", mec=style.VERMILLION, gid="optimum"
+    )
 
 
 def _measured(axes: Axes, of: GroupFit, quantity: str) -> None:
@@ -140,7 +186,8 @@ def _front(axes: Axes, of: GroupFit) -> None:
 
 def _limit_label(of: GroupFit) -> str:
     unit = of.group.unit
-    return f"{_LIMITS.get(unit, 'Limit')}{f' ({unit})' if unit else ''}"
+    name = _LIMITS.get(unit) or lettering.shortened(of.group.limit_name, 60) or "Limit"
+    return f"{name}{f' ({unit})' if unit else ''}"
 
 
 def _said(of: GroupFit, quantity: str) -> str:
@@ -148,4 +195,6 @@ def _said(of: GroupFit, quantity: str) -> str:
     unit = of.group.unit
     best = f"least {value_text(quantity, fit.measured_at(fit.best_measured))} at "
     optimum = f"the fit's at {limit_text(fit.optimum, unit)}" + (" (edge)" if fit.edge else "")
+    if judge(fit)[0] is False:
+        optimum = "a parabola does not fit"
     return f"{TITLES[quantity]}: {best}{limit_text(fit.best_measured, unit)}, {optimum}"

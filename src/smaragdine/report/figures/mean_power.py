@@ -10,7 +10,7 @@ import numpy as np
 from smaragdine.accounting.power import Floats, PowerTrace
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.power import Traced, common_device
-from smaragdine.report.figures.runs import NotDrawn, Run, by_setting, power_notes
+from smaragdine.report.figures.runs import NotDrawn, Run, by_setting, power_notes, time_notes
 from smaragdine.report.figures.style import styled
 from smaragdine.sweep.curves import Averaged, average, rate_hz, relative_s, resample
 from smaragdine.units import watts
@@ -58,7 +58,7 @@ def mean_power_of_runs(runs: Sequence[Run]) -> Figure:
         name: [(run.traces[device], *run.bounds_ns) for run in each]
         for name, each in by_setting(runs).items()
     }
-    return mean_power(settings, device, power_notes(runs, [device]))
+    return mean_power(settings, device, [*time_notes(runs), *power_notes(runs, [device])])
 
 
 def averaged(runs: Sequence[Traced]) -> Averaged:

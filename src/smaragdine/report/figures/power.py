@@ -9,7 +9,7 @@ import numpy as np
 
 from smaragdine.accounting.power import Floats, PowerTrace
 from smaragdine.report.figures import lettering, style
-from smaragdine.report.figures.runs import NotDrawn, Run, by_setting, power_notes
+from smaragdine.report.figures.runs import NotDrawn, Run, by_setting, power_notes, time_notes
 from smaragdine.report.figures.style import styled
 from smaragdine.units import watts
 
@@ -80,7 +80,7 @@ def power_of_runs(runs: Sequence[Run]) -> Figure:
     traced = {name: [(run.traces[device], *run.bounds_ns) for run in each] for name, each in settings.items()}
     limits_w = {name: each[0].limit_w for name, each in settings.items() if device.startswith("gpu")}
     known = {name: limit for name, limit in limits_w.items() if limit is not None}
-    return power(traced, device, known, power_notes(runs, [device]))
+    return power(traced, device, known, [*time_notes(runs), *power_notes(runs, [device])])
 
 
 def common_device(runs: Sequence[Run]) -> str:

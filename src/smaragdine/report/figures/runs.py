@@ -41,6 +41,8 @@ class Run:
     recording: Recording
     label: str
     group: str  # runs of the same setting
+    setting: str | None = None  # where a sweep says it
+    steps_ns: tuple[int, int] | None = None  # curves over time are of these steps; None: of the whole program
 
     @cached_property
     def overview(self) -> Overview:
@@ -110,7 +112,8 @@ class Run:
 
     @property
     def bounds_ns(self) -> tuple[int, int]:
-        return self.overview.summary.begin_ns, self.overview.summary.end_ns
+        """Of what is drawn over time."""
+        return self.steps_ns or (self.overview.summary.begin_ns, self.overview.summary.end_ns)
 
     @cached_property
     def limit_w(self) -> float | None:
@@ -164,7 +167,11 @@ def _repeated(recordings: Sequence[Recording], numbers: Sequence[int]) -> bool:
 
 
 def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """By power limit where runs differ in it, low to high; else by the folder's name without its number."""
+    """As a sweep says it, in its order; else by power limit where runs differ in it, low to high; else by the
+    folder's name without its number."""
+    if all(run.setting is not None for run in runs):
+        said = list(dict.fromkeys(str(run.setting) for run in runs))
+        return {setting: [run for run in runs if run.setting == setting] for setting in said}
     limits = [run.limit_w for run in runs]
     if None not in limits and len(set(limits)) > 1:
         return {
@@ -227,6 +234,11 @@ def provenance_notes(provenance: Iterable[tuple[str, str | None]]) -> list[str]:
 
 def footprint_notes(footprints: Sequence[Footprint]) -> list[str]:
     return provenance_notes((d, t.provenance) for f in footprints for d, t in f.devices.items())
+
+
+def time_notes(runs: Sequence[Run]) -> list[str]:
+    """What curves over time are of, where that is not the whole program."""
+    return ["time: from the end of the first step to the end of the last"] if runs[0].steps_ns else []
 
 
 def power_notes(runs: Sequence[Run], devices: Sequence[str]) -> list[str]:

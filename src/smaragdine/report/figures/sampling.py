@@ -24,7 +24,9 @@ _MOST = 8
 
 
 @styled
-def sampling(channels: Mapping[str, Sequence[Series]], begin_ns: int | None = None) -> Figure:
+def sampling(
+    channels: Mapping[str, Sequence[Series]], begin_ns: int | None = None, notes: Sequence[str] = ()
+) -> Figure:
     """Channel → its readings in each run. Above the distribution of intervals, below them over time."""
     gaps = {name: np.concatenate([intervals_s(one)[1] for one in each]) for name, each in channels.items()}
     gaps = {name: values for name, values in list(gaps.items())[:_MOST] if values.size > 1}
@@ -50,12 +52,13 @@ def sampling(channels: Mapping[str, Sequence[Series]], begin_ns: int | None = No
     jitter.set_xlim(0, longest_s)
     style.duration(jitter.xaxis, "Time", longest_s)
     provenance = [(s.channel.device, s.channel.provenance) for each in channels.values() for s in each]
-    notes = [
+    said_below = [
         "above: distribution, with 1 %, 50 % and 99 % quantiles; CV: standard deviation ÷ mean",
         *(["below: the first run"] if max(len(each) for each in channels.values()) > 1 else []),
+        *notes,
         *provenance_notes(provenance),
     ]
-    return style.describe(figure, "Intervals between readings", "; ".join(said), notes)
+    return style.describe(figure, "Intervals between readings", "; ".join(said), said_below)
 
 
 def _ridge(axes: Axes, n: int, name: str, values: Floats, gaps: Mapping[str, Floats]) -> str:
@@ -105,7 +108,8 @@ def sampling_of_runs(runs: Sequence[Run]) -> Figure:
     if not channels:
         raise NotDrawn(f"{runs[0].label} has no power of any device")
     order = sorted(channels, key=lambda name: (not name.startswith("gpu"), name))
-    return sampling({name: channels[name] for name in order}, runs[0].bounds_ns[0])
+    whole = ["of the whole program"] if runs[0].steps_ns else []
+    return sampling({name: channels[name] for name in order}, runs[0].overview.summary.begin_ns, whole)
 
 
 def intervals_s(series: Series) -> tuple[Ints, Floats]:

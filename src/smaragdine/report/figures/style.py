@@ -7,6 +7,7 @@ Figures are made at their final size, so that a point in the file is a point on 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -197,8 +198,10 @@ def legend_above(axes: Axes, handles: Sequence[Any] = (), title: str | None = No
     wide_mm = [width_mm(str(handle.get_label())) + 6.9 for handle in shown]
 
     def needed_mm(columns: int) -> float:
-        rows = -(-len(shown) // columns)
-        return sum(max(wide_mm[i : i + rows]) for i in range(0, len(shown), rows))
+        # As matplotlib shares them out: the first columns have one more.
+        rows, more = divmod(len(shown), columns)
+        starts = [n * rows + min(n, more) for n in range(columns + 1)]
+        return sum(max(wide_mm[begin:end]) for begin, end in itertools.pairwise(starts))
 
     fitting = [n for n in range(1, len(shown) + 1) if needed_mm(n) <= COLUMN_MM - 13]
     axes.legend(

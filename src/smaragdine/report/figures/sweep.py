@@ -1,21 +1,24 @@
-"""The figures of a sweep: the recordings of each benchmark, drawn by limit."""
+"""The figures of a sweep's recordings: those of each group that is fitted, drawn by limit."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smaragdine.errors import UserError
-from smaragdine.recording.reader import Recording, open_recording
+from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures.cumulative import cumulative_of_runs
 from smaragdine.report.figures.draw import FORMATS, Drawn, save
 from smaragdine.report.figures.epochs import epochs_of_runs
+from smaragdine.report.figures.limits import Key
 from smaragdine.report.figures.mean_power import mean_power_of_runs
 from smaragdine.report.figures.power import power_of_runs
-from smaragdine.report.figures.runs import NotDrawn, Run, runs_of
+from smaragdine.report.figures.runs import NotDrawn, Run
 from smaragdine.report.figures.sampling import sampling_of_runs
+from smaragdine.sweep.measured import steps_span_ns
+from smaragdine.sweep.measurements import Of
+from smaragdine.sweep.settings import SweepGroups
 from smaragdine.sweep.table import Repetition
 
 if TYPE_CHECKING:
@@ -31,29 +34,29 @@ OF_RUNS: Mapping[str, Callable[[Sequence[Run]], Figure]] = {
 
 
 def draw_sweep(
-    sweep: Path, rows: Sequence[Repetition], folder: Path, formats: Sequence[str] = FORMATS
+    sweep: Path, swept: SweepGroups, names: Mapping[Key, str], folder: Path, formats: Sequence[str] = FORMATS
 ) -> Drawn:
-    """What the recordings of a sweep allow, a folder for every experiment and benchmark."""
+    """What the recordings of a sweep allow, a folder for every group: named as its fit is."""
     files: list[Path] = []
     left_out: dict[str, str] = {}
-    kinds = dict.fromkeys((row.experiment, row.benchmark) for row in rows)
-    for kind in kinds:
-        own = [r for r in rows if (r.experiment, r.benchmark) == kind and r.status == "complete"]
-        name = "-".join(re.findall(r"[\w.+]+", " ".join(kind))) or "runs"
+    for group, settings in zip(swept.groups, swept.settings, strict=True):
+        name = names[tuple(group.by.items())]
         try:
-            runs = runs_of(_recordings(sweep, own))
+            runs = [_run(sweep, row, said, group.of) for said, rows in settings.items() for row in rows]
         except UserError as error:
             left_out[name] = str(error)
             continue
-        for figure, of in OF_RUNS.items():
+        for figure, drawn in OF_RUNS.items():
             try:
-                files += save(of(runs), folder / name, figure, formats)
+                files += save(drawn(runs), folder / name, figure, formats)
             except NotDrawn as error:
                 left_out[f"{name}/{figure}"] = str(error)
     return Drawn(files, left_out)
 
 
-def _recordings(sweep: Path, rows: Sequence[Repetition]) -> list[Recording]:
-    if not rows:
-        raise UserError("no repetition completed")
-    return [open_recording(sweep / row.recording) for row in rows]
+def _run(sweep: Path, row: Repetition, setting: str, of: Of | None) -> Run:
+    recording = open_recording(sweep / row.recording)
+    steps_ns = steps_span_ns(recording) if of == "steps" else None
+    if of == "steps" and steps_ns is None:
+        raise UserError(f"{recording.path} has no steps", "the sweep's table has them", "Was it replaced?")
+    return Run(recording, recording.path.name, setting, setting, steps_ns)

@@ -40,6 +40,11 @@ T0_NS = 1_000_000
         ),
         ("jit(<lambda>)/jvp()/shard_map/layer/dot_general", "layer/dot_general", "forward"),
         ("jit(step)/jvp(M)/attention/bqhd,bkhd->bhqk/dot_general", "M/attention/dot_general", "forward"),
+        # a scan over steps
+        ("jit(f)/while/body/closed_call/transpose(jvp(M))/up/dot_general", "M/up/dot_general", "backward"),
+        ("jit(f)/while/body/closed_call/optimizer/sub", "optimizer/sub", "optimizer"),
+        ("jit(f)/while/body/dynamic_slice", "program/f/dynamic_slice", "other"),
+        ("jit(f)/while", "program/f/while", "other"),
         # the program's own: its loss, Keras' loss, what is computed outside any function
         ("jit(step)/jvp()/reduce_sum", "program/step/reduce_sum", "forward"),
         ("jit(train_step)/jvp(compile_loss)/mse/sub", "program/compile_loss/mse/sub", "forward"),
@@ -57,6 +62,7 @@ def test_names(raw, path, phase):
 
 def test_phases_that_a_name_alone_does_not_tell():
     assert jax_name("jit(step)/mul", in_update=True).path == "optimizer/step/mul"
+    assert jax_name("jit(f)/while/body/mul", in_update=True).path == "optimizer/f/mul"
     assert jax_name("jit(predict)/Model/up/add", in_training=False).phase == "forward"
     assert jax_name("jit(step)/Model/up/add").phase == "other"
 

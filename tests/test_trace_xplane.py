@@ -18,6 +18,7 @@ from smaragdine.tracing.assemble.names import Name
 from smaragdine.tracing.assemble.tensorflow_names import keras_scopes, tensorflow_name
 from smaragdine.tracing.assemble.xplane import events_of
 from smaragdine.tracing.files import xplane_message
+from smaragdine.tracing.hook.keras import steps_itself
 
 # Between two steps it asks for a trace, as the hook does. `mode`: plain, traced, late (150 untraced steps),
 # busy (the program profiles already) or own (the program starts to profile while we do).
@@ -348,12 +349,30 @@ def test_keras_numbers_are_said(trained):
         ("gradient_tape/net/up/MatMul/MatMul_1", "MatMul", ("net/up/MatMul/MatMul_1", "backward")),
         ("StatefulPartitionedCall/adam/Mul_3", "Mul", ("optimizer/adam/Mul_3", "optimizer")),
         ("AddN_2", "AddN", ("framework/AddN_2", "backward")),
+        ("gradients/AddN_2", "AddN", ("framework/AddN_2", "backward")),
+        ("gradients/AddN_2/inputs_1", "UnsortedSegmentSum", ("framework/AddN_2/inputs_1", "backward")),
+        ("gradients/AddN_2_grad/Sum", "Sum", ("AddN_2/Sum", "backward")),
+        ("net/ArithmeticOptimizer/FoldIntoMatMul_MatMul", "MatMul", ("net/FoldIntoMatMul_MatMul", "forward")),
         ("Add/ReadVariableOp", "ReadVariableOp", ("framework/Add/ReadVariableOp", "other")),
         ("IteratorGetNext", "IteratorGetNext", ("input/IteratorGetNext", "other")),
+        ("optional", "OptionalFromValue", ("input/optional", "other")),
     ],
 )
 def test_tensorflow_names(raw, kind, name):
     assert tensorflow_name(raw, kind) == Name(*name)
+
+
+def test_a_step_is_keras_own_unless_the_program_says_how():
+    def method(self):
+        raise NotImplementedError
+
+    method.__module__ = "keras.src.trainers.trainer"
+    model = type("Model", (), {"train_step": method, "compute_loss": method})
+    own = type("Own", (model,), {"train_step": lambda self: None})
+    loss = type("Loss", (model,), {"compute_loss": lambda self: None})
+    older = type("Older", (), {"train_step": method})
+    assert [steps_itself(each()) for each in (model, own, loss, older)] == [True, False, False, True]
+    assert not steps_itself(None)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from smaragdine.errors import UserError
 from smaragdine.sweep.experiment import ExperimentFile, checked, name_of, read_experiments
 from smaragdine.sweep.folders import find_sweep, remove_empty
 from smaragdine.sweep.plan import Plan, make_plan, save_plan
-from smaragdine.sweep.runner import Queue, Sweep
+from smaragdine.sweep.runner import BASELINE, Queue, Sweep
 
 _FILES = (".yaml", ".yml", ".toml", ".json")
 _EXAMPLE = """\
@@ -29,6 +30,8 @@ _EXAMPLE = """\
 # What an experiment file says itself.
 _OF_FILE = ("power", "clock", "parameter", "repeat", "devices", "gpu_type", "order", "warm_up", "cool_down",
             "baseline", "until", "timeout", "name")  # fmt: skip
+_OPTIONS = {"power_limits": "--power", "clock_limits": "--clock", "parameters": "--parameter", "command": "the program",
+            "baseline_s": "--baseline", "timeout_s": "--timeout", "gpu_types": "--gpu-type"}  # fmt: skip
 
 
 def main(words: list[str]) -> int:
@@ -160,7 +163,20 @@ def _of_words(program: Sequence[str], options: argparse.Namespace) -> Experiment
         "benchmarks": [{name: value for name, value in benchmark.items() if value is not None}],
     }
     given = {name: value for name, value in experiment.items() if value is not None}
-    return checked({"experiments": [given]}, "command line", Path.cwd())
+    try:
+        return checked({"experiments": [given]}, "command line", Path.cwd())
+    except UserError as error:
+        raise _as_option(error) from None
+
+
+def _as_option(error: UserError) -> UserError:
+    """A mistake at a key of an experiment, for somebody who has given options."""
+    key = r"command line: experiments\[0\]\.(?:benchmarks\[0\]\.)?(\w+)[^:]*: "
+    found = re.fullmatch(key + r"(.*)", error.reason)
+    if found is None:
+        return error
+    option = _OPTIONS.get(found[1]) or f"--{found[1].replace('_', '-')}"
+    return UserError(option, found[2], re.sub(r"Example: \w+: ", "Example: ", error.remedy))
 
 
 def _made() -> dict[str, Any]:
@@ -178,22 +194,24 @@ def _dry_run(plan: Plan, folder: Path | None, options: argparse.Namespace) -> in
     from smaragdine.report.sweep import plan_table
     from smaragdine.report.terminal import console
     from smaragdine.sweep.engine_local import jobs_here
-    from smaragdine.sweep.progress import expected_s
+    from smaragdine.sweep.progress import expected_s, with_warm_up
     from smaragdine.units import seconds
 
     left, took_s = list(plan.tasks), dict[str, list[float]]()
+    idle_s = max((e.baseline_s or 0.0 for e in plan.experiments), default=0.0)
     if folder is not None:
         sweep = Sweep(folder)
         left, took_s = sweep.left(), sweep.took_s
         sweep.close()
+        idle_s = 0.0 if (folder / BASELINE).exists() else idle_s
     if options.engine == "local":
         jobs_here(plan, left, os.environ)
     out = console()
     out.print(plan_table(plan, left))
-    around_s = sum(e.baseline_s or 0.0 for e in plan.experiments)
-    total_s = expected_s(plan, left, took_s)
+    total_s = expected_s(plan, with_warm_up(plan, left), took_s)
+    cools = any(plan.experiment(task).cool_down for task in left)
     time_words = (
-        f"about {seconds(total_s + around_s)} and what cool-down takes"
+        f"about {seconds(total_s + idle_s)}{' and what cool-down takes' if cools else ''}"
         if total_s is not None
         else "unknown until the first repetition has run; a benchmark's expected_s can say it"
     )
@@ -212,10 +230,10 @@ def _run(folder: Path, options: argparse.Namespace) -> int:
     if options.dry_run:
         sweep.close()
         return _dry_run(sweep.plan, folder, options)
-    where = shortest_path(folder)
+    where = shlex.quote(shortest_path(folder))
     with SweepDisplay(sweep.note, len(sweep.left())) as display, Stop() as stop:
         queue = Queue(sweep, options.retry)
-        before = len(sweep.rows)
+        before = len(sweep.rows) - len(sweep.failed())
         display.say(
             f"sweep: {where}" + (f", {before} of {len(sweep.plan.tasks)} are there" if before else "")
         )
@@ -232,11 +250,12 @@ def _run(folder: Path, options: argparse.Namespace) -> int:
     if stop:
         print(f"smaragdine: stopped. Go on with: smaragdine sweep --resume {where}", file=sys.stderr)
         return 128 + stop.number
-    failed = [row.recording for row in sweep.rows.values() if row.status != "complete"]
+    failed = [row.recording for row in sweep.failed()]
     if failed:
-        what = f"{len(failed)} repetitions failed, such as {failed[0]}"
-        print(f"smaragdine: {what}. Try them again with: smaragdine sweep --resume {where}", file=sys.stderr)
-    print(f"best setting: smaragdine fit {where}", file=sys.stderr)
+        what = f"{failed[0]} failed" if len(failed) == 1 else f"{len(failed)} failed, such as {failed[0]}"
+        print(f"smaragdine: {what}. Try again with: smaragdine sweep --resume {where}", file=sys.stderr)
+    if len(failed) < len(sweep.rows):
+        print(f"best setting: smaragdine fit {where}", file=sys.stderr)
     return 1 if failed else 0
 
 

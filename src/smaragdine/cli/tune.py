@@ -92,6 +92,8 @@ def main(words: list[str]) -> int:
     ours, program = split_words(words)
     options = _parser().parse_args(ours)
     wanted = _options(options)
+    if not program:
+        raise UserError("nothing to tune", remedy="Example: smaragdine tune -- train.py --epochs 3")
     command = build_command(program, os.environ)
     tuner = TunerClient(wanted, os.environ)
 

@@ -35,6 +35,8 @@ def row_words(task: Task, row: Repetition) -> str:
     what = f"{task.benchmark} {task.setting} #{task.repetition + 1}"
     if row.status != "complete":
         return f"{what}: {row.status}"
+    if row.time_s is None:
+        return f"{what}: not measured"
     energy_j = row.energy_j if row.energy_j is not None else row.energy_counter_j
     energy = joules(energy_j) if energy_j is not None else "no energy"
     return f"{what}: {seconds(row.time_s)}, {energy}"

@@ -64,8 +64,8 @@ def run_local(queue: Queue, watch: Watcher, stop: Stop) -> None:
                 raise UserError(f"{task.name} cannot run", ran.error)
             warmed.add(key)
             row = queue.ended(task, place, node, time.monotonic() - begin_s)
-            if row is None or row.status != "complete":
-                watch.say(f"{task.name}: {ended_words(ran)}{last_line(sweep.log(task))}")
+            if trouble := trouble_words(row, ran, sweep.log(task)):
+                watch.say(f"{task.name}: {trouble}")
             if row is not None:
                 watch.end(task, row, sweep.progress(queue.left()))
 
@@ -121,6 +121,13 @@ def lender_for(jobs: Iterable[Job], say: Say, journal: Path | None = None) -> It
 
 def without_warm_up(job: Job) -> Job:
     return replace(job, warm_up=0)
+
+
+def trouble_words(row: Repetition | None, ran: Ran, log: Path) -> str:
+    """Why a repetition that has ended is of no use; empty where it is of use."""
+    if row is None or row.status != "complete":
+        return f"{ended_words(ran)}{last_line(log)}"
+    return "" if row.time_s is not None else ": ".join(["not measured", *ran.problems])
 
 
 def ended_words(ran: Ran) -> str:

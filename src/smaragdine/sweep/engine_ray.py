@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smaragdine.errors import UserError
-from smaragdine.sweep.engine_local import Watcher, ended_words, last_line
+from smaragdine.sweep.engine_local import Watcher, trouble_words
 from smaragdine.sweep.plan import Plan, Task
 from smaragdine.sweep.ray_child import unpack
 from smaragdine.sweep.ray_cluster import (
@@ -103,8 +103,8 @@ class _Cluster:
         sweep.log(task).write_bytes(found.log)
         unpack(found.archive, place)
         row = self._queue.ended(task, place, slot.node, found.took_s)
-        if row is None or row.status != "complete":
-            self._watch.say(f"{task.name}: {ended_words(found.ran)}{last_line(sweep.log(task))}")
+        if trouble := trouble_words(row, found.ran, sweep.log(task)):
+            self._watch.say(f"{task.name}: {trouble}")
         if row is not None:
             self._watch.end(task, row, sweep.progress(self._queue.left(), len(self._slots())))
 

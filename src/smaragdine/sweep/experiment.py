@@ -34,6 +34,27 @@ Mhz = Annotated[int, Meta(ge=1, le=100_000)]
 Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
 
 _WORD = "letters, digits and _.+- , at most 64"
+_EXAMPLES = {
+    "experiments": "[{name: a, …}]",
+    "benchmarks": "[{command: train.py}]",
+    "power_limits": "[150, 200]",
+    "clock_limits": "[[877, 1005]]",
+    "parameters": "{batch: [16, 32]}",
+    "devices": "[gpu:0, gpu:1]",
+    "gpu_types": "[V100]",
+    "cool_down": "{temperature_c: 45}",
+    "until": "2%",
+    "environment": "{KERAS_BACKEND: torch}",
+}
+_KINDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "nothing",
+}
 _PARAMETER = re.compile(r"[A-Za-z_]\w*")
 _PERCENT = re.compile(r"\d+(\.\d+)?\s*%")
 
@@ -92,7 +113,7 @@ def checked(values: Any, where: str, base: Path) -> ExperimentFile:
     try:
         found = msgspec.convert(values, ExperimentFile)
     except msgspec.ValidationError as error:
-        raise _mistake(where, str(error)) from None
+        raise _mistake(where, str(error), values) from None
     _unique([each.name for each in found.experiments], where, "experiments", "name")
     experiments = [
         _checked(each, where, f"experiments[{n}]", base) for n, each in enumerate(found.experiments)
@@ -129,12 +150,29 @@ def _parsed(text: str, where: Path) -> Any:
         remedy = "Install smaragdine[sweep], or write it as TOML or JSON"
         raise UserError(f"{where} cannot be read", "PyYAML is not installed", remedy) from None
     try:
+        _refuse_twice(yaml.compose(text, yaml.SafeLoader), where)
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        remedy = "Quote a text that has a {, a : or a %"
+        tab = "\\t" in str(problem)
+        remedy = "Indent with blanks, not tabs" if tab else "Quote a text that has a {, a : or a %"
         raise UserError(f"{where}{line} is no valid YAML", problem or str(error), remedy) from None
+
+
+def _refuse_twice(node: Any, where: Path) -> None:
+    """Of a key that a mapping has twice, YAML's reader would quietly take the last."""
+    if not isinstance(getattr(node, "value", None), list):
+        return
+    seen: set[str] = set()
+    for each in node.value:
+        key, value = each if isinstance(each, tuple) else (None, each)
+        if key is not None and isinstance(key.value, str):
+            if key.value in seen:
+                what = f"{where}, line {key.start_mark.line + 1}: {key.value}"
+                raise UserError(what, "the key is there twice", "Leave one out")
+            seen.add(key.value)
+        _refuse_twice(value, where)
 
 
 def _checked(experiment: Experiment, where: str, key: str, base: Path) -> Experiment:
@@ -155,7 +193,8 @@ def _checked(experiment: Experiment, where: str, key: str, base: Path) -> Experi
     for name, values in varied.items():
         twice = [value for n, value in enumerate(values) if value in values[:n]]
         if twice:
-            raise refuse(f".{name}", f"{twice[0]} is there twice", "Use repeat for repetitions")
+            what = f"{twice[0]:g}" if isinstance(twice[0], float) else str(twice[0])
+            raise refuse(f".{name}", f"{what} is there twice", "Use repeat for repetitions")
     for name, values in experiment.parameters.items():
         if not _PARAMETER.fullmatch(name) or name == "epochs":
             raise refuse(f".parameters.{name}", "no name for a parameter", "Allowed: letters, digits and _")
@@ -208,10 +247,11 @@ def _unique(names: Sequence[str], where: str, key: str, what: str) -> None:
             raise UserError(f"{where}: {key}[{n}].{what}", f"{name} is there twice")
 
 
-def _mistake(where: str, said: str) -> UserError:
+def _mistake(where: str, said: str, values: Any) -> UserError:
     """A message of msgspec's, in our form."""
-    message, _, at = said.partition(" - at `$")
-    key = at.rstrip("`").removeprefix(".") or "the file"
+    message, _, at = said.partition(" - at `")
+    key = at.rstrip("`").removeprefix("key in ").removeprefix("$").removeprefix(".") or "the file"
+    key = _with_name(key, values)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message)
     if unknown:
         allowed = _fields_at(key)
@@ -222,12 +262,38 @@ def _mistake(where: str, said: str) -> UserError:
     missing = re.fullmatch(r"Object missing required field `(.*)`", message)
     if missing:
         return UserError(f"{where}: {key}", f"{missing[1]} is missing")
-    message = message.replace("`", "").replace("array", "list").replace("object", "mapping")
+    message = re.sub(r"(\d)\.0\b", r"\1", re.sub(r"`([^`]*)`", _kind_words, message))
     if "enum value" in message:
         message = "allowed are shuffled and listed"
     elif "matching regex" in message:
         message = f"allowed are {'gpu:0, gpu:1 …' if 'gpu:' in message else _WORD}"
-    return UserError(f"{where}: {key}", message[0].lower() + message[1:])
+    last = re.sub(r"(\[\d+\])+$", "", key).rpartition(".")[2]
+    example = f"Example: {last}: {_EXAMPLES[last]}" if last in _EXAMPLES else ""
+    if key == "the file":
+        example = f"Allowed: {', '.join(_fields_at(key))}"
+    return UserError(f"{where}: {key}", message[0].lower() + message[1:], example)
+
+
+def _kind_words(found: re.Match[str]) -> str:
+    """`int | null` is a whole number: what may be nothing may be left out, too."""
+    kinds = [kind for kind in found[1].split(" | ") if kind != "null"] or ["null"]
+    return " or ".join(_KINDS.get(kind, kind) for kind in kinds)
+
+
+def _with_name(key: str, values: Any) -> str:
+    """`a[...]` with the name of the entry: msgspec does not say which one of a mapping is wrong."""
+    before, dots, after = key.partition("[...]")
+    if not dots:
+        return key
+    for name, number in re.findall(r"(\w+)|\[(\d+)\]", before):
+        values = values[name] if name else values[int(number)]
+    kind = list[Value] if before.endswith("parameters") else str | int | float
+    for name, value in values.items():
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            return f"{before}.{name}{after}"
+    return key
 
 
 def _fields_at(key: str) -> list[str]:

@@ -54,7 +54,8 @@ def _plan_at(folder: Path, wanted: ExperimentFile, seed: int | None) -> Plan | N
         return None
     plan = read_plan(folder)
     if not same_plan(plan, wanted.experiments, seed):
-        raise UserError(f"{folder} holds another sweep", remedy="Name a new folder with -o DIR")
+        why = "its experiments or its seed are not these"
+        raise UserError(f"{folder} holds another sweep", why, "Name a new folder with -o DIR")
     return plan
 
 

@@ -1,7 +1,7 @@
 """The limits of a sweep: what the devices allow, who sets them, and what is set for which setting.
 
-Through the daemon's leases where there is a daemon, else by a keeper of our own. Either brings back what was
-before, however this process ends.
+Through the daemon's leases where there is a daemon, else by a keeper of our own, with a guard beside it.
+Either brings back what was before, however this process ends.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from smaragdine.sensors.nvml_limits import (
     setting_words,
 )
 from smaragdine.sensors.nvml_limits import Setting as Limit
+from smaragdine.sweep.guard import guarded
 from smaragdine.sweep.plan import Setting
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def lender(say: Say, journal: Path | None = None) -> Iterator[Lender]:
             f"no daemon answers, and what they were before cannot be noted in {path.parent}",
             "Start smaragdine daemon as root, or run this as root",
         )
-    with limits_control(path, say=say) as control:
+    with guarded(path), limits_control(path, say=say) as control:
         yield _Own(control)
 
 

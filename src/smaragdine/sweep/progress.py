@@ -15,7 +15,7 @@ LEAST_REPETITIONS = 3  # before a setting's energy can be called known
 
 @dataclass(frozen=True)
 class Progress:
-    done: int
+    done: int  # well or not
     total: int  # with those that early stopping may still spare
     failed: int
     left_s: float | None  # None: nothing is known of the time a repetition takes
@@ -60,6 +60,12 @@ def expected_s(plan: Plan, tasks: Iterable[Task], took_s: Mapping[str, Sequence[
         else:
             return None
     return total_s
+
+
+def with_warm_up(plan: Plan, tasks: Sequence[Task]) -> list[Task]:
+    """These and the runs before the first of each benchmark."""
+    first = {(task.experiment, task.benchmark): task for task in reversed(tasks)}
+    return [*tasks, *(task for task in first.values() for _ in range(plan.experiment(task).warm_up))]
 
 
 def measured_s(rows: Iterable[tuple[Task, Repetition]]) -> dict[str, list[float]]:

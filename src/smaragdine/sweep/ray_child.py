@@ -42,7 +42,7 @@ def stream(function: Callable[..., None], *arguments: Any) -> Iterator[Any]:
 
 
 def _from_child(sends: bool, function: Callable[..., Any], arguments: Sequence[Any]) -> Iterator[Any]:
-    command = [sys.executable, "-m", "smaragdine.sweep.ray_child"]
+    command = [sys.executable, "-P", "-m", "smaragdine.sweep.ray_child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None

@@ -151,7 +151,8 @@ def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
         "trace_skip": job.trace_skip,
     }
     child = subprocess.Popen(
-        [sys.executable, "-m", "smaragdine.sweep.repetition"],
+        # -P: a file named numpy.py where the sweep was started must not be imported by us.
+        [sys.executable, "-P", "-m", "smaragdine.sweep.repetition"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         process_group=0,  # what the terminal sends to its programs, we pass on

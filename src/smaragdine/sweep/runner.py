@@ -88,7 +88,7 @@ class Sweep:
             os.rename(place, self.place(task))
         os.rename(recording, place)
         row = self.rows[task.name] = self._row(task, node)
-        if row.status == "complete":
+        if self._complete(task):
             self.took_s.setdefault(task.group, []).append(took_s)
         self.save()
         return row
@@ -102,14 +102,21 @@ class Sweep:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
 
     def progress(self, left: Sequence[Task], at_once: int = 1) -> Progress:
-        failed = sum(row.status != "complete" for row in self.rows.values())
+        names = {task.name for task in left}
+        ended = [task for task, _ in self.ended() if task.name not in names]
+        failed = sum(not self._complete(task) for task in ended)
         left_s = expected_s(self.plan, left, self.took_s)
-        done = sum(self._complete(task) for task in self.plan.tasks)
-        return Progress(done, done + len(left), failed, None if left_s is None else left_s / max(1, at_once))
+        all_s = None if left_s is None else left_s / max(1, at_once)
+        return Progress(len(ended), len(ended) + len(left), failed, all_s)
+
+    def failed(self) -> list[Repetition]:
+        """What ended, and still is of no use."""
+        return [row for task, row in self.ended() if not self._complete(task)]
 
     def _complete(self, task: Task) -> bool:
+        # A program can end well with its monitor killed beside it.
         row = self.rows.get(task.name)
-        return row is not None and row.status == "complete"
+        return row is not None and row.status == "complete" and row.time_s is not None
 
     def _known_rows(self) -> dict[str, Repetition]:
         """From the table, and from recordings that ended just before they could get into it."""

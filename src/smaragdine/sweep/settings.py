@@ -137,7 +137,11 @@ def _limit(row: Repetition, named: str | None) -> tuple[float, str, dict[str, Va
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
     if named is None and len(numbers) != 1:
-        there = ", ".join(numbers) or "none"
+        if not numbers:
+            why = f"there is only {', '.join(row.parameters)}"
+            remedy = "The sweep's results.parquet has the figures"
+            raise UserError("a fit needs a parameter that is a number", why, remedy)
+        there = ", ".join(numbers)
         raise UserError("which parameter is the limit?", f"numbers are: {there}", "Name one with --limit")
     name = named or numbers[0]
     if name not in numbers:

@@ -33,7 +33,7 @@ def jax_name(op_name: str, in_update: bool = False, in_training: bool = True) ->
     # Instructions merged into one list all their names; the first is the oldest.
     raw = op_name.split(";", 1)[0]
     functions: list[str] = []
-    scopes = _scopes(raw, functions)
+    scopes = _without_loops(_scopes(raw, functions))
     operation = scopes.pop() if scopes else functions[-1] if functions else raw
     phase = _phase(raw)
     if not scopes:
@@ -51,14 +51,14 @@ def jax_name(op_name: str, in_update: bool = False, in_training: bool = True) ->
 def is_scoped(op_name: str) -> bool:
     """In a scope of the program, or differentiated: not merely in a function."""
     raw = op_name.split(";", 1)[0]
-    return _phase(raw) is not None or len(_scopes(raw, [])) > 1
+    return _phase(raw) is not None or len(_without_loops(_scopes(raw, []))) > 1
 
 
 def name_between(op_names: list[str], operation: str) -> str:
     """A name, as JAX writes it, in the innermost scope that all of these are in, of the latest phase of
     theirs; "" where that is no scope."""
     functions: list[str] = []
-    all_scopes = [_scopes(op_name.split(";", 1)[0], functions)[:-1] for op_name in op_names]
+    all_scopes = [_without_loops(_scopes(op_name.split(";", 1)[0], functions))[:-1] for op_name in op_names]
     shared = all_scopes[0] if all_scopes else []
     for scopes in all_scopes[1:]:
         same = next((at for at, (a, b) in enumerate(zip(shared, scopes, strict=False)) if a != b), None)
@@ -80,6 +80,14 @@ def is_differentiated(op_name: str) -> bool:
 
 def _phase(raw: str) -> str | None:
     return "backward" if is_backward(raw) else "forward" if is_differentiated(raw) else None
+
+
+def _without_loops(scopes: list[str]) -> list[str]:
+    """A loop around the whole step (`scan` over batches) is no part of the model: a layer has the path that
+    it has without."""
+    while len(scopes) > 1 and scopes[0] == LOOP:
+        scopes = scopes[1:]
+    return scopes
 
 
 def _scopes(path: str, functions: list[str]) -> list[str]:

@@ -17,12 +17,14 @@ from smaragdine.tracing.assemble.names import Name
 from smaragdine.tracing.files.phases import OPTIMIZER, phase_of
 
 _CALLS = re.compile(r"^(?:(?:StatefulPartitionedCall|PartitionedCall)(?:_\d+)?/)+")
-# Where TensorFlow's rewriter puts what it adds; the place it was made for follows.
-_REWRITER = re.compile(r"^(?:(?:ConstantFolding(?:Ctrl)?|ArithmeticOptimizer|LayoutOptimizer|Func)/)+")
+# Where TensorFlow's rewriter puts what it adds: before the place it was made for, or in it.
+_REWRITER = re.compile(
+    r"^(?:(?:ConstantFolding(?:Ctrl)?|ArithmeticOptimizer|LayoutOptimizer|Func)/)+|(?<=/)ArithmeticOptimizer/"
+)
 _TAPE = re.compile(r"^gradient_tape(?:_\d+)?/")
 _GRADIENTS = re.compile(r"gradients(?:_\d+)?")
-# Sums and seeds of gradients stand between the layers.
-_GRADIENT_SUM = re.compile(r"AddN(?:_\d+)?")
+# Sums of gradients stand between the layers, and so does what they make of sparse ones.
+_GRADIENT_SUM = re.compile(r"(?:(?:.*/)?gradients(?:_\d+)?/)?(AddN(?:_\d+)?(?:/.*)?)")
 _FUSED = re.compile(r"_(?:Mkl|Native)*(Fused\w+)")
 # What an optimizer of TensorFlow 1 calls its scope and, at the end of a variable's name, its state.
 _OLD_OPTIMIZER = re.compile(
@@ -33,6 +35,7 @@ _READ = re.compile(r"/ReadVariableOp(?:_\d+)?$")
 _CONTAINERS = re.compile(
     r"(?:Stateful)?PartitionedCall|(?:Stateless)?(?:While|If|Case)|XlaLaunch|_XlaRun|_XlaCompile"
 )
+_BATCH = re.compile(r"IteratorGetNext|Optional")  # Keras asks whether there is another
 _COUNTERS = re.compile(r"(?:global_step|beta[12]_power)(?:/ReadVariableOp)?")
 _NUMBERED = re.compile(r"(.+)_\d+")
 
@@ -66,16 +69,17 @@ def tensorflow_name(raw: str, kind: str = "", product: str = "", outside: str = 
         path = f"{scope}/{fused[1]}" if scope else fused[1]
     if _TAPE.match(path):
         return _backward(_TAPE.sub("", path), PROGRAM)
+    gradient_sum = _GRADIENT_SUM.fullmatch(path)
+    if gradient_sum:
+        return Name(f"{FRAMEWORK}/{gradient_sum[1]}", "backward")
     gradient = _gradient(path)
     if gradient:
         return _backward(gradient, FRAMEWORK)
     if phase_of(path) == OPTIMIZER or any(map(_OLD_OPTIMIZER.fullmatch, path.split("/"))):
         return Name(f"{OPTIMIZER_CLASS}/{path}", "optimizer")
-    if _GRADIENT_SUM.fullmatch(path.partition("/")[0]):
-        return Name(f"{FRAMEWORK}/{path}", "backward")  # the sum, or what it makes of sparse gradients
     if "/" not in _READ.sub("", path):
         # Between the layers: sums of gradients, the step's metrics, its input.
-        if path.startswith(("Iterator", "OneShotIterator")):
+        if path.startswith(("Iterator", "OneShotIterator")) or _BATCH.match(kind):
             return input_name(path)
         return Name(f"{FRAMEWORK if _COUNTERS.fullmatch(path) else outside}/{path}", "other")
     return Name(_with_loss(path), "forward")

@@ -67,6 +67,15 @@ def trained_model():
     return getattr(callbacks, "model", None)
 
 
+def steps_itself(model):
+    """Whether Keras alone says what is done in a step of this model: no method of it is the program's."""
+    if model is None:
+        return False
+    methods = [getattr(type(model), name, None) for name in ("train_step", "compute_loss")]
+    modules = [method.__module__ for method in methods if method is not None]  # older ones have no second
+    return all(module.partition(".")[0] in ("keras", "tf_keras") for module in modules)
+
+
 def patch_optimizer(module):
     """On PyTorch a step of Keras' optimizers would be operations like others; the profiler is told of it as
     it is of PyTorch's own. Compiled code is left as it is."""

@@ -62,12 +62,12 @@ def stop(session, path):
 
 
 def _facts():
-    """What the raw file does not tell: whether Keras trains, and how data flows through the model."""
+    """What the raw file does not tell: whose code a step is, and how data flows through the model."""
     try:
         model = keras.trained_model()
         facts = graph_tensorflow.facts()
         facts["edges"] += [] if model is None else edges_keras.edges(model)
-        return dict(facts, keras=model is not None, exact_scopes=keras_scopes.exact)
+        return dict(facts, keras=keras.steps_itself(model), exact_scopes=keras_scopes.exact)
     except Exception as exception:
         marks.error(FRAMEWORK, exception)
         return {}

@@ -41,6 +41,15 @@ def test_where_few_steps_follow_those_before_count_too(tmp_path: Path) -> None:
     assert spans_ms(steps.untraced_ns) == [*before, (180, 190), (190, 200)]
 
 
+def test_where_the_trace_is_written_until_the_end_steps_meanwhile_count(tmp_path: Path) -> None:
+    marks = [mark(t) for t in [*range(10, 101, 10), 115, 130, *range(140, 211, 10)]]
+    resumed = {"resumed_ns": T0 + 133 * MS}
+    windows = [window(101, 102, 131, 300, [(0, 102, 115), (1, 115, 130)], **resumed)]
+    steps = steps_of(recording(tmp_path / "run", marks, windows))
+    assert steps is not None
+    assert spans_ms(steps.untraced_ns) == [(140 + 10 * i, 150 + 10 * i) for i in range(7)]
+
+
 def test_what_tracing_cost(tmp_path: Path) -> None:
     steps = steps_of(ten_and_three(tmp_path / "run"))
     assert steps is not None

@@ -109,13 +109,26 @@ def steps_of(recording: Recording) -> Steps | None:
 def _untraced(ends_ns: Ints, boundaries_ns: Ints, windows: Sequence[dict[str, Any]]) -> Ints:
     begin_ns, end_ns = ends_ns[:-1], ends_ns[1:]
     plain = np.searchsorted(boundaries_ns, begin_ns) == np.searchsorted(boundaries_ns, end_ns)
-    first_ns, last_ns = (np.array(sorted(w[key] for w in windows)) for key in ("asked_ns", "stopped_ns"))
-    # One after the other, windows overlap a step where as many began before its end as ended before its
-    # beginning, and one more.
-    plain &= np.searchsorted(first_ns, end_ns) == np.searchsorted(last_ns, begin_ns)
     plain[: _WARM_UP - 1] = False  # the very first has no beginning
-    later = plain & (begin_ns > first_ns[0])
-    return np.stack([begin_ns, end_ns], axis=1)[later if later.sum() >= _ENOUGH else plain]
+    spans = np.stack([begin_ns, end_ns], axis=1)
+    first_ns = min(w["asked_ns"] for w in windows)
+    # A short program may end while its trace is still being written beside it: those steps tell more than the
+    # first ones, which compile.
+    for over_ns in ([w["stopped_ns"] for w in windows], [resumed_ns(w) for w in windows]):
+        outside = plain & _outside(begin_ns, end_ns, windows, over_ns)
+        later = outside & (begin_ns > first_ns)
+        if later.sum() >= _ENOUGH:
+            return spans[later]
+    return spans[outside]
+
+
+def _outside(
+    begin_ns: Ints, end_ns: Ints, windows: Sequence[dict[str, Any]], over_ns: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """One after the other, windows overlap a step where as many began before its end as were over before its
+    beginning, and one more."""
+    asked_ns = np.sort([w["asked_ns"] for w in windows])
+    return np.searchsorted(asked_ns, end_ns) == np.searchsorted(np.sort(over_ns), begin_ns)
 
 
 def _times_ns(marks: pa.Table) -> Ints:

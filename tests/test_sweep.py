@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cli import finish, info, smaragdine, wait_for, write_script
+from cli import environment, finish, info, smaragdine, wait_for, write_script
 from daemon_fake import a_machine
 from nvml_fake import settings_made, settings_now
 from smaragdine.sweep.table import Repetition, read_results
@@ -246,7 +248,7 @@ def test_what_fails_is_said_and_the_others_go_on(tmp_path: Path) -> None:
     done = bench.run(*words, "--retry", "1", "--", "work.py", "{batch}")
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("work-work-batch_32-1: exit code 3: bad") == 2
-    assert "1 repetitions failed, such as runs/work-work-batch_32-1" in done.stderr
+    assert "smaragdine: runs/work-work-batch_32-1 failed. Try again with: " in done.stderr
     status = {row.parameters["batch"]: row.status for row in read_results(bench.sweep)}
     assert status == {16: "complete", 32: "failed"}
     write_script(tmp_path / "work.py", "")
@@ -255,6 +257,20 @@ def test_what_fails_is_said_and_the_others_go_on(tmp_path: Path) -> None:
     rows = read_results(bench.sweep)
     assert {row.parameters["batch"]: row.status for row in rows} == {16: "complete", 32: "complete"}
     assert all(isinstance(row, Repetition) and row.limit_kind == "parameter" for row in rows)
+
+
+def test_modules_beside_the_program_are_not_ours_and_mistakes_are_told_by_option(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, None)
+    (tmp_path / "numpy.py").write_text("raise SystemExit('not for us')")
+    # -P: as its own command starts it.
+    ours = [sys.executable, "-P", "-m", "smaragdine", "sweep", "-o", "a sweep", "--repeat", "1"]
+    words = [*ours, "--parameter", "x=1", "--", "echo", "{x}"]
+    done = subprocess.run(words, env=environment(bench.env), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "best setting: smaragdine fit 'a sweep'" in done.stderr
+    (tmp_path / "numpy.py").unlink()
+    twice = bench.run("--parameter", "x=1,1", "--", "echo", "{x}")
+    assert twice.stderr == "smaragdine: --parameter: 1 is there twice. Use --repeat for repetitions\n"
 
 
 def test_one_that_takes_too_long_is_ended(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -50,6 +51,34 @@ def test_killed_again_and_again(tmp_path: Path, seed: int) -> None:
     done = whole.run(*WORDS)
     assert done.returncode == 0, done.stderr
     assert told_apart(read_results(bench.sweep)) == told_apart(read_results(whole.sweep))
+
+
+def test_killed_together_with_its_keeper(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+    bench.program("60")
+    process = bench.start("--power", "150", "-o", "sweep", "--", "work.py")
+    assert wait_for(lambda: list(bench.folder.glob("ran-*")) or process.poll() is not None, 60)
+    keeper = keeper_of(process.pid)
+    # Stopped, it cannot see the other's end before its own.
+    os.kill(keeper, signal.SIGSTOP)
+    process.kill()
+    os.kill(keeper, signal.SIGKILL)
+    finish(process)
+    assert bench.restored()
+    assert bench.set_values()[-2:] == [150_000, DEFAULT_MW]
+
+
+def keeper_of(pid: int) -> int:
+    """A child of one of the sweep's threads, as its guard is not: that one still is a shell."""
+    below = [Path(f"/proc/{child}") for path in Path(f"/proc/{pid}/task").glob("*/children")
+             for child in path.read_text().split()]  # fmt: skip
+    (keeper,) = [
+        int(path.name)
+        for path in below
+        if (words := (path / "cmdline").read_bytes().split(b"\0"))[0] != b"/bin/sh"
+        and b"smaragdine.monitor.limits.keeper" in words
+    ]
+    return keeper
 
 
 def kill_once(bench: Bench, dice: random.Random, *, at_limit: bool) -> bool:

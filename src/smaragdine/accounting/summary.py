@@ -280,7 +280,9 @@ def _hook_error(detail: str) -> str:
     except (ValueError, KeyError, TypeError):
         return f"marks may be incomplete: {detail}"
     if framework == "trace":
-        return f"nothing more could be traced: {error}"
+        # What the hook itself raises is a sentence.
+        why = error.removeprefix("RuntimeError: ").removeprefix("NotImplementedError: ")
+        return f"nothing more could be traced: {why}"
     return f"marks of {framework} may be incomplete: {error}"
 
 

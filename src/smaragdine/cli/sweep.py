@@ -30,8 +30,10 @@ _EXAMPLE = """\
 # What an experiment file says itself.
 _OF_FILE = ("power", "clock", "parameter", "repeat", "devices", "gpu_type", "order", "warm_up", "cool_down",
             "baseline", "until", "timeout", "name")  # fmt: skip
-_OPTIONS = {"power_limits": "--power", "clock_limits": "--clock", "parameters": "--parameter", "command": "the program",
-            "baseline_s": "--baseline", "timeout_s": "--timeout", "gpu_types": "--gpu-type"}  # fmt: skip
+# Keys of an experiment whose options have other names.
+_OPTIONS = {"power_limits": "--power", "clock_limits": "--clock", "parameters": "--parameter",
+            "baseline_s": "--baseline", "timeout_s": "--timeout", "gpu_types": "--gpu-type",
+            "command": "the program"}  # fmt: skip
 
 
 def main(words: list[str]) -> int:
@@ -176,7 +178,10 @@ def _as_option(error: UserError) -> UserError:
     if found is None:
         return error
     option = _OPTIONS.get(found[1]) or f"--{found[1].replace('_', '-')}"
-    return UserError(option, found[2], re.sub(r"Example: \w+: ", "Example: ", error.remedy))
+    remedy = error.remedy.replace("Example: command: ", "Example: ").replace("Use repeat", "Use --repeat")
+    # Other remedies are about the keys of a file.
+    own = remedy.startswith(("Use --", "Allowed")) or (found[1] == "command" and "Example" in remedy)
+    return UserError(option, found[2], remedy if own else "See smaragdine sweep --help")
 
 
 def _made() -> dict[str, Any]:

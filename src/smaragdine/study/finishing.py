@@ -29,7 +29,12 @@ from smaragdine.study.results import RESULTS, Result, load_result, result_of, sa
 from smaragdine.study.settings import Run
 from smaragdine.sweep.repetition import Stop
 
-COMMAND = (sys.executable, "-m", "smaragdine.study.finishing")
+COMMAND = (
+    sys.executable,
+    "-P",
+    "-m",
+    "smaragdine.study.finishing",
+)  # -P: modules beside the program are not ours
 _PR_SET_PDEATHSIG = 1
 _NICE = 10
 

@@ -81,7 +81,10 @@ def jobs_here(plan: Plan, tasks: Sequence[Task], environment: Mapping[str, str])
         experiment, benchmark = plan.experiment(task), plan.benchmark(task)
         if experiment.name not in devices:
             looked = needs_gpus or cools or experiment.devices
-            devices[experiment.name] = devices_here(experiment.devices, environment) if looked else {}
+            try:
+                devices[experiment.name] = devices_here(experiment.devices, environment) if looked else {}
+            except UserError as error:
+                raise UserError(f"experiment {experiment.name}", error.reason, error.remedy) from None
             _check_temperature(experiment, list(devices[experiment.name]))
             _check_commands(experiment, [t for t in tasks if t.experiment == experiment.name], environment)
         own = devices[experiment.name]

@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from smaragdine.errors import UserError
+from smaragdine.sweep.markup import parsed
 
 Value = str | int | float | bool
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -105,7 +106,7 @@ def read_experiments(path: str | os.PathLike[str]) -> ExperimentFile:
         raise UserError(f"{where} cannot be read", error.strerror or str(error)) from None
     except UnicodeDecodeError:
         raise UserError(f"{where} is no text", remedy="An experiment file is YAML, TOML or JSON") from None
-    return checked(_parsed(text, where), str(where), where.parent)
+    return checked(parsed(text, where), str(where), where.parent)
 
 
 def checked(values: Any, where: str, base: Path) -> ExperimentFile:
@@ -132,47 +133,6 @@ def words_of(command: str | Sequence[Value]) -> list[str]:
 def filled(text: str, values: dict[str, Value]) -> str:
     """`text` with {name} replaced; braces around other words are the program's own."""
     return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), text)
-
-
-def _parsed(text: str, where: Path) -> Any:
-    try:
-        if where.suffix == ".toml":
-            import tomllib
-
-            return tomllib.loads(text)
-        if where.suffix == ".json":
-            return msgspec.json.decode(text)
-    except (ValueError, msgspec.DecodeError) as error:
-        raise UserError(f"{where} is no valid {where.suffix[1:].upper()}", str(error)) from None
-    try:
-        import yaml
-    except ImportError:
-        remedy = "Install smaragdine[sweep], or write it as TOML or JSON"
-        raise UserError(f"{where} cannot be read", "PyYAML is not installed", remedy) from None
-    try:
-        _refuse_twice(yaml.compose(text, yaml.SafeLoader), where)
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        tab = "\\t" in str(problem)
-        remedy = "Indent with blanks, not tabs" if tab else "Quote a text that has a {, a : or a %"
-        raise UserError(f"{where}{line} is no valid YAML", problem or str(error), remedy) from None
-
-
-def _refuse_twice(node: Any, where: Path) -> None:
-    """Of a key that a mapping has twice, YAML's reader would quietly take the last."""
-    if not isinstance(getattr(node, "value", None), list):
-        return
-    seen: set[str] = set()
-    for each in node.value:
-        key, value = each if isinstance(each, tuple) else (None, each)
-        if key is not None and isinstance(key.value, str):
-            if key.value in seen:
-                what = f"{where}, line {key.start_mark.line + 1}: {key.value}"
-                raise UserError(what, "the key is there twice", "Leave one out")
-            seen.add(key.value)
-        _refuse_twice(value, where)
 
 
 def _checked(experiment: Experiment, where: str, key: str, base: Path) -> Experiment:
@@ -268,7 +228,8 @@ def _mistake(where: str, said: str, values: Any) -> UserError:
     elif "matching regex" in message:
         message = f"allowed are {'gpu:0, gpu:1 …' if 'gpu:' in message else _WORD}"
     last = re.sub(r"(\[\d+\])+$", "", key).rpartition(".")[2]
-    example = f"Example: {last}: {_EXAMPLES[last]}" if last in _EXAMPLES else ""
+    told = last not in _EXAMPLES or message.startswith("allowed")
+    example = "" if told else f"Example: {last}: {_EXAMPLES[last]}"
     if key == "the file":
         example = f"Allowed: {', '.join(_fields_at(key))}"
     return UserError(f"{where}: {key}", message[0].lower() + message[1:], example)

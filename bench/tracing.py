@@ -27,6 +27,7 @@ import pyarrow.compute
 
 import smaragdine
 from smaragdine.accounting.overview import Overview, overview
+from smaragdine.accounting.step_spans import resumed_ns
 
 pc: Any = pyarrow.compute
 
@@ -76,7 +77,7 @@ def beyond(steps: Sequence[tuple[int, int]], recording: smaragdine.Recording, me
 
 def meanwhile(steps: Sequence[tuple[int, int]], recording: smaragdine.Recording) -> str:
     """Steps while a trace was written beside them: how many, and their median."""
-    spans = [(w["resumed_ns"] or w["stopped_ns"], w["stopped_ns"]) for w in recording.windows.to_pylist()]
+    spans = [(resumed_ns(w), w["stopped_ns"]) for w in recording.windows.to_pylist()]
     found = [(b - a) * 1e-6 for a, b in steps if any(a < end and b > begin for begin, end in spans)]
     return f"{len(found)} × {statistics.median(found):.1f}" if found else "–"
 

@@ -9,7 +9,6 @@ whoever started it: a raw trace stays until there is a result, so that the next 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import pickle
@@ -24,6 +23,7 @@ from pathlib import Path
 from smaragdine.errors import UserError
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import open_recording
+from smaragdine.recording.supervise import dying_with_us
 from smaragdine.study.folder import has_result, log_of, remove_traced, run_folder
 from smaragdine.study.results import RESULTS, Result, load_result, result_of, save_result
 from smaragdine.study.settings import Run
@@ -35,7 +35,6 @@ COMMAND = (
     "-m",
     "smaragdine.study.finishing",
 )  # -P: modules beside the program are not ours
-_PR_SET_PDEATHSIG = 1
 _NICE = 10
 
 
@@ -90,10 +89,11 @@ class Beside:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                preexec_fn=dying_with_us(),
             )
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._child.stdin as request:
-            request.write(pickle.dumps((os.getpid(), folder, run)))
+            request.write(pickle.dumps((folder, run)))
 
     def finished(self, stop: Stop) -> Finished:
         """Waits for it."""
@@ -140,10 +140,7 @@ def _ended(returncode: int) -> str:
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    parent, folder, run = pickle.loads(sys.stdin.buffer.read())
-    if os.getppid() != parent:
-        os._exit(1)
+    folder, run = pickle.loads(sys.stdin.buffer.read())
     os.nice(_NICE)
     done = finish(folder, run)
     print("\n" + json.dumps({"said": done.said, "error": done.error, "useless": done.useless}), flush=True)

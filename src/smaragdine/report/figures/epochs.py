@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_UNITS = {"W": "Power limit", "MHz": "Clock limit"}
 _FEW = 30  # epochs that are shown as dots besides
 
 
@@ -80,7 +79,7 @@ def _energies_j(each: Sequence[Epoch], devices: Sequence[str]) -> list[float]:
 
 def _ticks(settings: Sequence[str]) -> tuple[list[str], str]:
     """What differs in settings, for the ticks of an axis, and what they have in common, for its name."""
-    for unit, title in _UNITS.items():
+    for unit, title in style.LIMITS.items():
         if all(name.endswith(f" {unit}") for name in settings):
             return [name.removesuffix(f" {unit}") for name in settings], f"{title} ({unit})"
     heads, _, tails = zip(*(name.rpartition(" ") for name in settings), strict=True)

@@ -26,7 +26,6 @@ Key = tuple[tuple[str, Value], ...]  # the columns of a group with their values
 
 _POINTS = 101
 _PANELS = ("energy", "time", "edp")
-_LIMITS = {"W": "Power limit", "MHz": "Clock limit"}
 _WIDE = 8.0  # a parameter that spans this factor is drawn on a logarithmic axis
 _PANEL_MM = 70.0
 
@@ -43,7 +42,7 @@ def fit_figure(of: GroupFit, name: str = "") -> Figure:
         axes.set_visible(False)
     fits = [of.parabolas[quantity] for quantity in shown]
     repeated = any(fit.repeated for fit in fits)
-    parameter = "" if of.group.unit in _LIMITS else of.group.limit_name
+    parameter = "" if of.group.unit in style.LIMITS else of.group.limit_name
     known = [judge(fit)[0] is not False for fit in fits]
     notes = [
         *([name] if name else []),
@@ -128,7 +127,7 @@ def _curve(axes: Axes, of: GroupFit, quantity: str) -> None:
 
 def _logarithmic(of: GroupFit) -> bool:
     low, high = float(of.group.limit.min()), float(of.group.limit.max())
-    return of.group.unit not in _LIMITS and low > 0 and high >= _WIDE * low
+    return of.group.unit not in style.LIMITS and low > 0 and high >= _WIDE * low
 
 
 def _at_measured(axes: Axes, values: Sequence[float]) -> None:
@@ -186,7 +185,7 @@ def _front(axes: Axes, of: GroupFit) -> None:
 
 def _limit_label(of: GroupFit) -> str:
     unit = of.group.unit
-    name = _LIMITS.get(unit) or lettering.shortened(of.group.limit_name, 60) or "Limit"
+    name = style.LIMITS.get(unit) or lettering.shortened(of.group.limit_name, 60) or "Limit"
     return f"{name}{f' ({unit})' if unit else ''}"
 
 

@@ -33,6 +33,7 @@ SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY, BLACK)
 DASHES = ("-", "--", "-.", ":")
 PHASES = {"forward": BLUE, "backward": ORANGE, "optimizer": GREEN, "other": PINK}
 UNKNOWN = "#5A5A5A"  # a phase that nobody knows
+LIMITS = {"W": "Power limit", "MHz": "Clock limit"}  # by their unit, for the name of an axis
 IDLE = PALE
 
 # One hue, falling in lightness: more energy is darker, in print and to every eye.

@@ -30,9 +30,11 @@ $(DEMO)/$(FRAMEWORK): pyproject.toml constraints.txt
 
 # Those that measure time or load the machine on purpose run alone; the others, which mostly wait for frameworks
 # to start, two at a time.
-ALONE := $(addprefix tests/test_,$(addsuffix .py,bad_input daemon daemon_source estimate hook launchers nvml perf \
-	plugin processes profile_ray rapl recording run run_gpu sampler sockets summary sweep_ray tune virtual))
+ALONE := $(addprefix tests/test_,$(addsuffix .py,daemon daemon_source nvml perf processes profile_ray run sampler \
+	sockets sweep_ray virtual))
 
+# The tests start some thousand processes of ours: compiled once, wherever the environment says otherwise.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: lint $(TEST)/tools
 	$(TEST)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE)) tests
 	$(TEST)/bin/python -m pytest --quiet $(ALONE)
@@ -55,11 +57,13 @@ $(TEST)/installed: pyproject.toml constraints.txt
 # A browser for the HTML report, promtool for Prometheus' text, npm for speedscope's schema: tests that need one
 # are skipped where it is missing, and it is installed where that is allowed.
 $(TEST)/tools: | $(TEST)/installed
-	@for tool in chromium promtool npm; do command -v $$tool >/dev/null || missing=1; done; \
+	@command -v chromium >/dev/null || missing="chromium"; \
+	command -v promtool >/dev/null || missing="$$missing prometheus"; \
+	command -v npm >/dev/null || missing="$$missing npm"; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing chromium, promtool and npm for the tests"; \
+		echo "installing for the tests: $$missing"; \
 		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-			chromium prometheus npm) >/dev/null 2>&1 || echo "some are not to be had: their tests are skipped"; \
+			$$missing) >/dev/null 2>&1 || echo "some are not to be had: their tests are skipped"; \
 	fi
 	@touch $@
 

@@ -42,7 +42,9 @@ class GpuSpec:
     uuid: str = ""  # empty: made from the position
     pci_bus_id: str = ""  # empty: made from the position
     device_id: int = 0x2335
-    architecture: int = HOPPER
+    architecture: int = ADA
+    lag_ms: float = 0.0  # of its samples
+    smoothing_ms: float = 0.0  # 0: each is a mean over the time since the last one
     low_w: float = 60.0
     high_w: float = 300.0
     period_ms: float = 0.0
@@ -211,6 +213,8 @@ def _numbers(gpu: GpuSpec) -> dict[str, object]:
         "pci_bus_id": gpu.pci_bus_id,
         "device_id": gpu.device_id,
         "architecture": gpu.architecture,
+        "lag_ns": round(gpu.lag_ms * MS_NS),
+        "smoothing_ns": round(gpu.smoothing_ms * MS_NS),
         "low_mw": round(gpu.low_w * 1000),
         "high_mw": round(gpu.high_w * 1000),
         "period_ns": round(gpu.period_ms * MS_NS),

@@ -39,13 +39,13 @@ def _readings(gap: bool) -> list[tuple[int, list[tuple[int, int, float]]]]:
     return [(0, gpu), (0, cpu)]
 
 
-def _events() -> list[dict[str, Any]]:
+def _events(lag_ms: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
     def add(
         step: int, name: str, device: str, at: int, long: float, phase: str | None, lane: int | None
     ) -> None:
-        begin = T0 + (1000 + 100 * step + at) * MS
+        begin = T0 + (1000 + 100 * step + at + (lag_ms if device == "gpu:0" else 0)) * MS
         long_ns = round(long * MS)
         rows.append(
             {
@@ -93,7 +93,7 @@ def _marks() -> list[dict[str, Any]]:
     return rows
 
 
-def _window(stopped_ms: int) -> dict[str, Any]:
+def _window() -> dict[str, Any]:
     steps = [
         {"index": i, "begin_ns": T0 + (1000 + 100 * i) * MS, "end_ns": T0 + (1100 + 100 * i) * MS}
         for i in range(3, 7)
@@ -106,7 +106,7 @@ def _window(stopped_ms: int) -> dict[str, Any]:
         "asked_ns": T0 + 1299 * MS,
         "begin_ns": T0 + 1300 * MS,
         "end_ns": T0 + 1700 * MS,
-        "stopped_ns": T0 + stopped_ms * MS,
+        "stopped_ns": T0 + 1701 * MS,
         "steps": steps,
         "events": 60,
         "busy_ns": 400 * MS,
@@ -122,10 +122,10 @@ def make(
     power: bool = True,
     events: bool = True,
     gap: bool = False,
-    stopped_ms: int = 1701,
+    lag_ms: int = 0,
     **info: Any,
 ) -> Path:
-    """Four seconds, two epochs, eighteen steps of 100 ms, of which four are traced."""
+    """Four seconds, two epochs, eighteen steps of 100 ms, of which four are traced, on a GPU that lags."""
     facts = {
         "smaragdine_version": "0",
         "run_id": "0123456789abcdef",
@@ -146,7 +146,7 @@ def make(
     if not events:
         return put(folder, facts, channels, readings, marks)
     edges = [{"source": "net/layer_0/MatMul", "target": "net/layer_1/MatMul"}]
-    return put(folder, facts, channels, readings, marks, [_window(stopped_ms)], _events(), edges)
+    return put(folder, facts, channels, readings, marks, [_window()], _events(lag_ms), edges)
 
 
 def put(

@@ -199,7 +199,7 @@ LOG = st.lists(
 HOLDS = st.none() | st.integers(1, 30).map(lambda n: Fraction(n, 10**9))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(EVENTS, LOG, HOLDS, st.sampled_from([0, 1_790_000_000_123_456_789]), st.sampled_from([1, 1000, 10**9]))
 def test_agrees_with_the_definition(
     events: list[Event], log: list[Reading], hold_s: Fraction | None, begin_ns: int, scale: int

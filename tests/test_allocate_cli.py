@@ -166,11 +166,14 @@ def test_figures(profiles: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
     folder = tmp_path / "figures"
     assert main([*profiles, "--global-batch", "60", *waits, "--plot", str(folder)]) == 0
     names = {"allocate", "allocate_models", "allocate_split"}
-    drawn = {file.stem for file in folder.iterdir()}
+    captions = (folder / "captions.md").read_text()
+    files = [file for file in folder.iterdir() if file.name != "captions.md"]
+    drawn = {file.stem for file in files}
     assert names <= drawn <= {*names, "allocate_pareto"}
-    assert {file.suffix for file in folder.iterdir()} == {".pdf", ".svg", ".png"}
+    assert {file.suffix for file in files} == {".pdf", ".svg", ".png"}
+    assert {line.split("**")[1] for line in captions.splitlines() if line} == drawn
     assert "Allocations by method. baseline: big 30 at" in (folder / "allocate.svg").read_text()
-    assert capsys.readouterr().err.count(str(folder)) == len(list(folder.iterdir()))
+    assert capsys.readouterr().err.count(str(folder)) == len(files) + 1
 
 
 @pytest.mark.parametrize(

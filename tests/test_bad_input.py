@@ -82,6 +82,10 @@ def files() -> list[str]:
         (["./bad-format"], "bad-format"),
         (["./bad-interpreter"], "bad-interpreter"),
         (["-m"], "-m needs a module"),
+        (
+            ["--epochs", "3", "missing.py"],
+            "unknown option --epochs: options before the program's name are ours",
+        ),
         (["--"], "nothing to run"),
         ([], "nothing to run"),
     ],
@@ -594,6 +598,12 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
     assert f"usage: smaragdine {verb}" in done.stdout
     example = done.stdout.partition("example:")[2]
     assert f"smaragdine {verb}" in example
+
+
+@pytest.mark.parametrize(("word", "meant"), [("reprot", "report"), ("diff", "compare")])
+def test_a_verb_that_is_none_is_told_which_was_meant(word: str, meant: str) -> None:
+    refused(smaragdine(word), f"unknown verb {word}. Did you mean {meant}? There are: run, ")
+    refused(smaragdine("xyz"), "unknown verb xyz. There are: run, ")
 
 
 def test_general_help_names_every_verb() -> None:

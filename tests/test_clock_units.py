@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from smaragdine.clock import STEP_NS, Clock, ClockPair, pair, step_ns
 from smaragdine.errors import UserError
+from smaragdine.monitor.clock_watch import ClockWatch, Moved
 from smaragdine.units import joule_seconds, joules, plain, plus_minus, seconds, si, watts
 
 PREFIX = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6, "n": 1e-9, "p": 1e-12}
@@ -74,6 +75,26 @@ def test_a_step_is_told_from_drift(moved_ns: int, later_ns: int):
 
 def test_the_system_clock_does_not_step_between_two_looks():
     assert step_ns(pair(), pair()) == 0
+
+
+@pytest.mark.parametrize(
+    ("set_ns", "slept_ns", "moved"),
+    [
+        (0, 0, Moved()),
+        (400_000, 0, Moved()),  # slewed
+        (-90 * 10**9, 0, Moved(step_ns=-90 * 10**9)),
+        (0, 7200 * 10**9, Moved(slept_ns=7200 * 10**9)),
+        (-(10**9), 10**9, Moved(step_ns=-(10**9), slept_ns=10**9)),  # the wall clock alone shows nothing
+    ],
+)
+def test_a_machine_that_slept_is_no_clock_that_was_set(set_ns: int, slept_ns: int, moved: Moved):
+    clocks, boot = TwoClocks([]), TwoClocks([], offset=0)
+    watch = ClockWatch(clocks.clock(), boot.wall_ns)
+    clocks.mono = boot.mono = clocks.mono + 10**9
+    clocks.offset += set_ns + slept_ns
+    boot.offset += slept_ns
+    assert watch.look() == moved
+    assert watch.look() == Moved()
 
 
 @pytest.mark.parametrize(
@@ -177,6 +198,7 @@ def test_a_plain_number_has_no_exponent(value: float, text: str):
     [
         (1234.5, 67.8, "1.23 ± 0.07 kJ"),
         (1234.5, 0, "1.23 kJ ± 0"),
+        (0.1, 1.5e-17, "100 mJ ± 0"),
         (1234.5, 12.3, "1.234 ± 0.012 kJ"),
         (999.96, 0.5, "1.0000 ± 0.0005 kJ"),
         (5.0, 7.0, "5.00 J ± 7.0 J"),

@@ -213,6 +213,21 @@ def test_the_verb_on_two_and_on_many(files: list[str], capsys: pytest.CaptureFix
     assert [len(line) for line in values["power"]] == [4] * 4
 
 
+def test_the_verb_says_what_it_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = {"a": stepped(10.0, 10), "b": stepped(20.0, 20), "bare": made(1.0, 2.0)}
+    for name, run in sides.items():
+        save(run, tmp_path / f"{name}.json")
+    words = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    said = {
+        "energy of the traced steps (10 in A, 20 in B), not of the whole run": words,
+        "energy of one traced step": [*words, "--per-step"],
+        "energy of all that was traced": [str(tmp_path / "bare.json")] * 2,
+    }
+    for line, paths in said.items():
+        assert main(paths) == 0
+        assert capsys.readouterr().out.splitlines()[2] == line
+
+
 def test_the_verb_merges_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layers = [{"name": f"l_{i}/x", "energy_j": float(i)} for i in range(3)]
     save(footprint(layers), tmp_path / "a.json")

@@ -90,6 +90,9 @@ def test_zoom_and_what_is_near() -> None:
         zoom(root, "a/b/X")
     with pytest.raises(UserError, match=r"'X'.*Did you mean|'X'.*There are: b, c"):
         zoom(zoom(root, "a"), "X")
+    wrapped = diagram(footprint([{"name": "AModelOfALongName/b/x", "energy_j": 1.0}]))
+    with pytest.raises(UserError, match=r"'b/x'. Did you mean AModelOfALongName/b/x\?"):
+        zoom(wrapped, "b/x")
     with pytest.raises(UserError, match="no layer or operation 'a/b/x/'"):
         zoom(root, "a/b/x/")
 

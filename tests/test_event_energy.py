@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from pathlib import Path
@@ -30,11 +31,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("full") / "a run")
 
 
-@pytest.mark.parametrize("stopped_ms", [1701, 2100])
-def test_energies_of_events_are_those_of_the_footprint(tmp_path: Path, stopped_ms: int) -> None:
-    """Also where the profiler took so long to stop that the GPU's idle power could be seen."""
-    events, meters = recording_inputs(open_recording(make(tmp_path / "run", stopped_ms=stopped_ms)))
-    assert (meters.of["gpu:0"].idle_w is not None) == (stopped_ms == 2100)
+@pytest.mark.parametrize("idle_w", [None, 100.0])
+def test_energies_of_events_are_those_of_the_footprint(run: Path, idle_w: float | None) -> None:
+    """Also where the GPU's idle power could not be seen."""
+    events, meters = recording_inputs(open_recording(run))
+    assert meters.of["gpu:0"].idle_w == pytest.approx(100.0)
+    gpu = dataclasses.replace(meters.of["gpu:0"], idle_w=idle_w)
+    meters = dataclasses.replace(meters, of={**meters.of, "gpu:0": gpu})
     energy_j = event_energies_j(events, meters)
     sums: dict[tuple[str, ...], float] = defaultdict(float)
     for row, value in zip(events.to_pylist(), energy_j.tolist(), strict=True):

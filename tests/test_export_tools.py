@@ -159,7 +159,7 @@ def test_markdown_table(run: Path) -> None:
     cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in (header, *rows)]
     assert {len(row) for row in cells} == {7}
     assert len(ruler.split("|")) == 9
-    names = ["Operation", "copy", "net/layer\\_0/MatMul", "net/layer\\_1/MatMul", "5 more", "(idle)", "total"]
+    names = ["Operation", "copy", "net/layer\\_2/MatMul", "net/layer\\_0/MatMul", "5 more", "(idle)", "total"]
     assert [row[0] for row in cells] == names
     assert cells[-1][2:4] == ["15.6", "100.0"]
 
@@ -168,8 +168,8 @@ def test_digits_are_those_the_uncertainty_allows(run: Path, figures: Figures) ->
     rows = export(run, "markdown").read_text().splitlines()
     copy = next(row for row in rows if row.startswith("| copy"))
     (row,) = [row for row in figures["step"]["devices"]["gpu:0"]["rows"] if row["name"] == "copy"]
-    assert 3 <= row["uncertainty_j"] < 4  # so that one digit is allowed, and no decimals
-    assert copy.split(" | ")[2] == f"{row['energy_j']:.0f} ± {row['uncertainty_j']:.0f}"
+    assert 1 <= row["uncertainty_j"] < 3  # so that two digits are allowed, and no more
+    assert copy.split(" | ")[2] == f"{row['energy_j']:.1f} ± {row['uncertainty_j']:.1f}"
     assert f"| {row['power_w'] / 10:.0f}0 |" in copy
 
 

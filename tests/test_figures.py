@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from footprints import footprint
+from recordings import MS, T0, make
 from smaragdine.accounting.account import recording_inputs, thinned
 from smaragdine.accounting.arithmetic import average, scale
 from smaragdine.accounting.diagram import diagram as tree
@@ -41,7 +42,7 @@ from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.cumulative import cumulative, over_runs
 from smaragdine.report.figures.diagram import diagram, main_levels
 from smaragdine.report.figures.draw import CAPTIONS, FIGURES, FORMATS, draw, rendered, save
-from smaragdine.report.figures.epoch_power import Ran, averaged, epoch_power, when
+from smaragdine.report.figures.epoch_power import Ran, averaged, epoch_power, traced_steps, when
 from smaragdine.report.figures.layout import layout
 from smaragdine.report.figures.matrices import difference, similarity
 from smaragdine.report.figures.power import envelope, power
@@ -327,6 +328,16 @@ def test_a_cell_that_half_of_the_epochs_do_not_cover_is_not_drawn() -> None:
     trace = constant([(0, 10**9, 100.0)])
     _, mean_w, _ = averaged([(trace, [(0, 10**9), (2 * 10**9, 3 * 10**9), (4 * 10**9, 5 * 10**9)])])
     assert np.isnan(mean_w).all()
+
+
+def test_steps_of_a_gpu_begin_with_its_kernels(tmp_path: Path) -> None:
+    """It lags behind the marks."""
+    late = make(tmp_path / "late", lag_ms=30)
+    gone = copy(open_recording(make(tmp_path / "whole")), tmp_path / "gone", ["events.arrows"])
+    runs = runs_of([open_recording(late), gone])
+    spans = [(T0 + (1330 + 100 * i) * MS, T0 + (1430 + 100 * i) * MS) for i in range(3)]
+    assert traced_steps(runs, GPU) == [spans, []]
+    assert traced_steps(runs, "cpu:0")[0][0] == (T0 + 1300 * MS, T0 + 1400 * MS)
 
 
 def test_a_layers_stretches_are_those_of_its_events(base: list[Run]) -> None:

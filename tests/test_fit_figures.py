@@ -21,8 +21,8 @@ from smaragdine.report.figures.cumulative import cumulative_of_runs
 from smaragdine.report.figures.epochs import epochs
 from smaragdine.report.figures.limits import fit_figure
 from smaragdine.report.figures.mean_power import averaged, mean_power, mean_power_of_runs
-from smaragdine.report.figures.power import power_of_runs
-from smaragdine.report.figures.runs import Run
+from smaragdine.report.figures.power import power, power_of_runs
+from smaragdine.report.figures.runs import NotDrawn, Run
 from smaragdine.report.figures.sampling import sampling_of_runs
 from smaragdine.sweep.fit import analyse
 from smaragdine.sweep.measured import steps_span_ns
@@ -142,6 +142,26 @@ def test_mean_power_is_over_runs_that_still_run_and_no_gap_is_bridged() -> None:
     assert _drawn(figure, "mean 200 W")[1] == pytest.approx(210)
 
 
+@pytest.mark.parametrize(("count", "columns"), [(8, 1), (9, 2), (16, 2), (17, 3), (36, 3)])
+def test_power_of_many_settings_is_in_columns_that_a_page_holds(count: int, columns: int) -> None:
+    t = np.arange(20, dtype=np.int64) * S
+    traces = [PowerTrace(t, t + S, np.full(20, 100.0 + n), hold_ns=2 * S) for n in range(count)]
+    figure = power({f"{100 + n} W": [(traces[n], 0, 20 * S)] for n in range(count)}, "gpu:0")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [f"{100 + n} W" for n in range(count)]
+    assert [axes.lines[0].get_ydata()[0] for axes in figure.axes] == [100 + n for n in range(count)]
+    places = [axes.get_position() for axes in figure.axes]
+    assert len({round(place.x0, 6) for place in places}) == columns
+    assert figure.get_figwidth() * 25.4 == pytest.approx(84 if columns == 1 else 174)
+    assert figure.get_figheight() * 25.4 <= 245
+    # Times can be read off below each column, also where its last row is shorter.
+    named = [axes.get_xlabel() for axes in figure.axes]
+    assert named == [""] * (count - columns) + ["Time (s)"] * columns
+    shown = [any(label.get_visible() for label in axes.get_xticklabels()) for axes in figure.axes]
+    assert shown == [bool(name) for name in named]
+    with pytest.raises(NotDrawn, match="37 settings are too many for one figure; give up to 36"):
+        power({f"{n} W": [(traces[0], 0, 20 * S)] for n in range(37)}, "gpu:0")
+
+
 def test_many_settings_leave_room_for_the_curve() -> None:
     t = np.arange(20, dtype=np.int64) * S
     runs = [(PowerTrace(t, t + S, np.full(20, 100.0), hold_ns=2 * S), 0, 20 * S)]
@@ -205,6 +225,9 @@ def test_a_sweeps_figures_from_one_command(tmp_path: Path, capsys: pytest.Captur
             "energy_j": 460,
             "steps_time_s": 2,
             "steps_energy_j": 270 + n,
+            "device": "gpu:0",
+            "device_name": "Test GPU",
+            "provenance": "measured",
         }
         settings = {"batch": batch, "precision": precision}
         rows.append(
@@ -222,4 +245,13 @@ def test_a_sweeps_figures_from_one_command(tmp_path: Path, capsys: pytest.Captur
     assert drawn == {"fit-bf16.svg", "captions.md"} | of_runs
     said = (out / "fit-bf16" / "cumulative.svg").read_text()
     assert "batch 8: 342 J in 1.80 s; batch 16: 342 J in 1.80 s; batch 64: 342 J in 1.80 s. " in said
-    assert "fit-bf16" in (out / "captions.md").read_text()
+    captions = (out / "captions.md").read_text().splitlines()[::2]
+    assert [line.split("**")[1] for line in captions] == [
+        "fit-bf16",
+        *(f"fit-{group}/{name}" for group in ("bf16", "fp32") for name in names),
+    ]
+    assert captions[0].startswith("**fit-bf16** Energy, time and their product of the steps against batch")
+    bf16, fp32 = (f" A sweep of e net {kind} on Test GPU (gpu:0 measured): " for kind in ("bf16", "fp32"))
+    ends = f"{bf16}3 settings from batch 8 to batch 64, 1 repetition each."
+    assert all(line.endswith(ends) for line in captions[:6])
+    assert all(line.endswith(f"{fp32}batch 8, 1 repetition.") for line in captions[6:])

@@ -15,7 +15,8 @@ import pytest
 import recordings
 from refusal import refused
 from smaragdine.cli.fit import main
-from smaragdine.recording.format import channel_to_dict
+from smaragdine.recording.format import SPOOL_FOLDER, channel_to_dict
+from smaragdine.recording.marks import append, fold_spool, read_spool
 from smaragdine.recording.reader import open_recording
 from smaragdine.recording.writer import ReadingsWriter
 from smaragdine.sensors.base import Channel
@@ -155,6 +156,46 @@ def test_power_readings_and_counter_are_told_apart(tmp_path: Path) -> None:
     writer.close()
     found = measure(open_recording(tmp_path))
     assert (found.energy_j, found.energy_counter_j) == (pytest.approx(400), pytest.approx(440))
+
+
+@pytest.mark.parametrize(
+    ("read_ms", "died", "energy_j"),
+    [
+        (0, False, None),
+        (0, True, None),
+        (950, True, 95),
+        (850, False, 85),
+        (850, True, None),
+        (600, False, None),
+    ],
+)
+def test_what_was_hardly_read_has_no_energy(
+    tmp_path: Path, read_ms: int, died: bool, energy_j: float | None
+) -> None:
+    """A second at 100 W, seen so long. The last 150 ms may be how a source works; not if its monitor died."""
+    channel = Channel("gpu:0", "power", "W", "sample", "measured", 20.0, "nvml", window_ms=20.0)
+    at = recordings.T0
+    facts = {
+        "format_version": 1,
+        "status": "complete",
+        "begin_ns": at,
+        "end_ns": at + recordings.S,
+        "clock": {"begin": {"wall_ns": at, "mono_ns": 0}},
+        "channels": [channel_to_dict(channel)],
+    }
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    (tmp_path / SPOOL_FOLDER).mkdir()
+    writer = ReadingsWriter(tmp_path, [channel])
+    times_ms = [*range(0, read_ms, 20), read_ms]
+    writer.write([(0, [(at + ms * recordings.MS, 0, 100.0) for ms in times_ms])])
+    writer.close()
+    if died:
+        append(tmp_path, "monitor_died", at + read_ms * recordings.MS)
+        assert fold_spool(tmp_path, read_spool(tmp_path)) is None
+    found = measure(open_recording(tmp_path))
+    assert found.energy_j == (None if energy_j is None else pytest.approx(energy_j))
+    row = Repetition("e", "b", "parameter", 0, "r", "complete", **vars(found))
+    assert (row.time_s, row.of_use) == (1, energy_j is not None)
 
 
 def test_a_sweep_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

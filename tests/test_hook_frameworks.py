@@ -297,6 +297,103 @@ def test_torch_edges(tmp_path):
 
 
 @needs("torch")
+def test_torch_evaluation(tmp_path):
+    program = """
+    import itertools
+    from _smaragdine_hook import marks
+    sgd = lambda: torch.optim.SGD(model.parameters(), 0.1)
+    def case(name):
+        marks.mark(name, source="test")
+    def away():
+        model.eval()
+        with torch.no_grad():
+            model(x)
+        model.train()
+    def step(*optimizers):
+        for optimizer in optimizers:
+            backward(x, y)
+            optimizer.step()
+    x, y = torch.randn(4, 3), torch.randn(4, 1)
+    one = sgd()
+
+    case("every third step, two data sets")
+    for number in range(6):
+        step(one)
+        if number % 3 == 2:
+            away()
+            away()
+
+    case("in every step")
+    for _ in range(3):
+        step(one)
+        away()
+
+    case("in every part of a step")
+    for _ in range(3):
+        step(one)
+        for _ in range(2):
+            away()
+            backward(x, y)
+
+    case("two optimizers")
+    critic, generator = sgd(), sgd()
+    for _ in range(2):
+        step(critic, generator)
+    away()
+
+    case("two optimizers, samples for both")
+    for _ in range(3):
+        step(critic, critic, critic, generator)
+        away()
+
+    case("no way back before the next step")
+    for _ in range(3):
+        step(one)
+    model.eval()
+    step(one)
+    model.train()
+
+    case("parts")
+    whole = torch.nn.ModuleList([model, torch.nn.BatchNorm1d(3)])
+    for _ in range(3):
+        whole.train()
+        whole[1].eval()
+        step(one)
+    model.eval()
+    whole.train()
+
+    case("epochs")
+    for epoch in range(2):
+        model.train()
+        for x, y in loader:
+            step(one)
+        model.eval()
+        for x, y in held_out:
+            model(x)
+    """
+    found, name = {}, None
+    for mark in train(tmp_path, TORCH + program):
+        if mark["source"] == "test":
+            name = mark["name"]
+        elif name is not None and mark["name"] not in ("step_begin", "libraries"):
+            found.setdefault(name, []).append(mark["name"])
+    ends = ["step_end"]
+    assert found == {
+        "every third step, two data sets": (ends * 3 + EVALUATE * 2) * 2,
+        "in every step": ends * 3,
+        "in every part of a step": ends * 3,
+        "two optimizers": ends * 4 + EVALUATE,
+        "two optimizers, samples for both": ends * 12,
+        "no way back before the next step": ends * 4,
+        "parts": ends * 3 + EVALUATE,
+        "epochs": [
+            *("epoch_begin", *ends * 2, "epoch_end", *EVALUATE),
+            *("epoch_begin", *ends * 2, "epoch_end"),
+        ],
+    }
+
+
+@needs("torch")
 def test_torch_compile_sees_nothing_of_it(tmp_path):
     program = """
     import torch._dynamo.utils
@@ -308,9 +405,11 @@ def test_torch_compile_sees_nothing_of_it(tmp_path):
         return graph.forward
     @torch.compile(backend=backend)
     def step():
+        model.train()
         backward(x, y)
         optimizer.step()
     step()
+    model.eval()
     step()
     breaks = dict(torch._dynamo.utils.counters["graph_break"])
     open("compiled.txt", "w").write(repr((graphs, breaks)))

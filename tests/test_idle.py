@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smaragdine.accounting import idle
 from smaragdine.accounting.account import account, recording_inputs
 from smaragdine.accounting.idle import busy_spans, idle_w, sharpen
 from smaragdine.accounting.meters import Meter
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.step_spans import steps_of
 from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.recording.format import EVENTS
@@ -107,17 +110,28 @@ def test_a_reading_too_low_for_idle_and_one_too_high_for_busy_time() -> None:
     )
 
 
-def stretched(folder: Path, traced_ms: int, pause_ms: int = 0, traced_w: float = IDLE_W) -> Recording:
-    """Steps of 40 ms, 15 of them at work; twenty traced ones that wait longer, at `traced_w`; then steps
-    again, later ones with more work: a GPU warms up."""
+def stretched(
+    folder: Path,
+    traced_ms: int,
+    pause: tuple[int, float] = (0, 0.0),
+    after: tuple[int, float] = (0, 0.0),
+    traced_w: float = IDLE_W,
+) -> Recording:
+    """Steps of 40 ms, 15 of them at work, seen by a sensor as one; twenty traced ones that wait longer, at
+    `traced_w`; a `pause` of so many ms, at so much power; then steps again, later ones with more work: a GPU
+    warms up; and what comes `after` the last one."""
     power: list[tuple[float, float]] = []
     marks, steps = [mark(0)], []
     now = 0.0
 
-    def step(length_ms: int, busy_w: float, idle_w: float) -> None:
+    def stand(length_ms: int, watts: float) -> None:
         nonlocal now
-        power.extend([(now + 15, busy_w), (now + length_ms, idle_w)])
-        now += length_ms
+        if length_ms:
+            now += length_ms
+            power.append((now, watts))
+
+    def step(length_ms: int, busy_w: float, idle_w: float) -> None:
+        stand(length_ms, (15 * busy_w + (length_ms - 15) * idle_w) / length_ms)
         marks.append(mark(now))
 
     for _ in range(10):
@@ -127,25 +141,48 @@ def stretched(folder: Path, traced_ms: int, pause_ms: int = 0, traced_w: float =
         step(traced_ms, BUSY_W, traced_w)
         steps.append((index, now - traced_ms, now))
     end = now
-    if pause_ms:
-        power.append((now + pause_ms, 100.0))
-        now += pause_ms
+    stand(*pause)
     for number in range(100):
         step(40, BUSY_W if number < 70 else BUSY_W + 50, IDLE_W)
-    windows = [window(begin, begin, end, end + pause_ms, steps)]
+    stand(40, BUSY_W)  # work in flight
+    stand(*after)
+    marks.append(mark(now, "experiment_end"))
+    windows = [window(begin, begin, end, end + pause[0], steps)]
     return recording(folder, marks, windows, power_w=power)
 
 
 def found_w(made: Recording) -> float | None:
-    return idle_w(made, device_traces(made)["gpu:0"])
+    return idle_w(made, {"gpu:0": device_traces(made)["gpu:0"]}).get("gpu:0")
 
 
 def test_idle_power_is_what_a_longer_step_takes_more(tmp_path: Path) -> None:
     assert found_w(stretched(tmp_path / "run", 80)) == pytest.approx(IDLE_W, rel=1e-9)
 
 
+def test_steps_are_found_once_for_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = stretched(tmp_path / "run", 80)
+    one = device_traces(made)["gpu:0"]
+    asked: list[Recording] = []
+    monkeypatch.setattr(idle, "steps_of", lambda made: asked.append(made) or steps_of(made))
+    found = idle_w(made, {"gpu:0": one, "gpu:1": dataclasses.replace(one, power_w=2 * one.power_w)})
+    assert found == {"gpu:0": pytest.approx(IDLE_W, rel=1e-9), "gpu:1": pytest.approx(2 * IDLE_W, rel=1e-9)}
+    assert asked == [made]
+
+
 def test_a_pause_tells_it_directly(tmp_path: Path) -> None:
-    assert found_w(stretched(tmp_path / "run", 80, pause_ms=150)) == pytest.approx(100.0, rel=1e-9)
+    assert found_w(stretched(tmp_path / "run", 80, pause=(150, 100.0))) == pytest.approx(100.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("traced_ms", [45, 80])
+def test_the_end_tells_it_directly(tmp_path: Path, traced_ms: int) -> None:
+    """Also of a program that keeps its GPU so busy that tracing hardly stretches its steps."""
+    made = stretched(tmp_path / "run", traced_ms, after=(150, 125.0))
+    assert found_w(made) == pytest.approx(125.0, rel=1e-9)
+
+
+def test_an_end_with_work_tells_nothing(tmp_path: Path) -> None:
+    made = stretched(tmp_path / "run", 80, after=(150, 300.0))
+    assert found_w(made) == pytest.approx(IDLE_W, rel=1e-9)
 
 
 def test_steps_that_tracing_hardly_stretches_tell_nothing(tmp_path: Path) -> None:
@@ -153,7 +190,7 @@ def test_steps_that_tracing_hardly_stretches_tell_nothing(tmp_path: Path) -> Non
 
 
 def test_idle_time_cannot_draw_more_than_all_time(tmp_path: Path) -> None:
-    assert found_w(stretched(tmp_path / "run", 80, traced_w=400.0)) is None
+    assert found_w(stretched(tmp_path / "run", 80, traced_w=450.0)) is None
 
 
 def test_energies_need_no_look_at_what_the_sensor_saw(tmp_path: Path) -> None:

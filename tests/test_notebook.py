@@ -148,11 +148,15 @@ def test_the_magic_records_a_cell(shell: Any, capsys: pytest.CaptureFixture[str]
     assert shell.user_ns["end"] > 0, "names of the cell are the notebook's"
 
 
-def test_a_failing_cell_fails_and_is_recorded(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not shell.run_cell("%%energy --no-trace -o two\n1 / 0").success
+@pytest.mark.parametrize("option", ["--no-trace", "--steps 3"])
+def test_a_failing_cell_fails_and_is_recorded(
+    shell: Any, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert not shell.run_cell(f"%%energy {option} -o two\n1 / 0").success
     said = capsys.readouterr()
     assert (said.out + said.err).count("division by zero") == 1
-    assert shell.user_ns["_energy"].recording.path.name == "two"
+    recording = shell.user_ns["_energy"].recording
+    assert (recording.path.name, recording.status) == ("two", "failed")
 
 
 def test_mistakes_are_one_line(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:

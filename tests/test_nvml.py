@@ -31,9 +31,9 @@ from smaragdine.clock import Clock
 from smaragdine.sensors import nvml
 from smaragdine.sensors.base import Channel, Found, Sensor, SensorLost
 from smaragdine.sensors.cuda import bus_key, cuda_bus_ids, has_indices, visible_gpus
-from smaragdine.sensors.nvml_counter import CounterSensor, find_pace
+from smaragdine.sensors.nvml_counter import CounterSensor, Pace, find_pace
 from smaragdine.sensors.nvml_gpu import Gpu, Health, usual_step
-from smaragdine.sensors.nvml_power import Ring, RingSensor
+from smaragdine.sensors.nvml_power import PolledSensor, Ring, RingSensor
 
 SRC = Path(nvml.__file__).parents[2]
 QUICK = GpuSpec(counter=False)  # nothing to watch at start: opens at once
@@ -182,6 +182,37 @@ def test_unchanging_instant_power_is_still_reported(spec: Path) -> None:
     readings = record(power_lane(found), 1.0)["gpu:0 power"]
     assert len(readings) >= 5
     assert {power_w for _, power_w in readings} == {300.0}
+
+
+@pytest.mark.parametrize("counter", [True, False])
+def test_a_run_shorter_than_one_reading_lies_between_two(spec: Path, counter: bool) -> None:
+    write_spec(spec, [QUICK])
+    now_ns = 10 * MS_NS
+
+    def sleep_s(seconds: float) -> None:
+        nonlocal now_ns
+        now_ns += round(seconds * 1e9)
+
+    def read_milli() -> int:
+        nonlocal now_ns
+        now_ns += MS_NS
+        return (now_ns - MS_NS) // (100 * MS_NS) * 5000
+
+    clock = Clock(wall_ns=lambda: now_ns, mono_ns=lambda: now_ns, sleep_s=sleep_s)
+    found = look()
+    gpu = Gpu(0, None, "", "", "", 0, 0, False)
+    if counter:
+        pace = Pace(100 * MS_NS, None)
+        sensor: Sensor = CounterSensor(gpu, clock, read_milli, pace, alone=True, detail="")
+    else:
+        sensor = PolledSensor(gpu, clock, read_milli, (100 * MS_NS, True), (None, ""), "")
+    (before,) = sensor.read()
+    begin_ns = now_ns
+    sleep_s(0.02)
+    end_ns = now_ns
+    (after,) = sensor.close()
+    close(found)
+    assert before[0] <= begin_ns < end_ns <= after[0]
 
 
 @pytest.mark.parametrize(
@@ -577,7 +608,7 @@ def test_facts_name_the_gpus(spec: Path) -> None:
                 "power_limit_w": 650.0,
                 "power_limit_default_w": 650.0,
                 "power_limit_range_w": [100.0, 700.0],
-                "architecture": "Hopper",
+                "architecture": "Ada",
                 "mig": False,
                 "memory_mib": 81920,
             }

@@ -642,7 +642,13 @@ def test_a_broken_run_json_is_a_user_error(tmp_path: Path, text: str):
 def test_what_is_no_recording_is_said(tmp_path: Path):
     with pytest.raises(UserError, match="does not exist"):
         open_recording(tmp_path / "nothing")
-    with pytest.raises(UserError, match="is no recording"):
+    with pytest.raises(UserError, match=r"is no recording.*smaragdine run printed"):
+        open_recording(tmp_path)
+    for age, name in enumerate(("new", "old")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+        os.utime(tmp_path / name / "run.json", (100 - age, 100 - age))
+    with pytest.raises(UserError, match=r"is no recording.*It holds 2 recordings; the newest is .*/new$"):
         open_recording(tmp_path)
     file = tmp_path / "file"
     file.touch()
@@ -678,7 +684,14 @@ def test_the_environment_stored_is_the_short_list(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("label", "end"),
-    [("train", "-train"), ("my model!", "-my-model"), ("ä/ö", "-run"), ("", "-run"), ("a.b_c-d", "-a.b_c-d")],
+    [
+        ("train", "-train"),
+        ("my model!", "-my-model"),
+        ("Größe 3", "-Größe-3"),
+        ("/", "-run"),
+        ("", "-run"),
+        ("a.b_c-d", "-a.b_c-d"),
+    ],
 )
 def test_names_of_folders(tmp_path: Path, label: str, end: str):
     made = folders.create(None, label, tmp_path / "runs")
@@ -780,6 +793,12 @@ def test_after_two_dashes_a_script_is_an_executable(here: Path):
     script = here / "train.py"
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     assert build_command(["--", "./train.py"], ENVIRONMENT).argv == ("./train.py",)
+
+
+def test_after_two_dashes_a_script_that_cannot_start_by_itself_is_a_script(here: Path):
+    assert build_command(["--", "train.py", "-x"], ENVIRONMENT) == build_command(
+        ["train.py", "-x"], ENVIRONMENT
+    )
 
 
 def test_a_launcher_beside_our_interpreter_is_found(here: Path):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cli import smaragdine
+from smaragdine.accounting.summary import Owners, RunSummary
+from smaragdine.report.terminal import console, run_tables
 from traced_recording import event, mark, recording, ten_and_three, window
 
 
@@ -42,8 +47,8 @@ def test_a_traced_run(runs: Path) -> None:
     text = report(runs, "steps")
     assert text.startswith("train.py\n")
     assert "torch: traced 3 of 25 steps; 100.0% of the busy time" in text
-    assert "a traced step took 15.0 ms, an untraced one 10.0 ms (+50%)" in text
-    assert "starting and stopping the profiler took 10.0 ms" in text
+    assert "a traced step took 15.0 ms, an untraced one 10.0 ms (+50%, medians)" in text
+    assert "starting and stopping the profiler took 10.0 ms" in " ".join(text.split())
     assert any(f"the steps took {percent} % longer" in " ".join(text.split()) for percent in (12, 13))
     assert "gpu:0, one step: 1.00 J in 10.0 ms, 60% busy" in text
     lines = [line.split() for line in text.splitlines()]
@@ -102,6 +107,7 @@ def test_for_machines(runs: Path) -> None:
         "untraced": 9,
         "untraced_s": pytest.approx(0.010),
         "slower": pytest.approx(0.5),
+        "early": False,
         "paused_s": pytest.approx(0.010),
         "cost": pytest.approx(0.125),
     }
@@ -125,13 +131,35 @@ def test_narrow_and_without_colours(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "named"), [(["none"], "none"), ([], "RUN"), (["steps", "--top", "-1"], "--top")]
+    ("words", "named"),
+    [
+        (["none"], "none"),
+        ([], "RUN"),
+        (["steps", "--top", "-1"], "--top"),
+        (["steps", "--only", "power"], "--figures DIR"),
+        (["steps", "--merge", "x"], "merge rule"),
+    ],
 )
 def test_a_mistake_is_one_line(runs: Path, words: list[str], named: str) -> None:
     done = smaragdine("report", *words, cwd=runs)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert named in done.stderr
+
+
+def test_a_closed_output_is_no_failure_of_ours(runs: Path) -> None:
+    done = smaragdine("report", "steps", cwd=runs, stdout=None, preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_rounding_is_nobodys_energy() -> None:
+    owners = {"cpu:0": Owners(2.0, 1.0, 1.0, 0.5), "dram:0": Owners(2.0, 2.0, 1.0, 7e-6)}
+    out = io.StringIO()
+    console(out).print(
+        run_tables(RunSummary("complete", 0, 1, 0.0, {}, None, {}, [], pa.table({}), [], owners))
+    )
+    assert "cpu:0 energy: program 2.00 J, other processes and idle 1.00 J, monitor 500 mJ\n" in out.getvalue()
+    assert "dram:0 energy: program 2.00 J, other processes and idle 1.00 J\n" in out.getvalue()
 
 
 def names_of(text: str) -> list[str]:
@@ -163,7 +191,10 @@ def test_two_runs_side_by_side(runs: Path) -> None:
     assert re.search(r"gpu:0 +40.0 J +40.0 J +1.000", text)
     found = json.loads(report(runs, "steps", "steps", "--json"))
     assert found["reports"][0] == json.loads(report(runs, "steps", "--json"))
-    done = smaragdine("report", "steps", "bare", cwd=runs)
+    text = report(runs, "steps", "bare")
+    assert re.search(r"gpu:0 +40.0 J +40.0 J +1.000", text)
+    assert text.endswith("! bare cannot be compared by operation: it has no events\n")
+    done = smaragdine("report", "steps", "bare", "--json", cwd=runs)
     assert (done.returncode, done.stdout) == (2, "")
     assert "bare cannot be compared by operation: it has no events" in done.stderr
     assert smaragdine("report", "steps", "steps", "steps", cwd=runs).returncode == 2

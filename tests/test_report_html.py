@@ -399,6 +399,13 @@ def test_nothing_is_wider_than_the_screen(visit, bert_page, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_two_runs_are_no_wider_than_a_telephone(visit, by_hand):
+    page = visit(html_page([by_hand, by_hand]), viewport={"width": 390, "height": 800})
+    chip = page.locator("td.verdict .chip").first
+    chip.evaluate("chip => { chip.textContent = 'noise not known '.repeat(4); }")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 def test_two_runs(visit, bert):
     runs = [open_recording(bert / name) for name in ("a", "b")]
     a, b = (overview(run) for run in runs)
@@ -440,7 +447,7 @@ def test_without_operations_in_one_run(visit, by_hand, tmp_path):
 @pytest.mark.parametrize(
     ("made", "where", "text"),
     [
-        ({"events": False}, "#empty", "nothing was traced"),
+        ({"events": False}, "#empty", "nothing was traced (smaragdine run traces where"),
         ({"power": False}, "#empty", "no power was measured"),
         ({"power": False}, "header", "Nothing was measured"),
         ({"power": False}, "#time", "No power"),

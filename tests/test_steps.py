@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import math
 from pathlib import Path
 
@@ -10,12 +12,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+import recordings
 from footprints import assert_conserved, energies, footprint, footprints, row
+from smaragdine.accounting.account import account_recording
+from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.overview import overview
 from smaragdine.accounting.step_spans import Steps, joined, steps_of, traced_spans
-from smaragdine.accounting.steps import UntracedStep, at_level, runs_behind
+from smaragdine.accounting.steps import UntracedStep, at_level, handed_over, runs_behind, step_energies
+from smaragdine.recording.reader import open_recording
+from smaragdine.recording.writer import ReadingsWriter
+from smaragdine.report.overview import step_tables
+from smaragdine.sensors.base import Channel
 from traced_recording import MS, T0, event, mark, recording, ten_and_three, window
 
 
@@ -195,3 +205,52 @@ def test_steps_that_run_behind_their_marks_have_no_level() -> None:
     assert runs_behind(steps, step(busy_s=0.5, length_s=0.02))  # a step of 10 ms cannot hold half a second
     assert not runs_behind(steps, step(busy_s=0.5, length_s=0.5))  # in the long run the queue is full
     assert not runs_behind(steps, step(busy_s=0.012, length_s=0.005))  # only slower for being traced
+
+
+def test_steps_announced_before_they_are_done_say_nothing_of_tracing() -> None:
+    ms = 1_000_000
+    spans = np.array([[0, ms], [ms, 2 * ms]])
+    steps = Steps(
+        "keras", 100, spans, np.array([[100 * ms, 105 * ms]]), paused_s=0.2, elapsed_s=1.2, tails_s=1.0
+    )
+    assert handed_over(steps, {"cpu:0": UntracedStep(0.005, 1.0, 0.002, 0.0, 1.0)})
+    assert not handed_over(steps, {"cpu:0": UntracedStep(0.005, 1.0, 0.001, 0.0, 1.0)})
+    early = dataclasses.replace(steps, early=True)
+    assert (steps.slower, early.slower) == (pytest.approx(-0.8), None)
+    assert early.cost == pytest.approx(0.2)  # what it took to start and stop the profiler
+
+
+def test_a_gpu_lost_before_its_events_used_something_and_not_nothing(tmp_path: Path) -> None:
+    lost = recordings.make(tmp_path / "lost", power=False)
+    gpu = Channel("gpu:0", "power", "W", "sample", "measured", 20.0, "nvml", window_ms=20.0)
+    cpu = Channel("cpu:0", "energy", "J", "counter", "estimated", 100.0, "estimate")
+    writer = ReadingsWriter(lost, [gpu, cpu])
+    writer.write([(0, [(recordings.T0 + ms * MS, 0, 10.0) for ms in range(0, 1200, 20)])])
+    writer.write([(0, [(recordings.T0 + ms * MS, 1, 0.04 * ms) for ms in range(0, 4001, 100)])])
+    writer.close()
+    found = account_recording(open_recording(lost))
+    assert list(found.devices) == ["cpu:0"]
+    assert found.without_power["gpu:0"] == 36
+    assert "no power is known of gpu:0 while these events ran" in found.remarks
+    whole = account_recording(open_recording(recordings.make(tmp_path / "whole")))
+    mean = average([found, whole]).mean
+    assert mean.devices["gpu:0"].total_j == pytest.approx(whole.devices["gpu:0"].total_j)
+
+
+def test_a_step_nobody_read_has_no_energy_rather_than_zero(tmp_path: Path) -> None:
+    lost = recordings.make(tmp_path / "lost", power=False)
+    gpu = Channel("gpu:0", "power", "W", "sample", "measured", 20.0, "nvml", window_ms=20.0)
+    writer = ReadingsWriter(lost, [gpu])
+    writer.write([(0, [(recordings.T0 + ms * MS, 0, 10.0) for ms in range(0, 1501, 20)])])
+    writer.close()
+    found = step_energies(open_recording(lost))
+    assert found is not None
+    # Steps of 0.1 s end from 1.1 s on; at 1.5 s the GPU was lost.
+    assert found.energy_j["gpu:0"][:4] == pytest.approx([1.0, 1.0, 1.0, 1.0])
+    assert np.isnan(found.energy_j["gpu:0"][4:]).all()
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(step_tables(open_recording(lost), 20))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert ["2", "(traced)", "100", "ms", "1.00", "J"] in lines
+    assert ["6", "(traced)", "100", "ms", "–"] in lines
+    assert "traced (6) 100 ms ± 0 1.00 J ± 0" in [" ".join(line[3:]) for line in lines]

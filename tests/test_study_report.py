@@ -11,6 +11,7 @@ import json
 import math
 import re
 import shutil
+import statistics
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -56,7 +57,7 @@ from smaragdine.report.study.tables import (
 )
 from smaragdine.study.findings import Finding
 from smaragdine.study.overhead import OVERHEAD, Cost, Overhead
-from smaragdine.study.results import Result, load_results, result_of, save_result
+from smaragdine.study.results import Result, by_setting, load_results, result_of, save_result
 from smaragdine.study.scores import summaries
 from smaragdine.study.settings import Run, Setting
 from test_figures import assert_legible, gallery
@@ -192,6 +193,24 @@ def test_all_files_are_there_and_what_is_not_says_why(out: Path, written: list[P
         "figure-5-top-energy-torch-fp32** The 10 names with the most energy on gpu:0."
         in (out / "figures" / "captions.md").read_text()
     )
+
+
+def test_the_footprints_of_every_setting_add_up_to_its_step(out: Path, written: list[Path]) -> None:
+    assert out / "tables" / "footprints.csv" in written
+    with open(out / "tables" / "footprints.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    runs = by_setting(load_results(out))
+    assert {row["setting"] for row in rows} == set(runs)
+    for setting, each in runs.items():
+        own = [row for row in rows if row["setting"] == setting]
+        step_j = statistics.fmean(result.step.devices[GPU].total_j for result in each)
+        assert math.fsum(float(row["energy_j"]) for row in own) == pytest.approx(step_j, rel=1e-12)
+        assert [row["name"] for row in own][-1] == "(idle)"
+        busy = [row for row in own if row["power_w"]]
+        assert all(row["energy_j_runs"] == str(len(each)) for row in busy)
+        if len(each) == 1:  # over runs, the mean of powers is not the power of means
+            for row in busy:
+                assert float(row["power_w"]) == pytest.approx(float(row["energy_j"]) / float(row["busy_s"]))
 
 
 def test_a_figure_that_results_allow_no_more_goes(out: Path, written: list[Path], tmp_path: Path) -> None:

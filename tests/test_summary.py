@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from smaragdine.accounting.summary import (
     summarise,
     to_json,
 )
+from smaragdine.cli.show import main as show
 from smaragdine.errors import UserError
 from smaragdine.recording.format import MARKS, channel_to_dict
 from smaragdine.recording.reader import Recording, open_recording
@@ -236,6 +238,39 @@ def test_seconds_without_readings_are_missing_and_the_mean_is_of_the_rest(tmp_pa
     assert summary.missing_s == pytest.approx(3)
     assert cpu.energy_j == pytest.approx(350)
     assert cpu.mean_w == pytest.approx(50)
+
+
+def test_a_device_that_two_sensors_read_is_counted_once_and_said(tmp_path: Path):
+    plugin = replace(channel("cpu:0"), sensor="wallplug")
+    summary = summarise(record(tmp_path, [(channel("cpu:0"), steady(50)), (plugin, steady(50))]))
+    assert summary.total_j == pytest.approx(500)
+    assert summary.problems == ["cpu:0: its figures are those of test, not of wallplug, which read it too"]
+
+
+@pytest.mark.parametrize(
+    ("before", "info", "said"),
+    [
+        (
+            2,
+            {"run_id": "r"},
+            ["gpu:0: 2 other processes were on it before the program; its energy is theirs, too"],
+        ),
+        (0, {"run_id": "r"}, []),
+        (1, {}, []),  # a block: the one may be the process that it is in
+        (
+            0,
+            {"host": {"gpus": [{"device": "gpu:0", "mig": True}, {"device": "gpu:1", "mig": False}]}},
+            ["gpu:0: MIG is on, and its power is that of all its instances together"],
+        ),
+    ],
+)
+def test_a_gpu_that_is_not_the_programs_alone(
+    tmp_path: Path, before: int, info: dict[str, Any], said: list[str]
+):
+    processes = channel("gpu:0", "processes", unit="", kind="level")
+    counts = [(-1.5, 7), (-0.5, before), (0.5, before + 1), (1.5, before + 1)]
+    summary = summarise(record(tmp_path, [(channel("gpu:0"), steady(100)), (processes, counts)], **info))
+    assert summary.problems == said
 
 
 def test_a_device_lost_for_good_is_missing_to_the_end(tmp_path: Path):
@@ -502,6 +537,40 @@ def test_no_number_is_lost(width: int):
             assert unit in text
     assert "cpu:0/core" not in text
     assert "not in the sum" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"status": "failed", "exit_code": 3}, "the program: failed with exit code 3\n"),
+        ({"status": "killed", "signal": 9}, "the program: killed by SIGKILL\n"),
+        ({"status": "killed", "signal": 41}, "the program: killed by signal 41\n"),
+        ({"status": "interrupted"}, "the program: interrupted\n"),
+    ],
+)
+def test_how_the_program_ended(tmp_path: Path, how: dict[str, Any], said: str):
+    summary = summarise(record(tmp_path, [(channel("cpu:0"), steady(50))], **how))
+    assert said in render(run_tables(summary), 110)
+    assert {key: to_json(summary)[key] for key in how} == how
+
+
+def test_carbon_is_energy_times_the_intensity_of_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    record(tmp_path, [(channel("cpu:0"), steady(360)), (channel("gpu:0"), steady(3240))])  # 36 kJ: 10 Wh
+    assert show([str(tmp_path), "--carbon", "380"]) == 0
+    assert capsys.readouterr().out.endswith("3.80 g of CO₂: 10.0 Wh at 380 g/kWh\n")
+    assert show([str(tmp_path), "--carbon", "380", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["carbon"] == {
+        "total_g": pytest.approx(3.8),
+        "intensity_g_per_kwh": 380,
+    }
+
+
+def test_where_no_energy_is_known_there_is_no_carbon(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    record(tmp_path, [(channel("gpu:0"), steady(100, -4, -1))])
+    assert show([str(tmp_path), "--carbon", "380"]) == 0
+    assert "no CO₂: no energy is known" in capsys.readouterr().out
+    assert show([str(tmp_path), "--carbon", "380", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["carbon"]["total_g"] is None
 
 
 @pytest.mark.parametrize("width", [60, 110])

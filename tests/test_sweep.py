@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -16,6 +17,9 @@ import pytest
 from cli import environment, finish, info, smaragdine, wait_for, write_script
 from daemon_fake import a_machine
 from nvml_fake import settings_made, settings_now
+from smaragdine.errors import UserError
+from smaragdine.sweep.folders import gone_if_refused
+from smaragdine.sweep.lock import locked
 from smaragdine.sweep.table import Repetition, read_results
 from sweep_bench import DEFAULT_MW, GPU, Bench, make_bench
 
@@ -167,9 +171,38 @@ def test_what_the_device_refuses_is_refused_before_anything_runs(
     done = bench.run(*words, "--", "work.py", "{x}")
     assert done.returncode == 2
     assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    # Nothing before it: no folder that is gone again.
+    assert done.stderr.startswith("smaragdine: ")
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "sweeps").exists()
     assert gpu is None or bench.restored()
+
+
+def test_what_is_refused_leaves_the_folders_that_were_there(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, replace(GPU, set_permission=False))
+    bench.program()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").touch()
+    for output in ("mine", "mine/new/sweep"):
+        assert bench.run("--power", "150", "-o", output, "--", "work.py").returncode == 2
+        assert [path.name for path in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+
+
+def test_what_is_refused_does_not_touch_the_same_sweep_started_at_the_same_time(tmp_path: Path) -> None:
+    def refuse(folder: Path, at_work: bool) -> None:
+        with gone_if_refused(folder):
+            folder.mkdir()
+            (folder / "plan.json").write_text("{}")
+            if at_work:
+                stack.enter_context(locked(folder))
+            raise UserError("refused")
+
+    with contextlib.ExitStack() as stack:
+        for name in ("ours", "others"):
+            with pytest.raises(UserError, match="refused"):
+                refuse(tmp_path / name, at_work=name == "others")
+    assert [path.name for path in tmp_path.iterdir()] == ["others"]
+    assert (tmp_path / "others" / "plan.json").exists()
 
 
 def test_the_gpus_cool_down_first(bench: Bench) -> None:
@@ -259,6 +292,32 @@ def test_what_fails_is_said_and_the_others_go_on(tmp_path: Path) -> None:
     assert all(isinstance(row, Repetition) and row.limit_kind == "parameter" for row in rows)
 
 
+def test_one_whose_recorder_died_has_failed_and_runs_again(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, None)
+    killing = """
+        import os, signal, time
+        from pathlib import Path
+        for children in Path(f"/proc/{os.getppid()}/task").glob("*/children"):
+            for pid in children.read_text().split():
+                if b"smaragdine.recording.recorder" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.4)
+    """
+    write_script(tmp_path / "work.py", killing)
+    words = ["--parameter", "x=1", "--repeat", "1", "--retry", "1", "-o", "sweep", "--", "work.py", "{x}"]
+    done = bench.run(*words)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("work-work-x_1-1: not measured: the monitor died (signal 9)") == 2
+    assert "smaragdine: runs/work-work-x_1-1 failed. Try again with: " in done.stderr
+    (row,) = read_results(bench.sweep)
+    assert (row.status, row.energy_j) == ("complete", None)
+    write_script(tmp_path / "work.py", "")
+    again = bench.run("--resume", "sweep")
+    assert again.returncode == 0, again.stderr
+    (row,) = read_results(bench.sweep)
+    assert row.of_use
+
+
 def test_modules_beside_the_program_are_not_ours_and_mistakes_are_told_by_option(tmp_path: Path) -> None:
     bench = make_bench(tmp_path, None)
     (tmp_path / "numpy.py").write_text("raise SystemExit('not for us')")
@@ -273,9 +332,13 @@ def test_modules_beside_the_program_are_not_ours_and_mistakes_are_told_by_option
     assert twice.stderr == "smaragdine: --parameter: 1 is there twice. Use --repeat for repetitions\n"
 
 
-def test_one_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_one_that_takes_too_long_is_ended_and_has_failed_though_it_ends_well(tmp_path: Path) -> None:
     bench = make_bench(tmp_path, None)
-    words = ["--parameter", "x=30", "--repeat", "1", "--timeout", "0.5", "-o", "sweep", "--", "sleep", "{x}"]
+    write_script(
+        tmp_path / "work.py",
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(30)",
+    )
+    words = ["--parameter", "x=30", "--repeat", "1", "--timeout", "1", "-o", "sweep", "--", "work.py", "{x}"]
     done = bench.run(*words)
     assert done.returncode == 1, done.stderr
     assert "ended, for it took too long" in done.stderr

@@ -100,20 +100,28 @@ def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(key: str, value
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("name", "text", "said"),
     [
-        ("", "the file: expected a mapping, got nothing. Allowed: experiments, seed"),
-        ("seed: 1", "the file: experiments is missing"),
-        ("experiments:\n - {name: a", "e.yaml, line 2 is no valid YAML"),
-        ("experiments:\n\t- a", "Indent with blanks, not tabs"),
-        ("experiments:\n - name: a\n   name: b", "e.yaml, line 3: name: the key is there twice"),
-        ("experiments: [{name: a, benchmarks: [{command: b}]}]", "experiments[0]: nothing varies"),
+        ("e.yaml", "", "the file: expected a mapping, got nothing. Allowed: experiments, seed"),
+        ("e.yaml", "seed: 1", "the file: experiments is missing"),
+        ("e.yaml", "experiments:\n - {name: a", "e.yaml, line 2 is no valid YAML"),
+        ("e.yaml", "experiments:\n\t- a", "Indent with blanks, not tabs"),
+        ("e.yaml", "experiments:\n - name: a\n   name: b", "e.yaml, line 3: name: the key is there twice"),
+        ("e.yaml", "experiments: [{name: a, benchmarks: [{command: b}]}]", "experiments[0]: nothing varies"),
+        ("e.json", '{"seed": 1, "seed": 2}', "e.json: seed: the key is there twice. Leave one out"),
+        (
+            "e.json",
+            '{"experiments": [{"name": "a", "repeat": 1, "repeat": 1}]}',
+            "e.json: repeat: the key is there twice",
+        ),
+        ("e.json", '{"seed": NaN}', "e.json is no valid JSON: NaN is no number in JSON"),
+        ("e.json", '{"seed":\n 1,}', "e.json is no valid JSON: "),
     ],
 )
-def test_a_file_that_is_none(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "e.yaml").write_text(text)
+def test_a_file_that_is_none(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
     with pytest.raises(UserError) as caught:
-        read_experiments(tmp_path / "e.yaml")
+        read_experiments(tmp_path / name)
     assert said in str(caught.value)
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute
 import pytest
 
 from cli import info, show_json, smaragdine, write_script
 from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.traces import device_traces
 from smaragdine.recording.reader import open_recording
+
+pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
@@ -98,8 +103,94 @@ def test_a_program_with_a_profiler_of_its_own_is_left_alone(tmp_path: Path) -> N
     traced = train(tmp_path, "-o", "out", "--trace-steps", "3", "--trace-skip", "2", script=PROFILES_ITSELF)
     assert (traced.returncode, traced.stdout) == (bare.returncode, bare.stdout) == (0, bare.stdout)
     assert "True" in traced.stdout
-    assert "profiler" in traced.stderr
+    assert "a PyTorch profiler is already running" in traced.stderr
     assert open_recording(tmp_path / "out").events.num_rows == 0
+
+
+SCHEDULED = (
+    TRAIN.replace(
+        "for step in range(STEPS):",
+        "seen = []\n"
+        "profiler = torch.profiler.profile(\n"
+        "    schedule=torch.profiler.schedule(wait=1, warmup=2, active=2, repeat=2),\n"
+        "    on_trace_ready=lambda own: seen.append(sum(e.name == 'aten::addmm' for e in own.events())))\n"
+        "profiler.start()\nfor step in range(STEPS):",
+    )
+    .replace("    optimizer.step()", "    optimizer.step()\n    profiler.step()")
+    .replace("print(", "profiler.stop()\nprint(seen)\nprint(", 1)
+)
+
+
+def test_a_profiler_that_the_program_has_for_some_steps_is_waited_for(tmp_path: Path) -> None:
+    bare = train(tmp_path, "-o", "bare", "--trace", "off", script=SCHEDULED)
+    traced = train(tmp_path, "-o", "out", "--trace-steps", "6", "--trace-skip", "2", script=SCHEDULED)
+    assert (traced.returncode, traced.stdout) == (0, bare.stdout), traced.stderr
+    assert traced.stdout.startswith("[4, 4]\n")  # two products in each of two steps, twice
+    assert "! " not in traced.stderr
+    # Refused in the first warm-up, after step 1; begun after step 5 and ended by the second warm-up, which is
+    # seen when six steps and one more have passed; eight after that.
+    (window,) = open_recording(tmp_path / "out").windows.to_pylist()
+    assert [step["index"] for step in window["steps"]] == [21, 22, 23, 24, 25, 26]
+
+
+JAX = """
+import sys
+import jax, jax.numpy as jnp
+import smaragdine
+
+step = jax.jit(lambda w, x: w - 0.01 * jax.grad(lambda w: jnp.square(x @ w).mean())(w))
+w, x = jnp.ones((64, 64)), jnp.ones((32, 64))
+for i in range(int(sys.argv[1])):
+    if i == 2:
+        jax.profiler.start_trace("own")
+    w = step(w, x).block_until_ready()
+    if i == 12:
+        jax.profiler.stop_trace()
+    smaragdine.mark("step_end", i)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
+def test_a_profiler_that_a_program_of_jax_has_for_some_steps_is_waited_for(tmp_path: Path) -> None:
+    done = train(tmp_path, "-o", "out", "--trace-steps", "3", "--trace-skip", "5", steps=40, script=JAX)
+    assert done.returncode == 0, done.stderr
+    assert "! " not in done.stderr
+    assert list((tmp_path / "own").glob("**/*.xplane.pb"))
+    # Refused after steps 4 and 8.
+    (window,) = open_recording(tmp_path / "out").windows.to_pylist()
+    assert [step["index"] for step in window["steps"]] == [17, 18, 19]
+
+
+EVALUATES = TRAIN.replace(
+    "    optimizer.step()",
+    """    optimizer.step()
+    if step % 4 == 3:
+        model.eval()
+        with torch.no_grad():
+            model(x).argmax(-1)
+        model.train()""",
+)
+
+
+def test_evaluation_in_a_loop_of_ones_own_is_no_part_of_a_step(tmp_path: Path) -> None:
+    done = train(tmp_path, "-o", "out", "--trace-steps", "6", "--trace-skip", "3", script=EVALUATES)
+    assert done.returncode == 0, done.stderr
+    recording = open_recording(tmp_path / "out")
+    windows = recording.windows.to_pylist()
+    traced = [[step["index"] for step in window["steps"]] for window in windows]
+    # One ends at each evaluation, and the next begins with the step after it, at the earliest.
+    assert traced[0] == [3]
+    assert all({index // 4 for index in indices} == {indices[0] // 4} for indices in traced)
+    assert all(index % 4 for indices in traced for index in indices)
+    assert all(window["counts_divide"] and not window["remarks"] for window in windows)
+    names: list[str] = recording.events["name"].to_pylist()
+    assert names.count("Sequential/0/addmm") == sum(map(len, traced))
+    assert "program/argmax" not in names
+    marks = recording.marks.filter(pc.is_in(recording.marks["name"], pa.array(["step_end", "evaluate_end"])))
+    assert (
+        marks.sort_by("t_ns")["name"].to_pylist()
+        == [*["step_end"] * 4, "evaluate_end"] * 7 + ["step_end"] * 2
+    )
 
 
 RAISES = TRAIN.replace(

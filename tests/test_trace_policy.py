@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from smaragdine.tracing.assemble.recording import assemble
-from smaragdine.tracing.hook import marks, trace, tracers, windows
+from smaragdine.tracing.hook import marks, trace, tracers, window, windows
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -44,6 +44,8 @@ class FakeTracer:
         self.calls.append("start")
         if "start" in self.fails:
             raise RuntimeError("a profiler is running already")
+        if "busy" in self.fails:
+            raise tracers.ProfilerBusy("the program profiles itself")
         self._passes(self.start_ns)
         self.running += 1
         return self.clock()
@@ -53,6 +55,8 @@ class FakeTracer:
         self.running -= 1
         size = int((self.clock() - begun_ns) / S * self.bytes_per_s)
         self._passes(self.stop_ns)
+        if "taken" in self.fails:
+            raise tracers.ProfilerBusy("the program profiles itself")
         if "stop" in self.fails:
             raise OSError("no space left on device")
         Path(path).write_bytes(b"x" * size)
@@ -143,6 +147,41 @@ def test_the_first_window_is_short_and_later_ones_keep_to_their_bytes(program: A
     assert not run.plan.done
     for meta in run.metas():
         assert (meta["end_ns"] - meta["begin_ns"]) / S * run.tracer.bytes_per_s < 1.3 * (64 << 20)
+
+
+class Writing:
+    """A trace that takes so long to be written, beside the program."""
+
+    def __init__(self, clock: Clock, length_ns: int, then: Callable[[], None]) -> None:
+        self.clock, self.until_ns, self.then = clock, clock() + length_ns, then
+
+    def over(self) -> bool:
+        return self.clock() >= self.until_ns
+
+    def wait(self) -> None:
+        self.clock.now_ns = max(self.clock.now_ns, self.until_ns)
+        self.then()
+
+
+@pytest.mark.parametrize("steps", [10, 0])
+def test_nobody_waits_for_a_file_but_who_wants_every_step(
+    program: Any, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """A window of four seconds, whose file takes five; then the next one."""
+    run = program(steps=steps, skip=1)
+    run.slower_ns, run.step_ns = 0, 1 * S
+
+    def stop_aside(begun_ns: int, path: str, then: Callable[[Any, int], None]) -> Writing:
+        facts, resumed_ns = run.tracer.stop(begun_ns, path), run.clock()
+        return Writing(run.clock, 5 * S, lambda: then(facts, resumed_ns))
+
+    monkeypatch.setattr(run.tracer, "stop_aside", stop_aside, raising=False)
+    run.steps(14)
+    paused_ns = run.lost_ns - run.tracer.start_ns * run.tracer.calls.count("start")
+    paused_ns -= run.tracer.stop_ns * run.tracer.calls.count("stop")
+    assert run.traced() == [[1, 2, 3, 4]]
+    assert run.plan.window.steps[0][0] == (10 if steps else 6)
+    assert paused_ns == (0 if steps else 4 * S)  # of five a step has passed
 
 
 @pytest.mark.parametrize("source", ["keras", "torch"])
@@ -271,6 +310,41 @@ def test_a_profiler_that_fails_is_not_asked_again(program: Any, fails: str) -> N
     assert not run.folder.exists() or not list(run.folder.iterdir())
 
 
+def test_a_profiler_of_the_programs_own_is_waited_for(program: Any) -> None:
+    run = program(steps=3, skip=2)
+    run.tracer.fails = {"busy"}
+    asked: list[int] = []
+    for step in range(1, 401):
+        before = len(run.tracer.calls)
+        run.steps(1)
+        asked += [step] * (len(run.tracer.calls) - before)
+    assert asked == [2, 6, 14, 30, 62, 126, 190, 254, 318, 382]
+    assert not run.plan.done
+    run.tracer.fails.clear()
+    run.steps(60)
+    assert run.traced() == [[446, 447, 448]]
+
+
+def test_windows_that_the_programs_profiler_ends_are_made_up_for(program: Any) -> None:
+    run = program(steps=3, skip=2)
+    run.tracer.fails = {"taken"}
+    run.steps(19)  # 2, 3 and 4, then four to wait, then 9, 10 and 11
+    assert run.tracer.calls == ["start", "stop"] * 2
+    assert (run.traced(), run.plan.traced, run.plan.done) == ([], 0, False)
+    run.tracer.fails.clear()
+    run.steps(20)
+    assert run.traced() == [[20, 21, 22]]
+
+
+def test_windows_are_not_broken_for_ever(program: Any) -> None:
+    run = program(steps=3, skip=2)
+    run.tracer.fails = {"taken"}
+    for _ in range(1000):
+        trace._try(run.plan, lambda: run.steps(1))
+    assert run.tracer.calls == ["start", "stop"] * windows._MOST_BROKEN
+    assert run.plan.failed
+
+
 def test_whatever_goes_wrong_no_profiler_goes_on(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = program(steps=3, skip=2)
     run.steps(3)
@@ -299,7 +373,7 @@ def test_a_meta_file_that_cannot_be_written_takes_the_raw_file_along(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(windows, "json", types.SimpleNamespace(dump=full))
+    monkeypatch.setattr(window, "json", types.SimpleNamespace(dump=full))
     for _ in range(10):
         trace._try(run.plan, lambda: run.steps(1))
     assert list(run.folder.iterdir()) == []
@@ -424,6 +498,21 @@ def test_what_goes_wrong_is_said_once(watched: Watched) -> None:
         marks.mark("step_end", index, source="keras")
     assert watched.errors() == ["RuntimeError: a profiler is running already"]
     assert watched.tracer.calls == ["start"]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_that_the_program_profiled_itself_is_said_where_nothing_was_traced(
+    watched: Watched, ends: bool
+) -> None:
+    watched.tracer.fails = {"busy"}
+    watched.begin(steps=3, skip=1, quiet_s=60)
+    for index in range(20):
+        if ends and index == 5:
+            watched.tracer.fails.clear()
+        marks.mark("step_end", index, source="keras")
+    assert watched.errors() == []
+    trace.finish()
+    assert watched.errors() == ([] if ends else ["ProfilerBusy: the program profiles itself"])
 
 
 @pytest.mark.parametrize("traced", [True, False])

@@ -125,6 +125,17 @@ def test_calls_that_differ_are_no_steps(tmp_path: Path) -> None:
     assert (steps, remarks) == ([], (f"{why}; {MARK}",))
 
 
+def test_beside_compiled_modules_others_may_be_called_unseen(tmp_path: Path) -> None:
+    trace = Kineto().calls("Net", "Net", "Net", "Net", "Net")
+    assert len(found(tmp_path, trace, marked=False)[0]) == 4
+    trace.span("aten::conv2d", 18, 19)  # of an encoder, say, for the next ones
+    assert len(found(tmp_path, trace)[0]) == 4
+    steps, remarks, _ = found(tmp_path, trace, marked=False)
+    why = "no steps were announced, and not the same operations run between the calls of Net"
+    assert steps == []
+    assert f"{why}; {MARK}" in remarks
+
+
 def test_threads_side_by_side_have_no_steps_but_replicas_have(tmp_path: Path) -> None:
     side = Kineto().calls("Net", "Net", "Net", "Net")
     side.call("Net", 8, 17, thread=2)
@@ -225,6 +236,49 @@ def test_a_loop_that_only_predicts_has_steps(tmp_path: Path) -> None:
     assert rows_j + total.idle_j == pytest.approx(total.total_j, rel=1e-9)
     done = smaragdine("report", "out", cwd=tmp_path)
     assert "cpu:0, one traced step" in done.stdout
+
+
+COMPILED = """
+import time
+import torch
+from torch._dynamo.utils import counters
+
+torch.set_num_threads(1)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(256, 256), torch.nn.Linear(256, 4)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+model = torch.compile(Net(), backend="eager")
+with torch.inference_mode():
+    model(torch.ones(64, 256))
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        model(torch.ones(64, 256)).argmax(-1)
+print(dict(counters["stats"]), dict(counters["graph_break"]))
+"""
+
+
+@torch_only
+def test_a_compiled_model_that_only_predicts_has_steps_and_is_not_compiled_anew(tmp_path: Path) -> None:
+    write_script(tmp_path / "program.py", COMPILED)
+    soon = {"SMARAGDINE_TRACE_QUIET_S": "0.3"}
+    done = smaragdine("run", "-o", "out", "program.py", cwd=tmp_path, env=soon)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "{'calls_captured': 3, 'unique_graphs': 1} {}\n"
+    recording = open_recording(tmp_path / "out")
+    windows = recording.windows.to_pylist()
+    assert windows
+    assert FOUND in windows[-1]["remarks"]
+    steps = sum(len(window["steps"]) for window in windows)
+    names: list[str] = recording.events["name"].to_pylist()
+    # Two products in each call, under the module that was compiled.
+    assert names.count("Net/addmm") == 2 * steps > 2
+    assert names.count("program/argmax") == steps
 
 
 @torch_only

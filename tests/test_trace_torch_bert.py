@@ -164,7 +164,7 @@ for name, path in (("_hook", {str(hook)!r}), ("bert", {str(SCRIPT)!r})):
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
 import bert
-from _hook import trace_torch
+from _hook import calls_torch, trace_torch
 model, found, alive = bert.Bert(), [], []
 for grad in (True, False):
     for window in range(2):
@@ -176,7 +176,7 @@ for grad in (True, False):
         del output
         alive[-1] = alive[-1]() is not None
         found.append(trace_torch.stop(session, "trace.json")["edges"])
-    trace_torch._edges_done.clear()
+    calls_torch._edges_done.clear()
 print(json.dumps([found, alive]))
 """
     done = subprocess.run(

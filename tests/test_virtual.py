@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from cli import environment, info, show_json, smaragdine, write_script
 from powercap_fake import PowercapTree
+from smaragdine.accounting.baseline import not_idle
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.summary import shares
 from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.virtual import Split, split
 from smaragdine.recording.reader import Recording, Series, open_recording
@@ -317,6 +319,14 @@ def test_who_is_busy_pays_when_it_is_busy():
     assert found.unsplit_s == 0
 
 
+def test_a_baseline_says_which_sockets_worked_meanwhile():
+    quiet = used(0, [ramp((10, 0.2))], [ramp((10, 0.0))])
+    working = used(1, [ramp((5, 4.0), (5, 0.0))], [ramp((10, 0.0))])
+    assert not_idle(canned([], [*quiet, *working])) == [
+        "cpu:1 was 50% busy: what it drew is not its idle power"
+    ]
+
+
 def test_at_one_percent_one_does_not_pay_for_an_idle_socket():
     """Ticks of 10 ms: the busy total stands still most of the time, and then jumps."""
     busy = [(t, int(v * 100 + 1e-6) / 100) for t, v in ramp((10, 0.02))]
@@ -409,6 +419,15 @@ def test_what_passed_in_a_restart_is_nobodys():
     assert spent["program"] == pytest.approx(4.52 * (40 + 10 / 4))
     assert spent["other"] == pytest.approx(4.52 * 7.5)
     assert found.program.missing(T0, T0 + 6 * S) == [(T0 + 2 * S, T0 + 3 * S + 480 * MS)]
+
+
+def test_what_was_spent_in_a_restart_is_not_put_into_the_time_that_was_seen():
+    """Half of the busy time is the program's, of whose ten CPU-seconds four were spent unseen."""
+    busy = [ramp((3, 2.0)), ramp((3, 2.0), start=7.0)]
+    program = [ramp((3, 1.0)), ramp((3, 1.0), start=7.0)]
+    recording = canned([], used(0, busy, program), program_cpu_s=10.0)
+    found = shares(recording, T0, T0 + 10 * S)["cpu:0"]
+    assert (found.program, found.other, found.monitor) == pytest.approx((0.5, 0.5, 0.0))
 
 
 def test_activity_that_ends_early_leaves_the_rest_unsplit():

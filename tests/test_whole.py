@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from smaragdine.whole import write_whole
+from smaragdine.errors import UserError
+from smaragdine.whole import users_file, write_whole
 
 
 def test_a_text_replaces_what_was_there_with_the_mode_that_was_asked_for(tmp_path: Path) -> None:
@@ -39,3 +40,10 @@ def test_a_text_that_cannot_be_written_leaves_what_was_there(
         write_whole(path, "new", durable=True)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_why_arrow_cannot_write_is_told_in_the_kernels_words(tmp_path: Path) -> None:
+    arrow = f"Failed to open local file '{tmp_path}/.x.csv.3'. Detail: [errno 13] Permission denied"
+    with pytest.raises(UserError) as error, users_file(tmp_path / "x.csv"):
+        raise OSError(arrow)
+    assert str(error.value) == f"{tmp_path}/x.csv cannot be written: Permission denied"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from smaragdine.api import account as account
     from smaragdine.api import mark as mark
     from smaragdine.api import record as record
+    from smaragdine.api import summarise as summarise
     from smaragdine.callbacks.keras import KerasCallback as KerasCallback
     from smaragdine.callbacks.lightning import LightningCallback as LightningCallback
     from smaragdine.callbacks.tensorflow import SessionRunHook as SessionRunHook
@@ -37,6 +38,7 @@ __all__ = [
     "mark",
     "open",
     "record",
+    "summarise",
     "trace",
     "tune",
 ]
@@ -46,6 +48,7 @@ _WHERE = {
     "account": ("smaragdine.api", "account"),
     "mark": ("smaragdine.api", "mark"),
     "record": ("smaragdine.api", "record"),
+    "summarise": ("smaragdine.api", "summarise"),
     "trace": ("smaragdine.traced", "Trace"),
     "tune": ("smaragdine.callbacks.tune", "Tune"),
     "KerasCallback": ("smaragdine.callbacks.keras", "KerasCallback"),

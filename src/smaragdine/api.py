@@ -1,4 +1,4 @@
-"""The Python API: `mark`, `record` and `account`; `trace` is in `traced`, the callbacks in `callbacks`."""
+"""The Python API: `mark`, `record`, `summarise`, `account`. `trace` is in `traced`, callbacks in a folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from smaragdine.accounting.footprint import Footprint
     from smaragdine.accounting.meters import Meters, SensorFacts
+    from smaragdine.accounting.summary import RunSummary
+    from smaragdine.recording.reader import Recording
 
 
 def hook_module(module: str) -> Any:
@@ -56,6 +58,17 @@ def record(folder: str | os.PathLike[str] | None = None, *, period_ms: float = 4
             hook_module("versions").mark_libraries()
             # Back to the surrounding `smaragdine run`, if there is one.
             marks.set_spool(os.environ.get("SMARAGDINE_SPOOL"))
+
+
+def summarise(recording: Recording | str | os.PathLike[str]) -> RunSummary:
+    """Energy, power and time of a recording or its folder, as `smaragdine show` has them.
+
+    smaragdine.summarise("runs/first").total_j          # .devices["gpu:0"].energy_j, .epochs, .duration_s
+    """
+    from smaragdine.accounting.summary import summarise as of
+    from smaragdine.recording.reader import open_recording
+
+    return of(open_recording(recording) if isinstance(recording, str | os.PathLike) else recording)
 
 
 def account(

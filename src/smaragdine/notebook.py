@@ -10,6 +10,7 @@ and leaves all of it in `_energy`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import shlex
 import time
@@ -84,34 +85,42 @@ def _energy(line: str, cell: str) -> None:
     options = _options(line)
     shell: Any = get_ipython()
     try:
-        result, measured = _record(shell, cell, options)
+        measured = _record(shell, cell, options)
     except UserError as error:
         raise UsageError(str(error)) from None
     shell.user_ns["_energy"] = measured
     _show(measured)
-    if not result.success:
+    if measured.recording.status != "complete":
         # The traceback is there already; this marks the cell as failed for whoever runs the notebook.
         raise UsageError("the cell failed; _energy has what it used until then")
 
 
-def _record(shell: Any, cell: str, options: argparse.Namespace) -> tuple[Any, CellEnergy]:
+class _CellFailed(Exception):
+    """Says to the recording what IPython said to the user."""
+
+
+def _record(shell: Any, cell: str, options: argparse.Namespace) -> CellEnergy:
+    """A recording says of itself whether the cell ended well."""
     from smaragdine.recording.reader import open_recording
 
     where = options.folder or _free_folder()
     if options.no_trace:
         from smaragdine.api import record
 
-        with record(where) as folder:
-            result = shell.run_cell(cell)
-        return result, CellEnergy(open_recording(folder))
+        with contextlib.suppress(_CellFailed), record(where) as folder:
+            _run(shell, cell)
+        return CellEnergy(open_recording(folder))
     from smaragdine.traced import Trace
 
     trace = Trace(None, where, steps=options.steps, skip=options.skip, verbose=False)
-    try:
-        result = shell.run_cell(cell)
-    finally:
-        trace.stop()
-    return result, CellEnergy(trace.recording, trace.remarks)
+    with contextlib.suppress(_CellFailed), trace:
+        _run(shell, cell)
+    return CellEnergy(trace.recording, trace.remarks)
+
+
+def _run(shell: Any, cell: str) -> None:
+    if not shell.run_cell(cell).success:
+        raise _CellFailed
 
 
 def _free_folder() -> Path:

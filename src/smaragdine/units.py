@@ -15,6 +15,8 @@ _PREFIXES = (
     (1e-9, "n"),
     (1e-12, "p"),
 )
+J_PER_KWH = 3.6e6
+_NOISE = 1e-9  # of a mean: a smaller spread is that of the arithmetic
 
 
 def si(value: float | None, unit: str, digits: int = 3) -> str:
@@ -48,6 +50,11 @@ def watts(value_w: float | None) -> str:
     return si(value_w, "W")
 
 
+def carbon_g(energy_j: float, intensity_g_per_kwh: float) -> float:
+    """CO₂ of that energy, of a grid of that carbon intensity."""
+    return energy_j / J_PER_KWH * intensity_g_per_kwh
+
+
 def joule_seconds(value_js: float | None) -> str:
     return si(value_js, "J·s")
 
@@ -66,7 +73,7 @@ def seconds(value_s: float | None) -> str:
 
 def plus_minus(mean: float, std: float, unit: str) -> str:
     """1234.5 ± 67.8 J → "1.23 ± 0.07 kJ": one prefix for both, and digits only as far as the spread goes."""
-    if not std > 0:
+    if not std > _NOISE * abs(mean):
         return f"{si(mean, unit)} ± 0"
     if mean == 0 or std >= abs(mean):
         return f"{si(mean, unit)} ± {si(std, unit, 2)}"

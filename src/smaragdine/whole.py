@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,4 +61,10 @@ def users_file(path: Path) -> Iterator[Path]:
         with whole_file(path) as part:
             yield part
     except OSError as error:
-        raise UserError(f"{path} cannot be written", error.strerror or str(error)) from None
+        raise UserError(f"{path} cannot be written", _why(error)) from None
+
+
+def _why(error: OSError) -> str:
+    """Arrow names the part file and the kernel's number besides."""
+    why = error.strerror or str(error)
+    return re.sub(r"^.*Detail: \[errno \d+\] ", "", why, flags=re.DOTALL)

@@ -49,7 +49,7 @@ typedef struct {
     int architecture, mig, migs, lost, error, no_permission, set_permission, samples, counter, instant, usage;
     int processes, utilisation, temperature, clock_mhz, memory_clock_mhz, pcie, device_id;
     int64_t low_mw, high_mw, period_ns, on_ns, phase_ns, counter_phase_ns, counter_cost_us;
-    int64_t limit_default_mw, limit_min_mw, limit_max_mw, limit_step_mw;
+    int64_t limit_default_mw, limit_min_mw, limit_max_mw, limit_step_mw, lag_ns, smoothing_ns;
     int application_clocks, locked_clocks, set_error, set_failures, set_hang_ms;
 } gpu_t;
 
@@ -81,6 +81,7 @@ static void put(gpu_t *g, const char *key, char *value) {
     NUMBER(temperature) NUMBER(clock_mhz) NUMBER(memory_clock_mhz) NUMBER(pcie) NUMBER(device_id)
     NUMBER(low_mw) NUMBER(high_mw) NUMBER(period_ns) NUMBER(on_ns) NUMBER(phase_ns) NUMBER(counter_phase_ns)
     NUMBER(counter_cost_us) NUMBER(limit_default_mw) NUMBER(limit_min_mw) NUMBER(limit_max_mw) NUMBER(limit_step_mw)
+    NUMBER(lag_ns) NUMBER(smoothing_ns)
     NUMBER(application_clocks) NUMBER(locked_clocks) NUMBER(set_error) NUMBER(set_failures) NUMBER(set_hang_ms)
     if (!strcmp(key, "mig_uuids"))
         for (char *part = strtok(value, ","); part && g->migs < MIGS; part = strtok(NULL, ","))
@@ -197,6 +198,18 @@ static unsigned int mean_mw(const gpu_t *g, int64_t end, int64_t window) {
     return (energy_pj(g, end - window, end) + window / 2) / window;
 }
 
+/* A low-pass of first order, and late: the means of short slices, each with a part of what the one after it has. */
+static unsigned int smoothed_mw(const gpu_t *g, int64_t end) {
+    int64_t slice = g->smoothing_ns / 128;
+    double sum = 0, weight = 1, weights = 0;
+    end -= g->lag_ns;
+    for (int i = 0; i < 128 * 12; i++, end -= slice, weight -= weight / 128) {
+        sum += weight * mean_mw(g, end, slice);
+        weights += weight;
+    }
+    return sum / weights + 0.5;
+}
+
 static unsigned int utilisation_at(const gpu_t *g, int64_t end) {
     if (g->utilisation >= 0) return g->utilisation;
     int64_t on = on_before(g, end) - on_before(g, end - UTILISATION_NS);
@@ -306,7 +319,7 @@ int nvmlDeviceGetSamples(void *device, int kind, unsigned long long since_us, in
             int64_t t = last - i * step;
             if ((unsigned long long)(t / 1000) <= since_us) continue;
             out[n].stamp_us = t / 1000;
-            out[n++].value.ui = kind == 0 ? mean_mw(g, t, step) : utilisation_at(g, t);
+            out[n++].value.ui = kind != 0 ? utilisation_at(g, t) : g->smoothing_ns ? smoothed_mw(g, t) : mean_mw(g, t, step);
         }
         *count = n;
         if (!n) status = NOT_FOUND;

@@ -115,7 +115,7 @@ def recording_inputs(
         raise UserError(
             f"{recording.path} has no events",
             "no steps were traced",
-            "Name a trace of that run: smaragdine account RUN --events TRACE",
+            "smaragdine report says why; with a trace of that run: smaragdine account RUN --events TRACE",
         )
     source = columns(traced)
     traces = device_traces(recording) if traces is None else traces
@@ -124,9 +124,18 @@ def recording_inputs(
         spans = traced_spans(recording, traced)
     else:
         spans = {"": [(source.first_ns, source.last_ns)]}
-    return traced, from_recording(
-        recording, traces, lambda device: spans.get(device, spans[""]), baseline, facts
-    )
+    meters = from_recording(recording, traces, lambda device: spans.get(device, spans[""]), baseline, facts)
+    return traced, _known(meters, recording)
+
+
+def _known(meters: Meters, recording: Recording) -> Meters:
+    """Without devices of which no power is known in that time: what they used is not 0 J."""
+    known = {device: meter for device, meter in meters.of.items() if meter.trace.start_ns.size}
+    unknown = [device for device in meters.of if device not in known]
+    why = f"no power is known of {', '.join(unknown)} while these events ran"
+    if not known:
+        raise UserError(f"{recording.path} cannot be accounted", why, "smaragdine show says what is missing")
+    return Meters(known, (*meters.remarks, why) if unknown else meters.remarks)
 
 
 def thinned(events: pa.Table, meters: Meters, ks: Sequence[int]) -> dict[str, list[Score]]:

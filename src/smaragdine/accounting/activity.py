@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from smaragdine.accounting.power import Floats, Ints
+from smaragdine.accounting.power import Floats, Ints, goes_on
 from smaragdine.recording.reader import Recording, Series
 
 LEAST_NS = 100_000_000
@@ -95,11 +95,9 @@ def _intervals(busy: Series, program: Series, monitor: Series | None, run_ns: tu
 
 def _totals(series: Series, segment: int) -> tuple[Ints, Floats]:
     """A segment's readings, forward in time alone: a wall clock that is set back says the same time twice."""
-    rows = series.segment == segment
-    t_ns, value = series.t_ns[rows], series.value[rows]
-    forward = np.ones(t_ns.size, dtype=bool)
-    forward[1:] = t_ns[1:] > np.maximum.accumulate(t_ns)[:-1]
-    return t_ns[forward], np.maximum.accumulate(value[forward])
+    rows = np.flatnonzero(series.segment == segment)
+    rows = rows[goes_on(series.t_ns[rows])]
+    return series.t_ns[rows], np.maximum.accumulate(series.value[rows])
 
 
 def _watched(t_ns: Ints, program_s: Floats, restarted: bool) -> tuple[Ints, Floats]:

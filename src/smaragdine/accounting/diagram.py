@@ -216,7 +216,9 @@ def _not_found(node: Node, path: str) -> UserError:
     # Comparing with every path of a large model would take minutes: those with a segment in common will do.
     segments = set(path.split("/"))
     sharing = [known for known in paths if segments & set(known.split("/"))] or paths
-    near = difflib.get_close_matches(path, sharing[:5000], n=3, cutoff=0.5)
+    # Most often it is the model's own name in front that is missing.
+    near = [known for known in sharing if known.endswith(f"/{path}")][:3]
+    near = near or difflib.get_close_matches(path, sharing[:5000], n=3, cutoff=0.5)
     remedy = f"Did you mean {', '.join(near)}?" if near else ""
     if not near and node.children:
         remedy = f"There are: {', '.join(child.name for child in node.children[:8])}"

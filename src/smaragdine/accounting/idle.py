@@ -2,79 +2,92 @@
 
 A sensor sees 20 to 100 ms at once, and a GPU that waits for its processor is idle for half of them. Shared
 over time as it was sensed, its power would charge idle time with the kernels' energy. But what an idle GPU
-draws can be known: while the profiler stops, the program may wait and the device has nothing to do; and a
-traced step runs the same kernels as an untraced one, takes longer, and idles meanwhile. So within each
-reading idle time is given that power, and the rest of the reading's energy goes to the time in which
-something ran. The energy of every reading stays what it was.
+draws can be known: when the last step is done, and while the profiler stops, nothing runs on it; and a traced
+step runs the same kernels as an untraced one, takes longer, and idles meanwhile. So within each reading idle
+time is given that power, and the rest of the reading's energy goes to the time in which something ran. The
+energy of every reading stays what it was.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from smaragdine.accounting.engine import sum_by
 from smaragdine.accounting.mixing import Windows
 from smaragdine.accounting.power import PowerTrace, distinct
-from smaragdine.accounting.step_spans import Ints, resumed_ns, steps_of
+from smaragdine.accounting.step_spans import Ints, Steps, mean_s, resumed_ns, steps_of
 from smaragdine.recording.reader import Recording
 
 _LEAST_NS = 50_000_000  # several readings of a sensor that averages over 20 or 25 ms
 # So much longer, a step and all of them together, that the difference is none of the sensor's making.
 _LONGER, _LONGER_S = 1.25, 0.2
 _NEAR = 3  # untraced steps for each traced one, those next to them: a GPU warms up
+_WORKED = 1.2  # times what steps say: whoever read so much was not idle all the while
 
 
-def idle_w(recording: Recording, trace: PowerTrace) -> float | None:
-    """The power of a GPU, whose trace this is, while nothing runs; None where nobody could see it.
+def idle_w(recording: Recording, traces: Mapping[str, PowerTrace]) -> dict[str, float]:
+    """The power of each of these GPUs while nothing runs; of those left out, nobody could see it.
 
     Only where one process traced: the others' work would go on.
     """
     windows = [window for window in recording.windows.to_pylist() if window["steps"] and window["source"]]
-    if len({window["pid"] for window in windows}) != 1:
-        return None
-    stopping_w = _while_stopping_w(windows, trace)
-    return _from_steps_w(recording, trace) if stopping_w is None else stopping_w
-
-
-def _from_steps_w(recording: Recording, trace: PowerTrace) -> float | None:
-    """What the energy of a traced step is above that of an untraced one, by what it is longer."""
+    if not traces or len({window["pid"] for window in windows}) != 1:
+        return {}
     steps = steps_of(recording)
-    if steps is None or not len(steps.untraced_ns):
+    if steps is None:
+        return {}
+    last_ns = max(int(each_ns.max()) for each_ns in (steps.traced_ns, steps.untraced_ns) if each_ns.size)
+    end_ns = int(recording.marks["t_ns"].to_numpy().max(initial=last_ns))
+    quiet_ns = [*((window["end_ns"], resumed_ns(window)) for window in windows), (last_ns, end_ns)]
+    found = {device: _idle_w(trace, steps, quiet_ns) for device, trace in traces.items()}
+    return {device: watts for device, watts in found.items() if watts is not None}
+
+
+def _idle_w(trace: PowerTrace, steps: Steps, quiet_ns: Sequence[tuple[int, int]]) -> float | None:
+    """By readings of spans in which a GPU may have been idle, and by its steps."""
+    read_w = _lowest_w(trace, quiet_ns)
+    if read_w is not None and read_w >= _mean_j(trace, steps.traced_ns) / mean_s(steps.traced_ns):
+        read_w = None  # it was at work
+    steps_w = _from_steps_w(steps, trace)
+    if read_w is None or steps_w is None:
+        return steps_w if read_w is None else read_w
+    return read_w if read_w <= _WORKED * steps_w else steps_w
+
+
+def _lowest_w(trace: PowerTrace, spans_ns: Sequence[tuple[int, int]]) -> float | None:
+    """The mean power of that time, long enough for the sensor, in which it is lowest: elsewhere in these
+    spans the GPU may still have been working."""
+    found_w: list[float] = []
+    for begin_ns, end_ns in spans_ns:
+        start_ns = trace.start_ns[(trace.start_ns >= begin_ns) & (trace.start_ns + _LEAST_NS <= end_ns)]
+        until_ns = start_ns + _LEAST_NS
+        whole = trace.covered_until_ns(until_ns) - trace.covered_until_ns(start_ns) == _LEAST_NS
+        energy_j = trace.energy_until_j(until_ns[whole]) - trace.energy_until_j(start_ns[whole])
+        found_w += (energy_j / (_LEAST_NS * 1e-9)).tolist()
+    return min(found_w, default=None)
+
+
+def _from_steps_w(steps: Steps, trace: PowerTrace) -> float | None:
+    """What the energy of a traced step is above that of an untraced one, by what it is longer."""
+    if not len(steps.untraced_ns):
         return None
     traced_ns = steps.traced_ns
     apart_ns = np.abs(steps.untraced_ns.mean(axis=1) - traced_ns.mean())
     near_ns = steps.untraced_ns[np.argsort(apart_ns, kind="stable")[: _NEAR * len(traced_ns)]]
-    longer_s = _mean_s(traced_ns) - _mean_s(near_ns)
-    if _mean_s(traced_ns) < _LONGER * _mean_s(near_ns) or longer_s * len(traced_ns) < _LONGER_S:
+    longer_s = mean_s(traced_ns) - mean_s(near_ns)
+    if mean_s(traced_ns) < _LONGER * mean_s(near_ns) or longer_s * len(traced_ns) < _LONGER_S:
         return None
     traced_j, near_j = _mean_j(trace, traced_ns), _mean_j(trace, near_ns)
     found_w = (traced_j - near_j) / longer_s
     # Nothing draws less when busy: then something else differed, too.
-    return found_w if 0 < found_w < min(traced_j / _mean_s(traced_ns), near_j / _mean_s(near_ns)) else None
-
-
-def _mean_s(spans_ns: Ints) -> float:
-    return float((spans_ns[:, 1] - spans_ns[:, 0]).mean()) * 1e-9
+    return found_w if 0 < found_w < min(traced_j / mean_s(traced_ns), near_j / mean_s(near_ns)) else None
 
 
 def _mean_j(trace: PowerTrace, spans_ns: Ints) -> float:
     return float((trace.energy_until_j(spans_ns[:, 1]) - trace.energy_until_j(spans_ns[:, 0])).mean())
-
-
-def _while_stopping_w(windows: Sequence[Mapping[str, Any]], trace: PowerTrace) -> float | None:
-    energy_j = covered_s = 0.0
-    for window in windows:
-        # The first half belongs to work in flight, and so does a reading that began in it.
-        begin_ns, end_ns = (window["end_ns"] + resumed_ns(window)) // 2, resumed_ns(window)
-        inside = (trace.start_ns >= begin_ns) & (trace.end_ns <= end_ns)
-        length_s = (trace.end_ns - trace.start_ns)[inside] * 1e-9
-        energy_j += float(length_s @ trace.power_w[inside])
-        covered_s += float(length_s.sum())
-    return energy_j / covered_s if covered_s * 1e9 >= _LEAST_NS else None
 
 
 def busy_spans(start_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:

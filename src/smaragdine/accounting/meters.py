@@ -19,8 +19,9 @@ from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
 
-# The stamps of samples and counters are exact to a fraction of the time they cover.
-TIMING_OF_WINDOW = 0.1
+# The stamps of samples and counters are exact to a fraction of the time they cover; where a chip's
+# electronics are not known, less so: an H200's came late by a sixth of it, and more when smoothed.
+TIMING_OF_WINDOW, TIMING_UNKNOWN = 0.1, 0.25
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,16 @@ def from_recording(
     channels = main_channels(recording)
     adding = {device: traces[device] for device in traces if channels[device].scope == "device"}
     splits, remarks = split(recording, adding, baseline)
+    quiet_w = idle_w(recording, {d: trace for d, trace in adding.items() if d.startswith("gpu:")})
     meters: dict[str, Meter] = {}
     for device, trace in adding.items():
         channel = channels[device]
         whose = splits.get(device)
         spans = spans_of(device)
         mine = within(whose.program if whose else trace, spans)
-        quiet_w = idle_w(recording, trace) if device.startswith("gpu:") else None
         known = SensorFacts(
             # A share of a socket goes down to nothing.
-            facts.idle_w if facts.idle_w is not None else 0.0 if whose else quiet_w,
+            facts.idle_w if facts.idle_w is not None else 0.0 if whose else quiet_w.get(device),
             _limit_w(recording.info, device) if facts.limit_w is None else facts.limit_w,
             _window_s(channel) if facts.window_s is None else facts.window_s,
         )
@@ -111,8 +112,10 @@ def from_recording(
             other_j = _energy_j(whose.other, spans) + _energy_j(whose.monitor, spans)
             static_j = _energy_j(whose.static, spans)
         readings: Readings = "counter" if channel.kind == "counter" else "sample"
-        sensor = _sensor(mine, known, TIMING_OF_WINDOW)
-        meters[device] = Meter(mine, sensor, readings, channel.provenance, other_j, static_j, spans, quiet_w)
+        sensor = _sensor(mine, known, _timing(channel))
+        meters[device] = Meter(
+            mine, sensor, readings, channel.provenance, other_j, static_j, spans, quiet_w.get(device)
+        )
     if not meters:
         raise UserError(
             f"{recording.path} has no power of any device",
@@ -132,6 +135,11 @@ def _sensor(trace: PowerTrace, facts: SensorFacts, timing_of_window: float | Non
         return found
     timing_ns = int(timing_of_window * found.window_ns)
     return sensor_of(trace, facts.idle_w, facts.limit_w, window_ns, timing_ns)
+
+
+def _timing(channel: Channel) -> float:
+    sampled_gpu = channel.kind == "sample" and channel.device.startswith("gpu:")
+    return TIMING_UNKNOWN if sampled_gpu and channel.smoothing_ms is None else TIMING_OF_WINDOW
 
 
 def _window_s(channel: Channel) -> float | None:

@@ -14,7 +14,7 @@ from smaragdine.accounting.account import account_meters, recording_inputs
 from smaragdine.accounting.footprint import Footprint, to_json
 from smaragdine.accounting.meters import NOTHING_KNOWN, SensorFacts, from_recording
 from smaragdine.accounting.step_spans import Steps, joined, steps_of
-from smaragdine.accounting.steps import UntracedStep, at_level, runs_behind, untraced_step
+from smaragdine.accounting.steps import UntracedStep, at_level, handed_over, runs_behind, untraced_step
 from smaragdine.accounting.summary import RunSummary, summarise
 from smaragdine.accounting.summary import to_json as summary_json
 from smaragdine.accounting.traces import device_traces
@@ -71,6 +71,7 @@ def overview(
     spans = joined([(int(begin), int(end)) for begin, end in steps.untraced_ns])
     without = from_recording(recording, traces, lambda _: spans, baseline, facts)
     untraced = untraced_step(footprint, without, steps, events)
+    steps = dataclasses.replace(steps, early=handed_over(steps, untraced))
     if runs_behind(steps, untraced):
         steps = dataclasses.replace(steps, untraced_ns=steps.untraced_ns[:0])
         untraced = {}
@@ -118,6 +119,7 @@ def overview_json(found: Overview) -> dict[str, Any]:
             "untraced": len(steps.untraced_ns),
             "untraced_s": steps.untraced_s,
             "slower": steps.slower,
+            "early": steps.early,
             "paused_s": steps.paused_s,
             "cost": steps.cost,
         },

@@ -21,7 +21,8 @@ from smaragdine.accounting.arithmetic import per_step, scale
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.idle import busy_spans
 from smaragdine.accounting.meters import Meters
-from smaragdine.accounting.step_spans import Steps
+from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.step_spans import Steps, main_steps, mean_s
 from smaragdine.accounting.traces import device_traces
 from smaragdine.recording.reader import Recording
 
@@ -30,8 +31,8 @@ pc: Any = pyarrow.compute  # its functions are made on import, where no type che
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_CALLS = "torch:forward"  # the source of marks that are calls of a model; a training evaluates by them
 _FITS = 1.25
+MOST_MISSED = 0.1  # of a time: what was read of the rest would look like a saving
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,18 @@ def untraced_step(
     return found
 
 
-def runs_behind(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:
-    """Whether marks only say when work was handed over: more runs in a step than fits into it."""
+def handed_over(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:
+    """Whether marks only say when work was handed over: more runs in a traced step than fits into it."""
     if not len(steps.traced_ns):
         return False
-    traced_s = float((steps.traced_ns[:, 1] - steps.traced_ns[:, 0]).mean()) * 1e-9
+    return any(step.busy_s > _FITS * mean_s(steps.traced_ns) for step in untraced.values())
+
+
+def runs_behind(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:
+    """The same of untraced steps too. In the long run the queue is full, and their mean length is right."""
+    if not len(steps.traced_ns):
+        return False
+    traced_s = mean_s(steps.traced_ns)
     return any(step.busy_s > _FITS * max(traced_s, step.length_s) for step in untraced.values())
 
 
@@ -135,7 +143,7 @@ class StepEnergies:
     index: Ints
     spans_ns: Ints  # rows of begin and end
     traced: npt.NDArray[np.bool_]  # the profiler ran, started or stopped in it
-    energy_j: Mapping[str, Floats]  # per device
+    energy_j: Mapping[str, Floats]  # per device; nan: too much of the step was not read
 
     @property
     def length_s(self) -> Floats:
@@ -147,29 +155,31 @@ class StepEnergies:
 
 
 def step_energies(recording: Recording) -> StepEnergies | None:
-    """Of the process that announced most steps, of a training rather than calls of a model; None: nobody."""
-    ends = recording.marks.filter(pc.equal(recording.marks["name"], "step_end"))
+    """None where nobody announced two."""
+    ends = main_steps(recording.marks)
     if ends.num_rows < 2:
         return None
-    groups = ends.group_by(["pid", "source"]).aggregate([([], "count_all"), ("rank", "min")]).to_pylist()
-    most = max(
-        groups, key=lambda each: (each["source"] != _CALLS, each["count_all"], -(each["rank_min"] or 0))
-    )
-    mine = pc.and_(pc.equal(ends["pid"], most["pid"]), pc.equal(ends["source"], most["source"]))
-    ends = ends.filter(mine).sort_by("t_ns")
     t_ns = ends["t_ns"].to_numpy()
     spans = np.stack([t_ns[:-1], t_ns[1:]], axis=1)
-    traced = np.zeros(len(spans), dtype=np.bool_)
+    traced, pid = np.zeros(len(spans), dtype=np.bool_), ends["pid"][0].as_py()
     for window in recording.windows.to_pylist():
-        if window["pid"] == most["pid"]:
+        if window["pid"] == pid:
             traced |= (spans[:, 1] > window["asked_ns"]) & (spans[:, 0] < window["stopped_ns"])
     return StepEnergies(
         ends["index"].fill_null(-1).to_numpy()[1:],
         spans,
         traced,
         {
-            device: np.diff(trace.energy_until_j(t_ns))
+            device: np.where(_was_read(trace, t_ns), np.diff(trace.energy_until_j(t_ns)), np.nan)
             for device, trace in device_traces(recording).items()
             if trace.start_ns.size
         },
     )
+
+
+def _was_read(trace: PowerTrace, t_ns: Ints) -> npt.NDArray[np.bool_]:
+    """Of each step between two of these instants."""
+    missed_ns = np.zeros(len(t_ns) - 1)
+    for begin_ns, end_ns in trace.missing(int(t_ns[0]), int(t_ns[-1])):
+        missed_ns += np.maximum(np.minimum(t_ns[1:], end_ns) - np.maximum(t_ns[:-1], begin_ns), 0)
+    return (missed_ns <= MOST_MISSED * np.diff(t_ns)) & (np.diff(trace.covered_until_ns(t_ns)) > 0)

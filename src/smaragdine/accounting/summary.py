@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.traces import device_traces, main_channels
+from smaragdine.accounting.activity import activity, run_bounds
+from smaragdine.accounting.power import Ints, PowerTrace
+from smaragdine.accounting.shared_gpus import shared_gpus
+from smaragdine.accounting.traces import device_traces, left_out, main_channels
 from smaragdine.accounting.virtual import split
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
@@ -85,6 +87,8 @@ class RunSummary:
     marks: pa.Table
     problems: list[str]
     owners: dict[str, Owners] = field(default_factory=dict[str, Owners])
+    exit_code: int | None = None
+    signal: int | None = None  # that ended the program
 
     @property
     def duration_s(self) -> float:
@@ -96,7 +100,7 @@ def summarise(recording: Recording, traces: Mapping[str, PowerTrace] | None = No
     traces = device_traces(recording) if traces is None else traces
     channels = main_channels(recording)
     marks = recording.marks
-    begin_ns, end_ns = _bounds(recording, traces)
+    begin_ns, end_ns = run_bounds(recording)
     devices = {
         device: summarise_device(device, trace, channels[device], begin_ns, end_ns)
         for device, trace in sorted(traces.items(), key=lambda item: _device_order(item[0]))
@@ -120,8 +124,16 @@ def summarise(recording: Recording, traces: Mapping[str, PowerTrace] | None = No
             for index, start, end in epoch_bounds(_named(marks, ("epoch_begin", "epoch_end")))
         ],
         marks=marks,
-        problems=[*recording.info.get("problems", []), *_problem_marks(marks), *_trace_problems(traces)],
+        problems=[
+            *recording.info.get("problems", []),
+            *_problem_marks(marks),
+            *_trace_problems(traces),
+            *left_out(recording),
+            *shared_gpus(recording, begin_ns),
+        ],
         owners=owners(recording, traces, begin_ns, end_ns),
+        exit_code=recording.info.get("exit_code"),
+        signal=recording.info.get("signal"),
     )
 
 
@@ -159,7 +171,10 @@ def summarise_device(
 
 def stands_still(trace: PowerTrace) -> bool:
     """A counter that never moved in a second or more counts nothing: virtual machines show such ones."""
-    return not trace.power_w.any() and int((trace.end_ns - trace.start_ns).sum()) > 1_000_000_000
+    if not trace.start_ns.size:
+        return False
+    whole_ns = int(trace.start_ns[0]), int(trace.end_ns[-1])
+    return trace.energy_j(*whole_ns) == 0 and trace.covered_s(*whole_ns) > 1.0
 
 
 def peak_w(trace: PowerTrace, start_ns: int, end_ns: int) -> float | None:
@@ -171,9 +186,9 @@ def peak_w(trace: PowerTrace, start_ns: int, end_ns: int) -> float | None:
         return None
     window_ns = min(PEAK_OVER_NS, end_ns - start_ns)
     # Where power is constant piece by piece, the highest mean begins or ends at an edge of a piece.
-    inside = trace.start_ns[(trace.start_ns > start_ns) & (trace.start_ns <= end_ns - window_ns)]
-    ends = trace.end_ns[(trace.end_ns >= start_ns + window_ns) & (trace.end_ns < end_ns)]
-    begin_ns = np.concatenate([[start_ns, end_ns - window_ns], inside, ends - window_ns])
+    starts_ns = _between(trace.start_ns, start_ns, end_ns - window_ns)
+    ends_ns = _between(trace.end_ns, start_ns + window_ns, end_ns)
+    begin_ns = np.concatenate([[start_ns, end_ns - window_ns], starts_ns, ends_ns - window_ns])
     covered_ns = trace.covered_until_ns(begin_ns + window_ns) - trace.covered_until_ns(begin_ns)
     used_j = trace.energy_until_j(begin_ns + window_ns) - trace.energy_until_j(begin_ns)
     known = covered_ns >= 0.9 * window_ns
@@ -182,26 +197,22 @@ def peak_w(trace: PowerTrace, start_ns: int, end_ns: int) -> float | None:
     return float((used_j[known] / (covered_ns[known] * 1e-9)).max())
 
 
+def _between(t_ns: Ints, first_ns: int, last_ns: int) -> Ints:
+    """Of instants in order; a run of thousands of epochs must not look through all of them for each."""
+    begin, end = np.searchsorted(t_ns, first_ns), np.searchsorted(t_ns, last_ns, side="right")
+    return t_ns[begin:end]
+
+
 def shares(recording: Recording, start_ns: int, end_ns: int) -> dict[str, Share]:
     """Of each socket's busy time: the program's, ours, everybody else's."""
-    spent: dict[str, dict[str, float]] = {}
-    exact_s: float | None = recording.info.get("program_cpu_s")
-    for series in recording.series("activity"):
-        steps = np.diff(series.value)
-        inside = (np.diff(series.segment) == 0) & (series.t_ns[1:] > start_ns) & (series.t_ns[:-1] < end_ns)
-        by_quantity = spent.setdefault(series.channel.device, {})
-        by_quantity[series.channel.quantity] = float(steps[inside].sum())
     found: dict[str, Share] = {}
-    seen_s = sum(seconds.get("program", 0.0) for seconds in spent.values())
-    for device, seconds in spent.items():
-        program, monitor = seconds.get("program", 0.0), seconds.get("monitor", 0.0)
-        if exact_s is not None and exact_s > seen_s:
-            # The kernel's own total, known at the end, has what was too short-lived to be seen.
-            program += (exact_s - seen_s) * (program / seen_s if seen_s > 0 else 1 / len(spent))
-        # Process clocks are exact and the machine's idle time is counted in ticks: never below the parts.
-        busy = max(seconds.get("busy", 0.0), program + monitor)
-        if busy > 0:
-            found[device] = Share(program / busy, max(0.0, busy - program - monitor) / busy, monitor / busy)
+    for socket, spent in activity(recording).items():
+        inside = (spent.start_ns >= start_ns) & (spent.end_ns <= end_ns)
+        of = (spent.busy_s, spent.program_s, spent.monitor_s)
+        busy_s, program_s, monitor_s = (float(each_s[inside].sum()) for each_s in of)
+        if busy_s > 0:
+            other_s = max(0.0, busy_s - program_s - monitor_s)
+            found[f"cpu:{socket}"] = Share(program_s / busy_s, other_s / busy_s, monitor_s / busy_s)
     return found
 
 
@@ -223,8 +234,10 @@ def epoch_bounds(marks: Sequence[dict[str, Any]]) -> list[tuple[int | None, int,
             trust = _EPOCH_TRUST.get(mark["source"], 1)
             known.append((trust, mark["pid"], begin["index"], begin["t_ns"], mark["t_ns"]))
     spans: list[tuple[int | None, int, int]] = []
+    best = {pid: min(t for t, p, *_ in known if p == pid) for pid in {p for _, p, *_ in known}}
     for trust, pid, index, start, end in known:
-        better = [(s, e) for t, p, _, s, e in known if t < trust and p == pid]
+        # Thousands of epochs are not compared with each other where one source has announced them all.
+        better = [(s, e) for t, p, _, s, e in known if t < trust and p == pid] if trust > best[pid] else []
         if not any(s < end and start < e for s, e in better):
             spans.append((index, start, end))
     shared: list[tuple[int | None, int, int]] = []
@@ -238,15 +251,6 @@ def epoch_bounds(marks: Sequence[dict[str, Any]]) -> list[tuple[int | None, int,
             newest[index] = len(shared)
         shared.append((index, start, end))
     return shared
-
-
-def _bounds(recording: Recording, traces: Mapping[str, PowerTrace]) -> tuple[int, int]:
-    """The program's first and last instant; of an interrupted recording, what the readings span."""
-    begin_ns = recording.info.get("begin_ns") or recording.info["clock"]["begin"]["wall_ns"]
-    end_ns = recording.info.get("end_ns")
-    if not end_ns:
-        end_ns = max((int(t.end_ns[-1]) for t in traces.values() if t.end_ns.size), default=begin_ns)
-    return begin_ns, max(begin_ns, end_ns)
 
 
 def _device_order(device: str) -> tuple[int, list[tuple[int, str]]]:
@@ -267,6 +271,7 @@ def _problem_marks(marks: pa.Table) -> list[str]:
         "sensor_lost": "lost",
         "sensor_error": "sensor",
         "clock_step": "clock",
+        "suspended": "clock",
         "left_running": "note",
         "lane_stuck": "monitor",
     }
@@ -314,6 +319,8 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
 
     return {
         "status": summary.status,
+        "exit_code": summary.exit_code,
+        "signal": summary.signal,
         "duration_s": summary.duration_s,
         "missing_s": summary.missing_s,
         "total_j": summary.total_j,

@@ -18,6 +18,7 @@ from smaragdine.accounting.power import (
     distinct,
     from_counter,
     from_samples,
+    goes_on,
     used,
 )
 from smaragdine.recording.reader import Recording, Series
@@ -28,20 +29,38 @@ ANCHOR_EVERY_NS = 2_000_000_000
 
 def device_traces(recording: Recording) -> dict[str, PowerTrace]:
     """The power trace of every device with a reading, parts of devices (`cpu:0/core`) included."""
-    by_device: dict[str, list[Series]] = {}
-    for series in recording.series("power"):
-        by_device.setdefault(series.channel.device, []).append(series)
-    return {device: _device_trace(members) for device, members in by_device.items()}
+    return {device: _device_trace(members) for device, members in _by_device(recording).items()}
 
 
 def main_channels(recording: Recording) -> dict[str, Channel]:
     """Per device the channel its figures rest on: the samples where there are some."""
     main: dict[str, Channel] = {}
-    for series in recording.series("power"):
-        device = series.channel.device
-        if device not in main or series.channel.quantity == "power":
-            main[device] = series.channel
+    for device, members in _by_device(recording).items():
+        sampled = [series.channel for series in members if series.channel.quantity == "power"]
+        main[device] = [members[0].channel, *sampled][-1]
     return main
+
+
+def left_out(recording: Recording) -> list[str]:
+    """What further sensors read of a device, said in a line each."""
+    used = {device: members[0].channel.sensor for device, members in _by_device(recording).items()}
+    all_of = dict.fromkeys((s.channel.device, s.channel.sensor) for s in recording.series("power"))
+    return [
+        f"{device}: its figures are those of {used[device]}, not of {sensor}, which read it too"
+        for device, sensor in all_of
+        if sensor != used[device]
+    ]
+
+
+def _by_device(recording: Recording) -> dict[str, list[Series]]:
+    """Of each device what its first sensor read: what another one says of it (a plug-in; an estimate, where a
+    restarted sampler may no longer read the counters) is no more energy, and of another provenance."""
+    found: dict[str, list[Series]] = {}
+    for series in recording.series("power"):
+        members = found.setdefault(series.channel.device, [])
+        if not members or members[0].channel.sensor == series.channel.sensor:
+            members.append(series)
+    return found
 
 
 def _device_trace(members: Sequence[Series]) -> PowerTrace:
@@ -96,11 +115,15 @@ def anchor(shape: PowerTrace, counter: Series, every_ns: int = ANCHOR_EVERY_NS) 
     Anchors are readings of the counter, each an observed change, at least `every_ns` apart. Time between
     two anchors that no sample covers gets the interval's mean power, because the counter saw it.
     """
-    chosen = _choose_anchors(counter, every_ns)
+    new = goes_on(counter.t_ns)
+    rows = np.flatnonzero(new)
+    chosen = rows[_choose_anchors(counter.t_ns[rows], every_ns)]
     if chosen.size < 2:
         return shape
-    t_ns, total_j = counter.t_ns[chosen], counter.value[chosen]
-    used_j = used(counter, total_j)
+    t_ns = counter.t_ns[chosen]
+    used_j = used(counter, counter.value[chosen])
+    # Between two anchors with time said twice the counter counted more than that time used.
+    used_j[np.diff(np.cumsum(~new)[chosen]) > 0] = np.nan
     filled = _fill(shape, t_ns, used_j)
     interval = np.searchsorted(t_ns, filled.start_ns, side="right") - 1
     sampled_j = _energy_of_intervals(filled, interval, used_j.size)
@@ -122,12 +145,12 @@ def _energy_of_intervals(trace: PowerTrace, interval: Ints, count: int) -> Float
     return np.bincount(interval[inside], energy_j[inside], minlength=count).astype(np.float64)
 
 
-def _choose_anchors(counter: Series, every_ns: int) -> Ints:
+def _choose_anchors(t_ns: Ints, every_ns: int) -> Ints:
     chosen: list[int] = []
-    for i, t in enumerate(counter.t_ns):
-        if not chosen or t - counter.t_ns[chosen[-1]] >= every_ns:
+    for i, t in enumerate(t_ns):
+        if not chosen or t - t_ns[chosen[-1]] >= every_ns:
             chosen.append(i)
-    last = counter.t_ns.size - 1
+    last = t_ns.size - 1
     if last >= 0 and chosen[-1] != last:
         # The last reading bounds the run: better a somewhat longer last interval than an open end.
         if len(chosen) > 1:
@@ -138,15 +161,17 @@ def _choose_anchors(counter: Series, every_ns: int) -> Ints:
 
 
 def _fill(shape: PowerTrace, anchors_ns: Ints, used_j: Floats) -> PowerTrace:
-    """Cut the trace at the anchors, and give time between them that it does not cover their mean power."""
+    """Cut the trace at the anchors, and give time between them that it does not cover their mean power: the
+    counter saw it, where it says what was used."""
     cuts = distinct(np.concatenate([shape.start_ns, shape.end_ns, anchors_ns]))
     start_ns, end_ns = cuts[:-1], cuts[1:]
     i = np.searchsorted(shape.start_ns, start_ns, side="right") - 1
     inside = (i >= 0) & (start_ns < shape.end_ns[np.maximum(i, 0)])
     power_w = np.where(inside, shape.power_w[np.maximum(i, 0)], 0.0)
     covered_ns = np.diff(shape.covered_until_ns(anchors_ns))
-    between = (start_ns >= anchors_ns[0]) & (start_ns < anchors_ns[-1])
     interval = np.searchsorted(anchors_ns, start_ns, side="right") - 1
+    between = (start_ns >= anchors_ns[0]) & (start_ns < anchors_ns[-1])
+    between &= used_j[np.clip(interval, 0, used_j.size - 1)] >= 0
     sampled = PowerTrace(start_ns[inside], end_ns[inside], power_w[inside])
     sampled_j = _energy_of_intervals(sampled, interval[inside], used_j.size)
     mean_w = np.divide(

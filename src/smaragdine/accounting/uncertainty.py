@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from smaragdine.accounting.engine import sum_by
 from smaragdine.accounting.ledger import Ledger
@@ -112,8 +113,10 @@ def infer(seen: Windows, sensor: Sensor, rows: int) -> Look:
     mean_w, deviation_w, learned = np.zeros(rows), np.zeros(rows), np.zeros(rows)
     if known.size and sensor.limit_w > sensor.idle_w:
         prior_w = (sensor.limit_w - sensor.idle_w) * busy_s[known] / share_s[known] / np.sqrt(12)
-        # In parts of the limit: the squares of any watts must fit a float.
-        found = _posterior(seen, sensor, known, share_s[known], prior_w / sensor.limit_w)
+        # One thread is the fastest on two cores; with sixteen, accounting took up to a hundred times the CPU.
+        with threadpool_limits(1, "blas"):
+            # In parts of the limit: the squares of any watts must fit a float.
+            found = _posterior(seen, sensor, known, share_s[known], prior_w / sensor.limit_w)
         mean_w[known], deviation_w[known] = found[0] * sensor.limit_w, found[1] * sensor.limit_w
         learned[known] = 1 - (deviation_w[known] / prior_w) ** 2
     else:

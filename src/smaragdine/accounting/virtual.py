@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from smaragdine.accounting.activity import Intervals, activity, run_bounds
 from smaragdine.accounting.power import Floats, Ints, PowerTrace, distinct
-from smaragdine.accounting.traces import device_traces
+from smaragdine.accounting.traces import device_traces, main_channels
 from smaragdine.recording.reader import Recording
 
 _SPLIT = re.compile(r"(?:cpu|dram):(\d+)")
@@ -123,10 +123,10 @@ def split_trace(
 def _devices(recording: Recording, traces: Mapping[str, PowerTrace]) -> dict[str, tuple[int, str]]:
     """Sockets and memories that are devices of their own: socket and provenance."""
     found: dict[str, tuple[int, str]] = {}
-    for series in recording.series("power"):
-        match = _SPLIT.fullmatch(series.channel.device)
-        if match and series.channel.scope == "device" and series.channel.device in traces:
-            found[series.channel.device] = int(match[1]), series.channel.provenance
+    for device, channel in main_channels(recording).items():
+        match = _SPLIT.fullmatch(device)
+        if match and channel.scope == "device" and device in traces:
+            found[device] = int(match[1]), channel.provenance
     return found
 
 

@@ -99,18 +99,24 @@ def steps_of(recording: Recording, device: str, warm_up: int, blocks: int) -> St
     announced = step_energies(recording)
     if channel is None or period_s is None or announced is None or device not in announced.energy_j:
         what = "no steps" if channel is not None and announced is None else f"nothing of {device}"
-        raise UserError(f"{recording.path} has {what}")
+        remedy = 'Mark them with smaragdine.mark("step_end", i)' if what == "no steps" else ""
+        raise UserError(f"{recording.path} has {what}", remedy=remedy)
     spans_ns = announced.spans_ns[max(warm_up - 1, 0) :]
     energy_j = announced.energy_j[device][max(warm_up - 1, 0) :]
     plain = _plain(recording, spans_ns)
     spans_ns, energy_j = spans_ns[plain], energy_j[plain]
-    count = min(blocks, len(spans_ns) // 2) or 1
     if not len(spans_ns):
-        raise UserError(f"{recording.path} has no steps after the first {warm_up}")
+        raise UserError(
+            f"{recording.path} has no steps after the first {warm_up}",
+            remedy="Let the program run longer, or drop fewer: --warm-up N",
+        )
     refuse_gaps(recording, device_traces(recording)[device], spans_ns, device)
+    known = np.isfinite(energy_j)
+    spans_ns, energy_j = spans_ns[known], energy_j[known]
     length_s = (spans_ns[:, 1] - spans_ns[:, 0]) * 1e-9
     edge_s = max(channel.period_ms / 1e3, COUNTER_PERIOD_NS / 1e9)
     found: list[Block] = []
+    count = min(blocks, len(spans_ns) // 2) or 1
     for rows in np.array_split(np.arange(len(spans_ns)), count):
         time_s, sum_j = float(length_s[rows].sum()), float(energy_j[rows].sum())
         # Each of the two edges lies anywhere between two updates.

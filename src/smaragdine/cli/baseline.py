@@ -18,7 +18,7 @@ from smaragdine.sensors.cuda_context import attached_context
 def main(words: list[str]) -> int:
     parser = Parser(
         "baseline",
-        "Record idle power per device; `smaragdine show RUN --subtract BASELINE` then shows energy above it. "
+        "Record idle power per device; `smaragdine show RUN --subtract BASELINE` shows energy above it.\n"
         "Keep the machine otherwise idle meanwhile.",
         "  smaragdine baseline --seconds 30 -o runs/idle\n  smaragdine show runs/first --subtract runs/idle",
     )
@@ -32,6 +32,7 @@ def main(words: list[str]) -> int:
         "-o", "--output", metavar="DIR", help="the recording's folder (default runs/<date>-baseline)"
     )
     options = parser.parse_args(words)
+    from smaragdine.accounting.baseline import not_idle
     from smaragdine.accounting.summary import summarise
     from smaragdine.recording.reader import open_recording
     from smaragdine.report.terminal import console, run_tables, shortest_path
@@ -40,7 +41,10 @@ def main(words: list[str]) -> int:
     with _context(options.with_context), record_here(output, label="baseline") as folder:
         _wait(options.seconds)
     out = console(sys.stderr)
-    out.print(run_tables(summarise(open_recording(folder))))
+    recording = open_recording(folder)
+    out.print(run_tables(summarise(recording)))
+    for line in not_idle(recording):
+        out.print(f"! {line}", markup=False, soft_wrap=True)
     out.print(f"recording: {shortest_path(folder)}", markup=False, soft_wrap=True)
     return 0
 

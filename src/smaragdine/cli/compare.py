@@ -35,12 +35,14 @@ def main(words: list[str]) -> int:
     comparison = compare(footprints[:split], footprints[split:], options.device, options.per_step)
     if options.json:
         return _print_json({"a": paths[:split], "b": paths[split:], **to_json(comparison, options.top)})
-    from smaragdine.report.comparison import comparison_tables
+    from smaragdine.report.comparison import comparison_tables, what_is_compared
     from smaragdine.report.terminal import console
 
     out = console()
     for side, names in (("A", paths[:split]), ("B", paths[split:])):
         out.print(f"{side}  {', '.join(names)}", markup=False, soft_wrap=True)
+    compared = what_is_compared(footprints[:split], footprints[split:], options.per_step)
+    out.print(compared, style="dim", markup=False, soft_wrap=True)
     out.print()
     out.print(comparison_tables(comparison, 10 if options.top is None else options.top))
     return 0
@@ -50,7 +52,8 @@ def _parser() -> Parser:
     parser = Parser(
         "compare",
         "What changed between runs: energy per device and per name, similarity, and which of it is more\n"
-        "than noise. More than two runs without --against: how alike each is to each.",
+        "than noise. It is the energy of the traced steps; smaragdine report A B has the whole runs too.\n"
+        "More than two runs without --against: how alike each is to each.",
         "  smaragdine compare runs/before runs/after\n"
         "  smaragdine compare A1 A2 A3 --against B1 B2 B3\n"
         "  smaragdine compare before.json after.json --summary --device gpu:0\n"
@@ -74,7 +77,7 @@ def _parser() -> Parser:
         type=positive_count,
         help="every N runs are an experiment: how alike they are, and to more of them (the paper's 5)",
     )
-    parser.add_argument("--per-step", action="store_true", help="what one step costs, not the whole run")
+    parser.add_argument("--per-step", action="store_true", help="one step, not all that were traced")
     parser.add_argument(
         "--top", metavar="N", type=count, help="how many changed names (10; all of them in JSON)"
     )

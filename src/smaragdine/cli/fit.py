@@ -142,16 +142,15 @@ def _print(found: Analysis, quantities: tuple[str, ...]) -> None:
 
 
 def _draw(found: Analysis, swept: SweepGroups | None, options: argparse.Namespace) -> None:
-    from smaragdine.report.figures.limits import draw_fits, stems
+    from smaragdine.report.figures.limits import draw_fits
+    from smaragdine.report.figures.sweep import draw_sweep
 
     folder, formats = Path(options.figures), options.format.split(",")
-    files = draw_fits(found, folder, formats)
-    if swept is not None:
-        from smaragdine.report.figures.sweep import draw_sweep
-
-        drawn = draw_sweep(Path(options.source), swept, stems(found), folder, formats)
-        files += drawn.files
-        for name, why in drawn.left_out.items():
-            print(f"not drawn: {name}: {why}", file=sys.stderr)
-    for path in files:
+    if swept is None:
+        drawn = draw_fits(found, folder, formats)
+    else:
+        drawn = draw_sweep(Path(options.source), swept, found, folder, formats)
+    for name, why in drawn.left_out.items():
+        print(f"not drawn: {name}: {why}", file=sys.stderr)
+    for path in drawn.files:
         print(path, file=sys.stderr if options.json else sys.stdout)

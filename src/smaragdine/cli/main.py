@@ -33,6 +33,9 @@ VERBS = {
     "session": "have the daemon record a program that runs already",
 }
 
+# What other tools call it.
+_ELSEWHERE = {"diff": "compare", "record": "run", "stats": "show", "summary": "show", "monitor": "run"}
+
 _HELP = """\
 usage: smaragdine VERB [options]
 
@@ -98,6 +101,13 @@ def _dispatch(words: list[str]) -> int:
         print(f"smaragdine {__version__}")
         return 0
     if words[0] not in VERBS:
-        raise UserError(f"unknown verb {words[0]}", remedy=f"There are: {', '.join(VERBS)}")
+        raise UserError(f"unknown verb {words[0]}", remedy=_meant(words[0]))
     verb = importlib.import_module(f"smaragdine.cli.{words[0]}")
     return verb.main(words[1:])
+
+
+def _meant(word: str) -> str:
+    import difflib  # dear to load
+
+    near = _ELSEWHERE.get(word) or next(iter(difflib.get_close_matches(word, VERBS)), None)
+    return (f"Did you mean {near}? " if near else "") + f"There are: {', '.join(VERBS)}"

@@ -31,6 +31,10 @@ def positive_watts(text: str) -> float:
     return _number(text, 0 < (value := _float(text)) < 1e6, value, "a power above 0 W")
 
 
+def grams_per_kwh(text: str) -> float:
+    return _number(text, 0 <= (value := _float(text)) < 1e4, value, "grams of CO₂ per kWh, 0 or more")
+
+
 def period_ms(text: str) -> float:
     return _number(text, 1 <= (value := _float(text)) <= 1000, value, "a period between 1 and 1000 ms")
 

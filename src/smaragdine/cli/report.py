@@ -62,6 +62,8 @@ def _parser() -> Parser:
 
 def main(words: list[str]) -> int:
     options = _parser().parse_args(words)
+    if options.only and not options.figures:
+        raise UserError("--only chooses figures", "none are asked for", "Name a folder with --figures DIR")
     recordings = [_opened(path) for path in options.recordings]
     if options.figures:
         _draw(recordings, options)
@@ -113,6 +115,7 @@ def _print_one(recording: Recording, found: Overview, options: argparse.Namespac
     from smaragdine.report.overview import overview_tables, step_tables
     from smaragdine.report.terminal import console, run_tables
 
+    shown = _shown(found, options)
     out = console()
     out.print(" ".join(recording.info.get("command", [])), style="bold", markup=False, soft_wrap=True)
     if options.by == "device":
@@ -121,7 +124,6 @@ def _print_one(recording: Recording, found: Overview, options: argparse.Namespac
     if options.by == "step":
         out.print(step_tables(recording, options.top))
         return
-    shown = _shown(found, options)
     tree = min(options.depth, 100) if options.by == "name" else 0
     rows = shown
     if rows is not None:
@@ -135,16 +137,18 @@ def _print_both(
     from smaragdine.accounting.comparison import compare, to_json
 
     sides: list[Footprint] = []
+    alone: list[UserError] = []
     for recording, each in zip(recordings, found, strict=True):
         footprint = _shown(each, options)
         if footprint is None:
             why = "it has no events" if each.absent is None else each.absent
-            raise UserError(
-                f"{recording.path} cannot be compared by operation", why, "smaragdine show has its energy"
-            )
-        sides.append(footprint)
-    comparison = compare(sides[:1], sides[1:])
-    if options.json:
+            alone.append(UserError(f"{recording.path} cannot be compared by operation", why))
+        else:
+            sides.append(footprint)
+    if alone and options.json:
+        raise alone[0]
+    comparison = None if alone else compare(sides[:1], sides[1:])
+    if comparison is not None and options.json:
         paths = [str(recording.path) for recording in recordings]
         reports = [overview_json(each) for each in found]
         return _print_json({"a": paths[0], "b": paths[1], **to_json(comparison), "reports": reports})
@@ -157,7 +161,10 @@ def _print_both(
         out.print(f"{side}  {recording.path}", markup=False, soft_wrap=True)
     out.print()
     out.print(both_summaries(found[0].summary, found[1].summary))
-    out.print(comparison_tables(comparison, options.top))
+    if comparison is not None:
+        out.print(comparison_tables(comparison, options.top))
+    for reason in alone:
+        out.print(f"! {reason}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from smaragdine.accounting.summary import summarise
 from smaragdine.cli.parsing import Parser, count, percentage, period_ms
+from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording
@@ -80,7 +81,13 @@ def split_words(words: list[str]) -> tuple[list[str], list[str]]:
 
 def main(words: list[str]) -> int:
     ours, program = split_words(words)
-    options = _parser().parse_args(ours)
+    options, unknown = _parser().parse_known_args(ours)
+    if unknown:
+        raise UserError(
+            f"unknown option {unknown[0]}",
+            "options before the program's name are ours",
+            "Its own follow it: smaragdine run train.py --epochs 3. See smaragdine run --help",
+        )
     command = build_command(program, os.environ)
     prepare = functools.partial(_prepare, options)
     record_options = RecordOptions(int(options.period_ms * 1e6), options.pcie, options.live)

@@ -7,19 +7,28 @@ import sys
 
 from smaragdine.accounting.baseline import subtract
 from smaragdine.accounting.summary import summarise, to_json
-from smaragdine.cli.parsing import Parser
+from smaragdine.cli.parsing import Parser, grams_per_kwh
 from smaragdine.recording.reader import open_recording
+from smaragdine.units import carbon_g
 
 
 def main(words: list[str]) -> int:
     parser = Parser(
         "show",
         "Energy, mean and peak power, duration per device and per epoch of a recording.",
-        "  smaragdine show runs/2026-11-15-train\n  smaragdine show runs/first --json | jq .devices",
+        "  smaragdine show runs/2026-11-15-train\n"
+        "  smaragdine show runs/first --carbon 380\n"
+        "  smaragdine show runs/first --json | jq .devices",
     )
     parser.add_argument("recording", metavar="RUN", help="the folder of a recording")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.add_argument("--subtract", metavar="BASELINE", help="also show energy above an idle baseline")
+    parser.add_argument(
+        "--carbon",
+        metavar="G",
+        type=grams_per_kwh,
+        help="also show CO₂, at so many grams per kWh: your grid's, which changes by place, hour and year",
+    )
     options = parser.parse_args(words)
     recording = open_recording(options.recording)
     summary = summarise(recording)
@@ -28,13 +37,18 @@ def main(words: list[str]) -> int:
         values = to_json(summary)
         if options.subtract:
             values["above_idle"] = {row.device: {"net_j": row.net_j, "idle_w": row.idle_w} for row in net}
+        if options.carbon is not None:
+            total_g = None if summary.total_j is None else carbon_g(summary.total_j, options.carbon)
+            values["carbon"] = {"total_g": total_g, "intensity_g_per_kwh": options.carbon}
         json.dump(values, sys.stdout, indent=1, allow_nan=False)
         print()
         return 0
-    from smaragdine.report.terminal import console, run_tables
+    from smaragdine.report.terminal import carbon_line, console, run_tables
 
     out = console()
     command = " ".join(recording.info.get("command", []))
     out.print(command, style="bold", markup=False, soft_wrap=True)
     out.print(run_tables(summary, net))
+    if options.carbon is not None:
+        out.print(carbon_line(summary, options.carbon))
     return 0

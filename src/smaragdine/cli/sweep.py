@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ from typing import Any
 from smaragdine.cli.parsing import Parser, count, parameter, percentage, positive_count, positive_seconds
 from smaragdine.errors import UserError
 from smaragdine.sweep.experiment import ExperimentFile, checked, name_of, read_experiments
-from smaragdine.sweep.folders import find_sweep, remove_empty
+from smaragdine.sweep.folders import find_sweep, gone_if_refused
 from smaragdine.sweep.plan import Plan, make_plan, save_plan
 from smaragdine.sweep.runner import BASELINE, Queue, Sweep
 
@@ -55,12 +56,9 @@ def main(words: list[str]) -> int:
         from smaragdine.sweep.engine_local import jobs_here
 
         jobs_here(plan, plan.tasks, os.environ)
-    save_plan(folder, plan)
-    try:
+    with gone_if_refused(folder):
+        save_plan(folder, plan)
         return _run(folder, options)
-    except UserError:
-        remove_empty(folder)
-        raise
 
 
 def _parser() -> Parser:
@@ -227,21 +225,22 @@ def _dry_run(plan: Plan, folder: Path | None, options: argparse.Namespace) -> in
 
 
 def _run(folder: Path, options: argparse.Namespace) -> int:
+    with contextlib.closing(Sweep(folder)) as sweep:
+        if not options.dry_run:
+            return _run_sweep(sweep, options)
+    return _dry_run(sweep.plan, folder, options)
+
+
+def _run_sweep(sweep: Sweep, options: argparse.Namespace) -> int:
     from smaragdine.report.sweep import SweepDisplay
     from smaragdine.report.terminal import shortest_path
     from smaragdine.sweep.repetition import Stop
 
-    sweep = Sweep(folder)
-    if options.dry_run:
-        sweep.close()
-        return _dry_run(sweep.plan, folder, options)
-    where = shlex.quote(shortest_path(folder))
-    with SweepDisplay(sweep.note, len(sweep.left())) as display, Stop() as stop:
+    where = shlex.quote(shortest_path(sweep.folder))
+    before = len(sweep.rows) - len(sweep.failed())
+    first = f"sweep: {where}" + (f", {before} of {len(sweep.plan.tasks)} are there" if before else "")
+    with SweepDisplay(sweep.note, len(sweep.left()), first) as display, Stop() as stop:
         queue = Queue(sweep, options.retry)
-        before = len(sweep.rows) - len(sweep.failed())
-        display.say(
-            f"sweep: {where}" + (f", {before} of {len(sweep.plan.tasks)} are there" if before else "")
-        )
         if options.engine == "ray":
             from smaragdine.sweep.engine_ray import run_ray
 
@@ -251,7 +250,6 @@ def _run(folder: Path, options: argparse.Namespace) -> int:
 
             run_local(queue, display, stop)
         sweep.save()
-    sweep.close()
     if stop:
         print(f"smaragdine: stopped. Go on with: smaragdine sweep --resume {where}", file=sys.stderr)
         return 128 + stop.number

@@ -200,7 +200,7 @@ class DaemonSensor:
     def _concerns_us(self, note: pb.Note) -> bool:
         if note.name.startswith("sensor_"):
             return any(channel.name in note.detail for channel in self._channels)
-        return note.name != "clock_step"  # the recorder sees that itself
+        return note.name not in ("clock_step", "suspended")  # the recorder sees that itself
 
     def _here(self) -> None:
         if self._gone_since_s is not None:

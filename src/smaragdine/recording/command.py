@@ -29,11 +29,17 @@ class Command:
 
 
 def build_command(words: Sequence[str], environment: Mapping[str, str]) -> Command:
-    """`train.py …`, `-m module …`, or an executable and its arguments; a leading `--` means the last."""
+    """`train.py …`, `-m module …`, or an executable and its arguments; a leading `--` means the last.
+
+    A script that does not start by itself is one there too: `sweep` and others have it behind a `--`.
+    """
     words = list(words)
     if words[:1] == ["--"]:
-        words = words[1:]
-        return _executable(_required(words), environment)
+        words = _required(words[1:])
+        path = Path(words[0])
+        if path.suffix == ".py" and path.is_file() and not _found(words[0], environment):
+            return _script(path, words, environment)
+        return _executable(words, environment)
     words = _required(words)
     if words[0] == "-m":
         if len(words) < 2:
@@ -46,9 +52,7 @@ def build_command(words: Sequence[str], environment: Mapping[str, str]) -> Comma
             remedy="Options of smaragdine come before the script; see smaragdine run --help",
         )
     path = Path(words[0])
-    is_folder = path.is_dir() and (
-        os.sep in words[0] or shutil.which(words[0], path=environment.get("PATH")) is None
-    )
+    is_folder = path.is_dir() and (os.sep in words[0] or _found(words[0], environment) is None)
     if path.suffix in (".py", ".pyc", ".pyz", ".ipynb") or is_folder:
         return _script(path, words, environment)
     return _executable(words, environment)
@@ -76,9 +80,13 @@ def _script(path: Path, words: list[str], environment: Mapping[str, str]) -> Com
     return Command(python, (python, *words), path.resolve().stem)
 
 
+def _found(name: str, environment: Mapping[str, str]) -> str | None:
+    return shutil.which(name, path=environment.get("PATH"))
+
+
 def _executable(words: list[str], environment: Mapping[str, str]) -> Command:
     name = words[0]
-    found = shutil.which(name, path=environment.get("PATH"))
+    found = _found(name, environment)
     if found is None and os.sep not in name:
         # torchrun, accelerate … sit beside our own interpreter when its environment is not activated.
         beside = Path(sys.executable).parent / name

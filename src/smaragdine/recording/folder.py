@@ -42,7 +42,8 @@ def create(folder: Path | None, label: str, root: Path = Path("runs")) -> Path:
         _mkdir(folder)
         _claim(folder)
         return folder
-    name = f"{time.strftime('%Y-%m-%d')}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('-') or 'run'}"
+    label = re.sub(r"[^\w.-]+", "-", label).strip("-") or "run"
+    name = f"{time.strftime('%Y-%m-%d')}-{label}"
     _mkdir(root)
     for number in range(1, 100_000):
         candidate = root / (name if number == 1 else f"{name}-{number}")
@@ -54,16 +55,16 @@ def create(folder: Path | None, label: str, root: Path = Path("runs")) -> Path:
             raise _cannot_create(candidate, error) from None
         _claim(candidate)
         return candidate
-    raise UserError(f"{root} is full of recordings named {name}", remedy="Name another folder with -o DIR")
+    raise UserError(f"{root} is full of recordings named {name}", remedy="Name another folder (-o DIR)")
 
 
 def _refuse_taken(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file", remedy="Name a new folder with -o DIR")
+        raise UserError(f"{folder} is a file", remedy="Name a new folder (-o DIR)")
     if folder.is_dir() and any(folder.iterdir()):
         what = "a recording" if (folder / INFO_FILE).exists() else "files"
         raise UserError(
-            f"{folder} already holds {what}", "it is never overwritten", "Name a new folder with -o DIR"
+            f"{folder} already holds {what}", "it is never overwritten", "Name a new folder (-o DIR)"
         )
 
 
@@ -71,9 +72,7 @@ def _claim(folder: Path) -> None:
     try:
         (folder / SPOOL_FOLDER).mkdir()
     except FileExistsError:
-        raise UserError(
-            f"{folder} was taken by another run", remedy="Name a new folder with -o DIR"
-        ) from None
+        raise UserError(f"{folder} was taken by another run", remedy="Name a new folder (-o DIR)") from None
     except OSError as error:
         raise _cannot_create(folder, error) from None
 
@@ -86,9 +85,7 @@ def _mkdir(folder: Path) -> None:
 
 
 def _cannot_create(folder: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot create {folder}", error.strerror or str(error), "Name another folder with -o DIR"
-    )
+    return UserError(f"cannot create {folder}", error.strerror or str(error), "Name another folder (-o DIR)")
 
 
 def remove(folder: Path, keep_folder: bool = False) -> None:

@@ -188,7 +188,7 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
         raise UserError(
             f"{folder} is no recording",
             f"it has no {INFO_FILE}",
-            "Name the folder that smaragdine run printed",
+            _inside(folder) or "Name the folder that smaragdine run printed",
         )
     try:
         info: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -205,6 +205,17 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
             "Update smaragdine",
         )
     return Recording(folder, info)
+
+
+def _inside(folder: Path) -> str:
+    """The recording that is meant, perhaps, by the folder of many."""
+    files = list(folder.glob(f"*/{INFO_FILE}")) or list(
+        folder.glob(f"runs/*/{INFO_FILE}")
+    )  # a sweep, a study
+    if not files:
+        return ""
+    count = "a recording" if len(files) == 1 else f"{len(files)} recordings"
+    return f"It holds {count}; the newest is {max(files, key=lambda file: file.stat().st_mtime).parent}"
 
 
 def _check(info: dict[str, Any]) -> None:

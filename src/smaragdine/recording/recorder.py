@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from smaragdine import clock
+from smaragdine.monitor.clock_watch import ClockWatch
 from smaragdine.monitor.daemon_sensor import DaemonSensor
 from smaragdine.monitor.priority import prioritise_thread
 from smaragdine.monitor.sampler import Sampler
@@ -56,7 +56,7 @@ class Recorder:
         self._daemons = [sensor for sensor in machine.sensors if isinstance(sensor, DaemonSensor)]
         self._writer = ReadingsWriter(self._folder, self._sampler.channels, config.segment)
         self._power_channels = {i for i, c in enumerate(self._sampler.channels) if table_of(c) == "power"}
-        self._clock_pair = clock.pair()
+        self._clocks = ClockWatch()
         self._pidfd: int | None = None
         self._watched = 0
         self._input = b""
@@ -143,11 +143,8 @@ class Recorder:
             gc.collect()
 
     def _write_notes(self) -> None:
-        now = clock.pair()
-        moved_ns = clock.step_ns(self._clock_pair, now)
-        if moved_ns:
-            self._sampler.note("clock_step", f"the wall clock was set by {moved_ns / 1e6:+.1f} ms")
-        self._clock_pair = now
+        for name, detail in self._clocks.look().words().items():
+            self._sampler.note(name, detail)
         notes = [*self._sampler.notes(), *(note for d in self._daemons for note in d.drain_notes())]
         if not notes:
             return

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smaragdine import clock
 from smaragdine.errors import UserError
+from smaragdine.monitor.clock_watch import ClockWatch
 from smaragdine.recording import folder as folders
 from smaragdine.recording import marks
 from smaragdine.recording.command import Command, without_secrets
@@ -57,7 +57,8 @@ def record_program(
     existed = folder is not None and folder.exists()
     path = folders.create(folder, command.label).absolute()
     run_id = uuid.uuid4().hex
-    info = folders.initial_info(without_secrets(command.argv), environment, host, clock.pair())
+    clocks = ClockWatch()
+    info = folders.initial_info(without_secrets(command.argv), environment, host, clocks.pair)
     info["run_id"] = run_id
     first_error = folders.write_info(path, info)
     channels: list[Any] = []
@@ -89,7 +90,7 @@ def record_program(
     info["signal"] = -outcome.returncode if outcome.returncode < 0 else None
     info["program_cpu_s"] = outcome.program_cpu_s
     status = "complete" if outcome.returncode == 0 else "failed" if outcome.returncode > 0 else "killed"
-    _finish(path, info, outcome, status)
+    _finish(path, info, outcome, status, clocks)
     return Recorded(path, info, outcome.returncode, outcome.problems)
 
 
@@ -101,7 +102,8 @@ def record_here(
     options = options or RecordOptions()
     host = host_facts(settings_from_environment(os.environ))
     path = folders.create(folder, label).absolute()
-    info = folders.initial_info([label], os.environ, host, clock.pair())
+    clocks = ClockWatch()
+    info = folders.initial_info([label], os.environ, host, clocks.pair)
     folders.write_info(path, info)
     outcome = Supervision()
     recorders = Recorders(_config(path, options), os.environ, outcome)
@@ -120,7 +122,7 @@ def record_here(
             outcome.end_ns = time.time_ns()
             recorders.stop()
             marks.append(path, "experiment_end", outcome.end_ns)
-            _finish(path, info, outcome, status)
+            _finish(path, info, outcome, status, clocks)
 
 
 def _config(path: Path, options: RecordOptions) -> RecorderConfig:
@@ -134,11 +136,9 @@ def _take_ready(info: dict[str, Any], outcome: Supervision) -> None:
         info["host"].update(outcome.ready["facts"])
 
 
-def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str) -> None:
-    end = clock.pair()
-    begin = clock.ClockPair(**info["clock"]["begin"])
-    info["clock"]["end"] = {"wall_ns": end.wall_ns, "mono_ns": end.mono_ns}
-    info["clock"]["step_ns"] = clock.step_ns(begin, end)
+def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str, clocks: ClockWatch) -> None:
+    info["clock"]["step_ns"] = clocks.look().step_ns
+    info["clock"]["end"] = {"wall_ns": clocks.pair.wall_ns, "mono_ns": clocks.pair.mono_ns}
     info["status"] = status
     info["begin_ns"], info["end_ns"] = outcome.begin_ns, outcome.end_ns
     info["monitor"] = outcome.figures

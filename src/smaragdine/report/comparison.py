@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from smaragdine.accounting.comparison import Change, Comparison
+from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.similarity import Correlation, Key
 from smaragdine.report.fitting import FittingTable, Line, visible
 from smaragdine.units import joules, plus_minus, watts
@@ -28,6 +29,16 @@ def comparison_tables(comparison: Comparison, top: int) -> RenderableType:
     parts += [Text(""), Text(_sentence(comparison.verdict), style="bold")]
     parts += [Text.assemble(("! ", "yellow"), remark) for remark in comparison.remarks]
     return Group(*parts)
+
+
+def what_is_compared(a: Sequence[Footprint], b: Sequence[Footprint], per_step: bool) -> str:
+    totals = [[total for one in side for total in one.devices.values()] for side in (a, b)]
+    if per_step or all(total.per_step for side in totals for total in side):
+        return "energy of one traced step"
+    steps = [max((total.steps for total in side), default=0) for side in totals]
+    if not any(steps):
+        return "energy of all that was traced"
+    return f"energy of the traced steps ({steps[0]} in A, {steps[1]} in B), not of the whole run"
 
 
 def matrix_tables(

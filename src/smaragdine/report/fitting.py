@@ -51,6 +51,7 @@ class FittingTable:
             if header in headers:
                 headers.remove(header)
                 dropped.append(header)
+        room = options.max_width - sum(widths[kept] + _GAP for kept in headers)
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         table.add_column(Text(visible(self.title)), overflow="fold", ratio=1)
         for header in headers:
@@ -58,7 +59,7 @@ class FittingTable:
         for name, line in zip(names, self.lines, strict=True):
             cells = (line.figures.get(header, "") for header in headers)
             shown = (cell if isinstance(cell, Text) else Text(cell) for cell in cells)
-            table.add_row(Text(_shortened(name)), *shown, style=line.style)
+            table.add_row(Text(_folded(_shortened(name), room)), *shown, style=line.style)
         yield table
         if dropped:
             yield Text(f"no room for {', '.join(dropped)}", style="dim")
@@ -70,3 +71,13 @@ class FittingTable:
 def _shortened(name: str) -> str:
     """Kernels have names of a thousand characters; what tells them apart is at the ends."""
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-(_LONGEST // 2 - 1) :]}"
+
+
+def _folded(name: str, room: int) -> str:
+    """Over several lines, where it is too long for one: after slashes, as a path is read."""
+    lines = [""]
+    for part in re.findall(r"[^/]*/|[^/]+", name):
+        if lines[-1] and len(lines[-1]) + len(part) > room:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

@@ -137,8 +137,8 @@ def _grow(tree: Tree, node: Node, depth: int, least_share: float) -> None:
 
 def _label(node: Node) -> Text:
     share = "" if node.share is None else f" {node.share:.1%}"
-    phases = {phase: energy_j for phase, energy_j in node.by_phase.items() if phase}
-    split = ", ".join(f"{visible(phase)} {joules(energy_j)}" for phase, energy_j in phases.items())
+    phases = sorted((-energy_j, phase) for phase, energy_j in node.by_phase.items() if phase)
+    split = ", ".join(f"{visible(phase)} {joules(-less_j)}" for less_j, phase in phases)
     return Text.assemble(
         ("(all)" if node.is_root else visible(node.name) or "(no name)", "bold"),
         f"  {joules(node.energy_j)}",

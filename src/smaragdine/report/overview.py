@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -63,13 +64,16 @@ def _tracing_lines(tracing: Tracing, steps: Steps | None) -> list[str]:
 
 
 def _slowdown(steps: Steps) -> str:
-    if steps.untraced_s is None or steps.slower is None:
-        paused = seconds(steps.paused_s)
-        return f"starting and stopping the profiler took {paused}; there is no untraced step to compare with"
-    line = (
-        f"a traced step took {seconds(steps.traced_s)}, an untraced one {seconds(steps.untraced_s)} "
-        f"({steps.slower:+.0%}); starting and stopping the profiler took {seconds(steps.paused_s)}"
-    )
+    paused = f"starting and stopping the profiler took {seconds(steps.paused_s)}"
+    if steps.untraced_s is None:
+        return f"{paused}; there is no untraced step to compare with"
+    if steps.slower is None:
+        line = f"steps are announced before they are done: how long a traced one took is not known; {paused}"
+    else:
+        line = (
+            f"a traced step took {seconds(steps.traced_s)}, an untraced one {seconds(steps.untraced_s)} "
+            f"({steps.slower:+.0%}, medians); {paused}"
+        )
     return line if steps.cost is None else f"{line}; all in all {_longer(steps.cost)}"
 
 
@@ -189,7 +193,10 @@ def step_tables(recording: Recording, top: int) -> RenderableType:
 
 
 def _mean_std(values: Floats, unit: str) -> str:
-    return plus_minus(float(values.mean()), float(values.std(ddof=1)), unit)
+    known = values[np.isfinite(values)]
+    if len(known) < 2:
+        return "–"
+    return plus_minus(float(known.mean()), float(known.std(ddof=1)), unit)
 
 
 def _dim(line: str) -> Text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -35,15 +35,21 @@ def row_words(task: Task, row: Repetition) -> str:
     what = f"{task.benchmark} {task.setting} #{task.repetition + 1}"
     if row.status != "complete":
         return f"{what}: {row.status}"
-    if row.time_s is None:
-        return f"{what}: not measured"
     energy_j = row.energy_j if row.energy_j is not None else row.energy_counter_j
-    energy = joules(energy_j) if energy_j is not None else "no energy"
-    return f"{what}: {seconds(row.time_s)}, {energy}"
+    if row.time_s is None or energy_j is None:
+        return f"{what}: not measured"
+    return f"{what}: {seconds(row.time_s)}, {joules(energy_j)}"
 
 
 class SweepDisplay(RunsDisplay):
-    """Tells how a sweep goes."""
+    """Tells how a sweep goes; `first` is said once it is sure to go."""
+
+    def __init__(self, note: Callable[[str], None], total: int, first: str) -> None:
+        super().__init__(note, total)
+        self._first = first
+
+    def ready(self) -> None:
+        self.say(self._first)
 
     def begin(self, task: Task, node: str, progress: Progress) -> None:
         self.show(f"{task.benchmark} {task.setting} #{task.repetition + 1}", progress)

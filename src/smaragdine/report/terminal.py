@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from rich.text import Text
 from smaragdine.accounting.baseline import NetEnergy
 from smaragdine.accounting.summary import Epoch, RunSummary
 from smaragdine.sensors.base import Absent, Channel
-from smaragdine.units import joule_seconds, joules, plus_minus, seconds, si, watts
+from smaragdine.units import J_PER_KWH, carbon_g, joule_seconds, joules, plain, plus_minus, seconds, si, watts
 
 _MOST_EPOCHS = 12
 _STATUS = {
@@ -32,7 +34,7 @@ _STATUS = {
 
 def console(stream: IO[str] | None = None) -> Console:
     """A console that keeps its tables whole in a pipe or a log, where there is no width to ask for."""
-    out: IO[str] = stream if stream is not None else sys.stdout
+    out: IO[str] = stream or sys.stdout or io.StringIO()  # none at all: closed by the caller
     width = None if out.isatty() or "COLUMNS" in os.environ else 110
     return Console(file=out, width=width, highlight=False, soft_wrap=False)
 
@@ -61,6 +63,15 @@ def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = ()) -> Renderable
         parts += [_EpochTables(summary)]
     parts += [Text.from_markup(line) for line in _remarks(summary)]
     return Group(*parts)
+
+
+def carbon_line(summary: RunSummary, intensity_g_per_kwh: float) -> str:
+    """Of whole devices, as the sum is."""
+    if summary.total_j is None:
+        return "no CO₂: no energy is known"
+    emitted = si(carbon_g(summary.total_j, intensity_g_per_kwh), "g")
+    of = f"{si(summary.total_j / J_PER_KWH * 1000, 'Wh')} at {plain(intensity_g_per_kwh, 4)} g/kWh"
+    return f"{emitted} of CO₂: {of}"
 
 
 def _device_table(summary: RunSummary) -> Table:
@@ -160,9 +171,12 @@ def _remarks(summary: RunSummary) -> list[str]:
             f"monitor {share.monitor:.1%}[/]"
         )
     for device, of in summary.owners.items():
+        # Memory that is estimated to draw the same at any time leaves nothing for it but rounding.
+        least_j = 1e-4 * (of.program_j + of.other_j)
+        monitor = f", monitor {joules(of.monitor_j)}" if of.monitor_j > least_j else ""
         lines.append(
             f"[dim]{device} energy: program {joules(of.program_j)}, other processes and idle "
-            f"{joules(of.other_j)}, monitor {joules(of.monitor_j)}[/]"
+            f"{joules(of.other_j)}{monitor}[/]"
         )
     if any(device.provenance == "estimated" for device in summary.devices.values()):
         lines.append(
@@ -175,9 +189,16 @@ def _remarks(summary: RunSummary) -> list[str]:
             f"[red]missing[/] {seconds(summary.missing_s)} of {seconds(summary.duration_s)}: no readings"
         )
     if summary.status != "complete":
-        lines.append(f"the program: [{_STATUS.get(summary.status, 'red')}]{summary.status}[/]")
+        lines.append(f"the program: [{_STATUS.get(summary.status, 'red')}]{summary.status}[/]{_how(summary)}")
     lines += [f"[yellow]![/] {escape(problem)}" for problem in summary.problems]
     return lines
+
+
+def _how(summary: RunSummary) -> str:
+    if summary.signal:
+        named = {number.value: number.name for number in signal.Signals}
+        return f" by {named.get(summary.signal, f'signal {summary.signal}')}"
+    return f" with exit code {summary.exit_code}" if summary.exit_code else ""
 
 
 def doctor_tables(channels: Sequence[Channel], absent: Sequence[Absent]) -> RenderableType:

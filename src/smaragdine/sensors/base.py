@@ -40,6 +40,9 @@ class Channel:
     window_ms: float | None = None  # for samples: the time one value averages over
     wraps_at: float | None = None  # for counters: the value at which it starts again from 0, in `unit`
     detail: str = ""  # which zone, field or formula; what was assumed
+    # What is known of a sample's electronics: it comes so late, after a low-pass with this time constant.
+    lag_ms: float | None = None
+    smoothing_ms: float | None = None
 
     @property
     def name(self) -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
-from smaragdine.sensors import cpuinfo, estimate, hwmon, nvml, perf, rapl
+from smaragdine.sensors import cpuinfo, estimate, hwmon, nvml, perf, plugin, rapl
 from smaragdine.sensors.activity import Activity, open_activity
 from smaragdine.sensors.base import Absent, Channel, Found, Sensor
 
-PLUGIN_GROUP = "smaragdine.sensors"
 COUNTER_PERIOD_NS = 4_000_000
 ESTIMATE_SHARE_PERIOD_NS = 20_000_000
 
@@ -117,7 +115,7 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM, elsewhere: Elsewhe
             visible=settings.cuda_visible, device_order=settings.cuda_order, pcie=settings.pcie, clock=clock
         )
     )
-    take(_plugins())
+    take(plugin.open_sensors())
     return Machine(sensors, absent, facts, activity)
 
 
@@ -132,24 +130,6 @@ def _finer_than_estimates(sensors: Iterable[Sensor]) -> bool:
         for sensor in sensors
         for channel in sensor.channels()
     )
-
-
-def _plugins() -> Found:
-    """Third-party sensors: a function without arguments that returns `Found`. A broken one is absent."""
-    found = Found()
-    for entry in entry_points(group=PLUGIN_GROUP):
-        try:
-            plugin: Found = entry.load()()
-            for sensor in plugin.sensors:
-                sensor.channels()
-        except Exception as error:
-            reason = f"the plug-in {entry.value} failed: {type(error).__name__}: {error}"
-            found.absent.append(Absent(f"{entry.name} (plug-in)", reason, "update or uninstall that package"))
-            continue
-        found.sensors.extend(plugin.sensors)
-        found.absent.extend(plugin.absent)
-        found.facts.update(plugin.facts)
-    return found
 
 
 def _memory_bytes(settings: SensorSettings) -> int:

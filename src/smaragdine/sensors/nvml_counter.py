@@ -101,7 +101,8 @@ class CounterSensor:
     """Energy of one GPU since the driver was loaded, in joules.
 
     Beside a sample ring one change in two seconds is enough and `read` waits for it; `alone`, every step is
-    wanted: `read` is called often and polls only when a step is due.
+    wanted: `read` is called often, waits for the first one, which a run stands on, and then polls only when
+    a step is due.
     """
 
     lane = "nvml"
@@ -120,6 +121,7 @@ class CounterSensor:
         self._gap_ns = GAP_NS
         self._misses = 0
         self._not_before_ns = 0
+        self._begun = False
         if alone:
             self.period_ns = min(max(pace.period_ns // 20, 2 * MS_NS), 10 * MS_NS)
         elif pace.period_ns <= READ_BUDGET_NS - 2 * LEAD_NS:
@@ -160,9 +162,12 @@ class CounterSensor:
             release_library()
 
     def _glance(self, now_ns: int) -> Change | None:
-        change = self._watch.poll(int(self._period_ns))
+        if self._begun:
+            change = self._watch.poll(int(self._period_ns))
+            change = None if change is None else self._learn(change)
+        else:
+            change, self._begun = self._look(READ_BUDGET_NS), True
         if change is not None:
-            change = self._learn(change)
             self._not_before_ns = int(change.mono_ns + self._period_ns - self._lead_ns)
         elif self._last_ns is not None and now_ns > self._last_ns + 4 * self._period_ns:
             self._not_before_ns = int(now_ns + self._period_ns / 2)

@@ -13,18 +13,35 @@ from typing import Any
 
 from smaragdine.clock import Clock
 from smaragdine.sensors.base import Absent, Channel, Sensor
-from smaragdine.sensors.nvml_counter import MS_NS, CounterSensor, find_pace
+from smaragdine.sensors.nvml_counter import (
+    DEFAULT_PERIOD_NS,
+    MS_NS,
+    PROBE_CHANGES,
+    PROBE_NS,
+    CounterSensor,
+    find_pace,
+)
 from smaragdine.sensors.nvml_gpu import Gpu, Health, hold_library, is_lost, nvml, release_library, usual_step
 
 RING_WAIT_NS = 300 * MS_NS
 RING_PERIOD_NS = 1_000_000_000
 STAMP_SLACK_US = 2_000_000
-PROBE_NS = 500 * MS_NS
-PROBE_CHANGES = 4
-DEFAULT_PERIOD_NS = 100 * MS_NS
 AVERAGE_WINDOW_MS = 1000.0
 GA100_PCI_IDS = range(0x20B0, 0x2100)
 VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+@dataclass(frozen=True)
+class Response:
+    """How a chip's samples follow its power: so late, after a low-pass of this time constant. None: nobody
+    has measured it; a sample is then taken for a mean over the time since the last one."""
+
+    lag_ms: float | None = None
+    smoothing_ms: float | None = None
+
+
+# By the architecture's name in NVML, as measured: see docs/measurements.
+RESPONSES = {"NVML_DEVICE_ARCH_HOPPER": Response(lag_ms=3.5, smoothing_ms=13.5)}
 
 
 @dataclass(frozen=True)
@@ -122,6 +139,11 @@ def average_window(gpu: Gpu) -> tuple[float | None, str]:
     return None, "the period; NVIDIA's documentation: instantaneous on GA100 and before Ampere"
 
 
+def response(gpu: Gpu) -> Response:
+    known = {getattr(nvml(), name): found for name, found in RESPONSES.items()}
+    return known.get(gpu.architecture, Response())
+
+
 class RingSensor:
     """Power from the driver's own ring of samples, in watts: all of them, read about once a second."""
 
@@ -136,6 +158,9 @@ class RingSensor:
         self._seen_us = clock.wall_ns() // 1000 - ring.spacing_us
         self.period_ns = min(RING_PERIOD_NS, max(ring.span_us * 1000 * 2 // 5, 100 * MS_NS))
         spacing_ms = ring.spacing_us / 1000
+        known = response(gpu)
+        if known.smoothing_ms is not None:
+            detail += f"; {known.lag_ms:g} ms late and smoothed over {known.smoothing_ms:g} ms, as measured"
         self._channel = Channel(
             gpu.device,
             "power",
@@ -146,6 +171,8 @@ class RingSensor:
             "nvml",
             window_ms=spacing_ms,
             detail=f"{detail}; samples every {spacing_ms:.4g} ms, the window taken as their spacing",
+            lag_ms=known.lag_ms,
+            smoothing_ms=known.smoothing_ms,
         )
 
     def channels(self) -> Sequence[Channel]:
@@ -236,8 +263,15 @@ class PolledSensor:
         return ((t_ns, 0, value_mw / 1000),)
 
     def close(self) -> Sequence[tuple[int, int, float]]:
-        release_library()
-        return ()
+        lib = nvml()
+        try:
+            # The value of now stands for the time since the last reading, or that would count as unknown.
+            value_mw = self._read_mw()
+            return ((self._clock.wall_ns(), 0, value_mw / 1000),)
+        except lib.NVMLError:
+            return ()
+        finally:
+            release_library()
 
 
 def _counter(gpu: Gpu) -> Callable[[], int]:

@@ -19,6 +19,8 @@ from smaragdine.clock import SYSTEM, Clock
 SCAN_SHARE = 0.005
 SCAN_EVERY_NS = 20_000_000
 _MOST_PROBES = 64
+# Where Linux begins again when it has handed out the largest number (RESERVED_PIDS of kernel/pid.c).
+_FIRST_PID_AGAIN = 300
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _SOCKET_SCAN_EVERY_NS = 100_000_000
 SOCKET_SCAN_SHARE = 0.001
@@ -295,10 +297,20 @@ def newest_pid(loadavg_fd: int) -> int:
 def fresh_pids(proc: Path, last_pid: int, newest: int) -> Iterable[int]:
     """What may have been started since the newest number was `last_pid`.
 
-    Numbers are handed out in order. After many, or when they start over, all are looked at.
+    Numbers are handed out in order and start over at the largest; after many, all are looked at.
     """
-    fresh = range(last_pid + 1, newest + 1)
+    fresh = [*range(last_pid + 1, newest + 1)]
+    if _FIRST_PID_AGAIN <= newest < last_pid:
+        fresh = [*range(last_pid + 1, _pid_end(proc)), *range(_FIRST_PID_AGAIN, newest + 1)]
     return fresh if 0 < len(fresh) <= _MOST_PROBES else listed(proc)
+
+
+def _pid_end(proc: Path) -> int:
+    """One more than the largest number a process may have."""
+    try:
+        return int((proc / "sys/kernel/pid_max").read_text())
+    except (OSError, ValueError):
+        return 1 << 22  # as many as Linux ever has
 
 
 def listed(proc: Path) -> list[int]:

@@ -29,12 +29,8 @@ from smaragdine.study.results import RESULTS, Result, load_result, result_of, sa
 from smaragdine.study.settings import Run
 from smaragdine.sweep.repetition import Stop
 
-COMMAND = (
-    sys.executable,
-    "-P",
-    "-m",
-    "smaragdine.study.finishing",
-)  # -P: modules beside the program are not ours
+# -P: modules beside the program are not ours.
+COMMAND = (sys.executable, "-P", "-m", "smaragdine.study.finishing")
 _NICE = 10
 
 

@@ -38,6 +38,10 @@ from smaragdine.sweep.table import Repetition
 class Watcher(Protocol):
     """Is told how a sweep goes."""
 
+    def ready(self) -> None:
+        """All that could be refused was looked at: what follows is run."""
+        ...
+
     def say(self, line: str) -> None: ...
 
     def begin(self, task: Task, node: str, progress: Progress) -> None: ...
@@ -51,6 +55,7 @@ def run_local(queue: Queue, watch: Watcher, stop: Stop) -> None:
     jobs = jobs_here(sweep.plan, queue.left(), os.environ)
     warmed: set[tuple[str, str]] = set()
     with lender_for(jobs.values(), watch.say) as lends:
+        watch.ready()
         _baseline(queue, stop, watch.say)
         while not stop and (task := queue.next()) is not None:
             watch.begin(task, node, sweep.progress(queue.left()))
@@ -63,7 +68,7 @@ def run_local(queue: Queue, watch: Watcher, stop: Stop) -> None:
             if ran.error:
                 raise UserError(f"{task.name} cannot run", ran.error)
             warmed.add(key)
-            row = queue.ended(task, place, node, time.monotonic() - begin_s)
+            row = queue.ended(task, place, node, time.monotonic() - begin_s, ran.timed_out)
             if trouble := trouble_words(row, ran, sweep.log(task)):
                 watch.say(f"{task.name}: {trouble}")
             if row is not None:
@@ -127,10 +132,13 @@ def without_warm_up(job: Job) -> Job:
 
 
 def trouble_words(row: Repetition | None, ran: Ran, log: Path) -> str:
-    """Why a repetition that has ended is of no use; empty where it is of use."""
-    if row is None or row.status != "complete":
+    """What went wrong with a repetition that has ended; empty where nothing did."""
+    if ran.returncode or ran.timed_out:
         return f"{ended_words(ran)}{last_line(log)}"
-    return "" if row.time_s is not None else ": ".join(["not measured", *ran.problems])
+    problems = list(ran.problems) or ["its power was not read"]
+    if row is None or not row.of_use:
+        return f"not measured: {'; '.join(problems)}"
+    return "; ".join(ran.problems)
 
 
 def ended_words(ran: Ran) -> str:

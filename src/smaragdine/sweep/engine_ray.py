@@ -34,14 +34,15 @@ def run_ray(queue: Queue, watch: Watcher, stop: Stop, address: str | None = None
     """Run what is left on a cluster, until it is done or `stop`."""
     ray = load_ray()
     plan = queue.sweep.plan
-    if any(each.baseline_s for each in plan.experiments):
-        watch.say("idle power is measured by the local engine alone: baseline left out")
     with connected(ray, address):
         stop.take_over()
         everywhere = slots_of(ray.nodes())
         slots = _fitting(everywhere, queue.left())
         _check_types(plan, everywhere, slots)
         _check_nodes(ray, plan, queue.left(), slots)
+        watch.ready()
+        if any(each.baseline_s for each in plan.experiments):
+            watch.say("idle power is measured by the local engine alone: baseline left out")
         watch.say(f"{len(slots)} devices on {len({slot.node_id for slot in slots})} nodes")
         _Cluster(ray, queue, watch, stop).run()
 
@@ -102,7 +103,7 @@ class _Cluster:
         place = sweep.place(task)
         sweep.log(task).write_bytes(found.log)
         unpack(found.archive, place)
-        row = self._queue.ended(task, place, slot.node, found.took_s)
+        row = self._queue.ended(task, place, slot.node, found.took_s, found.ran.timed_out)
         if trouble := trouble_words(row, found.ran, sweep.log(task)):
             self._watch.say(f"{task.name}: {trouble}")
         if row is not None:

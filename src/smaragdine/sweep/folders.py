@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from smaragdine.errors import UserError
 from smaragdine.sweep.experiment import ExperimentFile
+from smaragdine.sweep.lock import locked
 from smaragdine.sweep.plan import PLAN, Plan, read_plan, same_plan
 from smaragdine.sweep.runner import RUNS, UNFINISHED, Sweep
 
@@ -37,14 +39,29 @@ def find_sweep(
     raise UserError(f"{root} is full of sweeps named {stem}", remedy="Name another folder with -o DIR")
 
 
-def remove_empty(folder: Path) -> None:
-    """Take back a sweep in which nothing was run."""
-    if any((folder / RUNS).glob("*")) or any((folder / UNFINISHED).glob("*")):
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.parent.name == ROOT.name:
-        with contextlib.suppress(OSError):
-            folder.parent.rmdir()
+@contextlib.contextmanager
+def gone_if_refused(folder: Path) -> Iterator[None]:
+    """A new sweep that is refused before anything was run leaves nothing, nor the folders made on its way."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    users = set[Path]() if new else set(folder.iterdir())
+    try:
+        yield
+    except UserError:
+        # Unless another process, started at the same time, is at work in it.
+        with contextlib.suppress(OSError, UserError), locked(folder):
+            if not any((folder / RUNS).glob("*")) and not any((folder / UNFINISHED).glob("*")):
+                _remove(set(folder.iterdir()) - users)
+                for path in new:
+                    path.rmdir()
+        raise
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _plan_at(folder: Path, wanted: ExperimentFile, seed: int | None) -> Plan | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NoReturn
 
 from smaragdine.errors import UserError
+
+_TWICE = ("the key is there twice", "Leave one out")
 
 
 def parsed(text: str, where: Path) -> Any:
@@ -17,8 +19,10 @@ def parsed(text: str, where: Path) -> Any:
 
             return tomllib.loads(text)
         if where.suffix == ".json":
-            return msgspec.json.decode(text)
-    except (ValueError, msgspec.DecodeError) as error:
+            return json.loads(
+                text, object_pairs_hook=lambda pairs: _once(pairs, where), parse_constant=_no_number
+            )
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is no valid {where.suffix[1:].upper()}", str(error)) from None
     try:
         import yaml
@@ -34,6 +38,20 @@ def parsed(text: str, where: Path) -> Any:
         tab = "\\t" in str(problem)
         remedy = "Indent with blanks, not tabs" if tab else "Quote a text that has a {, a : or a %"
         raise UserError(f"{where}{line} is no valid YAML", problem or str(error), remedy) from None
+
+
+def _once(pairs: Sequence[tuple[str, Any]], where: Path) -> dict[str, Any]:
+    """Of a key that an object has twice, JSON's reader would quietly take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise UserError(f"{where}: {twice}", *_TWICE)
+    return found
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number in JSON")
 
 
 def _refuse_twice(root: Any, where: Path) -> None:
@@ -53,5 +71,5 @@ def _refuse_twice(root: Any, where: Path) -> None:
                 continue
             if key.value in seen:
                 what = f"{where}, line {key.start_mark.line + 1}: {key.value}"
-                raise UserError(what, "the key is there twice", "Leave one out")
+                raise UserError(what, *_TWICE)
             seen.add(key.value)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
 from smaragdine.accounting.power import PowerTrace, add, from_counter, from_samples
+from smaragdine.accounting.step_spans import main_steps
+from smaragdine.accounting.steps import MOST_MISSED
 from smaragdine.accounting.summary import summarise
 from smaragdine.accounting.traces import main_channels
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
-from smaragdine.tracing.hook.windows import FORWARD
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 LEAST_STEPS = 3
 
@@ -33,9 +30,9 @@ class MeasuredSteps:
     steps_energy_j: float | None = None  # as `Measured.energy_j`
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Over the whole program, on `device`; None where there is no such figure."""
+@dataclass(frozen=True, kw_only=True)
+class Measured(MeasuredSteps):
+    """The whole program and its steps, on `device`; None where there is no such figure."""
 
     device: str
     device_name: str | None  # of the GPUs, where all are of one kind
@@ -45,9 +42,6 @@ class Measured:
     energy_counter_j: float | None
     epoch_time_s: tuple[float, ...]
     epoch_energy_j: tuple[float | None, ...]
-    steps: int | None = None
-    steps_time_s: float | None = None
-    steps_energy_j: float | None = None
 
 
 def measure(recording: Recording, devices: Sequence[str] | None = None) -> Measured:
@@ -67,14 +61,14 @@ def measure(recording: Recording, devices: Sequence[str] | None = None) -> Measu
     sampled, counted = zip(*(_traces(recording, device) for device in chosen), strict=True)
     epochs = [[epoch.devices[device].energy_j for device in chosen] for epoch in summary.epochs]
     return Measured(
-        " + ".join(chosen),
-        _name(recording, chosen),
-        " + ".join(sorted({channels[device].provenance for device in chosen})),
-        summary.duration_s,
-        _energy_j(sampled, *span),
-        _energy_j(counted, *span),
-        tuple(epoch.duration_s for epoch in summary.epochs),
-        tuple(_sum(each) for each in epochs),
+        device=" + ".join(chosen),
+        device_name=_name(recording, chosen),
+        provenance=" + ".join(sorted({channels[device].provenance for device in chosen})),
+        time_s=summary.duration_s,
+        energy_j=_energy_j(recording.marks, sampled, *span),
+        energy_counter_j=_energy_j(recording.marks, counted, *span),
+        epoch_time_s=tuple(epoch.duration_s for epoch in summary.epochs),
+        epoch_energy_j=tuple(_sum(each) for each in epochs),
         **vars(_steps(recording.marks, sampled)),
     )
 
@@ -86,7 +80,7 @@ def measure_steps(recording: Recording, devices: Sequence[str]) -> MeasuredSteps
 
 def steps_span_ns(recording: Recording) -> tuple[int, int] | None:
     """From the end of the first step to the end of the last; None where there are too few to measure."""
-    return _span_ns(_step_ends_ns(recording.marks))
+    return _span_ns(main_steps(recording.marks)["t_ns"].to_numpy())
 
 
 def _span_ns(ends_ns: npt.NDArray[np.int64]) -> tuple[int, int] | None:
@@ -96,30 +90,16 @@ def _span_ns(ends_ns: npt.NDArray[np.int64]) -> tuple[int, int] | None:
 
 
 def _steps(marks: pa.Table, traces: Sequence[PowerTrace | None]) -> MeasuredSteps:
-    ends_ns = _step_ends_ns(marks)
+    ends_ns = main_steps(marks)["t_ns"].to_numpy()
     count, span_ns = ends_ns.size, _span_ns(ends_ns)
     if span_ns is None:
         return MeasuredSteps(count or None)
     first_ns, last_ns = span_ns
-    energy_j = _energy_j(traces, first_ns, last_ns)
+    energy_j = _energy_j(marks, traces, first_ns, last_ns)
     # Between the ends of n steps lie n - 1 of them.
     whole = count / (count - 1)
     time_s = (last_ns - first_ns) * 1e-9 * whole
     return MeasuredSteps(count, time_s, None if energy_j is None else energy_j * whole)
-
-
-def _step_ends_ns(marks: pa.Table) -> npt.NDArray[np.int64]:
-    """Of the lowest rank, by the source that announced most in one process; calls of a model only where it
-    announced nothing else, for a training evaluates by them."""
-    ends = marks.filter(pc.equal(marks["name"], "step_end"))
-    nobody = {"rank": 0, "pid": 0, "source": ""}  # as a mark of a foreign hand may have it
-    who = pa.table({name: ends[name].fill_null(without) for name, without in nobody.items()})
-    groups = who.group_by(who.column_names).aggregate([([], "count_all")]).to_pylist()
-    if not groups:
-        return np.zeros(0, dtype=np.int64)
-    of = min(groups, key=lambda of: (of["rank"], of["source"] == FORWARD, -of["count_all"], of["source"]))
-    mine = [pc.equal(who[name], of[name]) for name in nobody]
-    return np.sort(ends["t_ns"].filter(pc.and_(pc.and_(mine[0], mine[1]), mine[2])).to_numpy())
 
 
 def _name(recording: Recording, devices: Sequence[str]) -> str | None:
@@ -137,9 +117,20 @@ def _traces(recording: Recording, device: str) -> tuple[PowerTrace | None, Power
     return (samples[0] if samples else counted), counted
 
 
-def _energy_j(traces: Sequence[PowerTrace | None], begin_ns: int, end_ns: int) -> float | None:
-    known = [t for t in traces if t is not None and t.covered_s(begin_ns, end_ns) > 0]
+def _energy_j(
+    marks: pa.Table, traces: Sequence[PowerTrace | None], begin_ns: int, end_ns: int
+) -> float | None:
+    died = "monitor_died" in marks["name"].unique().to_pylist()
+    known = [t for t in traces if t is not None and _was_read(t, begin_ns, end_ns, died)]
     return _sum([t.energy_j(begin_ns, end_ns) for t in known]) if len(known) == len(traces) else None
+
+
+def _was_read(trace: PowerTrace, begin_ns: int, end_ns: int, died: bool) -> bool:
+    """Gaps may be how a source works; where its monitor died they are not, however short the program."""
+    most_s = MOST_MISSED * (end_ns - begin_ns) * 1e-9
+    covered_s = trace.covered_s(begin_ns, end_ns)
+    missed_s = (end_ns - begin_ns) * 1e-9 - covered_s if died else trace.missing_s(begin_ns, end_ns)
+    return covered_s > 0 and missed_s <= most_s
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

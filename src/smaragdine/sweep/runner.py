@@ -19,6 +19,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Sweep:
         before = [
             row
             for other, row in self.ended()
-            if other.group == task.group and other.repetition < task.repetition and row.status == "complete"
+            if other.group == task.group and other.repetition < task.repetition and row.of_use
         ]
         interval = relative_interval(judged_j(before))
         return interval is not None and interval <= part
@@ -81,17 +82,16 @@ class Sweep:
     def log(self, task: Task) -> Path:
         return self.folder / LOGS / f"{task.name}.log"
 
-    def keep(self, task: Task, recording: Path, node: str, took_s: float) -> Repetition:
+    def keep(self, task: Task, recording: Path, row: Repetition, took_s: float) -> None:
         """Take a whole recording into the sweep and its table."""
         place = self.folder / RUNS / task.name
         if place.exists():
             os.rename(place, self.place(task))
         os.rename(recording, place)
-        row = self.rows[task.name] = self._row(task, node)
-        if self._complete(task):
+        self.rows[task.name] = row
+        if row.of_use:
             self.took_s.setdefault(task.group, []).append(took_s)
         self.save()
-        return row
 
     def save(self) -> None:
         write_results(self.folder, [row for _, row in self.ended()])
@@ -114,9 +114,8 @@ class Sweep:
         return [row for task, row in self.ended() if not self._complete(task)]
 
     def _complete(self, task: Task) -> bool:
-        # A program can end well with its monitor killed beside it.
         row = self.rows.get(task.name)
-        return row is not None and row.status == "complete" and row.time_s is not None
+        return row is not None and row.of_use
 
     def _known_rows(self) -> dict[str, Repetition]:
         """From the table, and from recordings that ended just before they could get into it."""
@@ -127,7 +126,9 @@ class Sweep:
             if not (self.folder / recording).is_dir():
                 continue
             try:
-                known[task.name] = by_recording.get(recording) or self._row(task, platform.node())
+                known[task.name] = by_recording.get(recording) or self.row(
+                    task, self.folder / recording, platform.node()
+                )
             except UserError as error:
                 # A machine that lost its power may have lost what was written last, too.
                 self.note(f"{task.name}: {error}")
@@ -143,8 +144,9 @@ class Sweep:
             self.note(f"made anew from the recordings: {error}")
             return []
 
-    def _row(self, task: Task, node: str) -> Repetition:
-        recording = open_recording(self.folder / RUNS / task.name)
+    def row(self, task: Task, folder: Path, node: str) -> Repetition:
+        """What the recording in `folder` says of a repetition."""
+        recording = open_recording(folder)
         setting = task.setting
         devices = self.plan.experiment(task).devices or None
         row: dict[str, Any] = {
@@ -197,15 +199,21 @@ class Queue:
         self._running.remove(task)
         self._waiting.appendleft(task)
 
-    def ended(self, task: Task, recording: Path, node: str, took_s: float) -> Repetition | None:
-        """Take its recording; None where it failed and is tried again."""
-        status = open_recording(recording).status
-        if status != "complete" and self._failures[task.name] < self._retry:
+    def ended(
+        self, task: Task, recording: Path, node: str, took_s: float, timed_out: bool = False
+    ) -> Repetition | None:
+        """Take its recording; None where it is of no use and is tried again."""
+        row = self.sweep.row(task, recording, node)
+        if timed_out:
+            # Asked to end, a program may do so with exit code 0.
+            row = replace(row, status="killed")
+        if not row.of_use and self._failures[task.name] < self._retry:
             self._failures[task.name] += 1
             self.again(task)
             return None
         self._running.remove(task)
-        return self.sweep.keep(task, recording, node, took_s)
+        self.sweep.keep(task, recording, row, took_s)
+        return row
 
     def left(self) -> list[Task]:
         return [*self._running, *(t for t in self._waiting if not self.sweep.known_well(t))]

@@ -82,6 +82,12 @@ class Repetition:
     steps_energy_j: float | None = None
 
     @property
+    def of_use(self) -> bool:
+        """Whether it ended well and was measured: a program can do so with its recorder killed beside it."""
+        measured = self.energy_j is not None or self.energy_counter_j is not None
+        return self.status == "complete" and self.time_s is not None and measured
+
+    @property
     def edp_js(self) -> float | None:
         return _times(self.energy_j, self.time_s)
 

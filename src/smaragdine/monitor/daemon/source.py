@@ -7,14 +7,13 @@ measurement itself (a sensor lost or back, the wall clock set, the machine suspe
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from smaragdine import clock as clocks
 from smaragdine.clock import SYSTEM, Clock
+from smaragdine.monitor.clock_watch import ClockWatch, boot_ns
 from smaragdine.monitor.daemon.batch import Batch, ChannelNumbers, Times, Values
 from smaragdine.monitor.daemon.numbers import machine_numbers
 from smaragdine.monitor.daemon.reopen import (
@@ -39,11 +38,6 @@ _MEND_EVERY_S = 1.0
 GpuPids = Callable[[], Mapping[str, frozenset[int]]]
 
 
-def boot_ns() -> int:
-    """The monotonic clock with the time the machine was suspended."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
 class Source:
     """Any thread may call; one drains, about every 100 ms.
 
@@ -64,7 +58,6 @@ class Source:
     ) -> None:
         """`folder` keeps the machine's channel numbers; `next_channel` is the log's."""
         self._clock = clock
-        self._boot_ns = boot_ns
         self._lock = threading.Lock()
         self._notes: list[Note] = []
         self._periods_ns: dict[str, int] = {}
@@ -91,7 +84,7 @@ class Source:
         self._sensors: list[Sensor] = [*sensors, self._trees]
         self._sampler = Sampler(self._sensors, clock)
         self._sampler.retime(self._periods())
-        self._pair, self._away_ns = clocks.pair(clock), self._suspended_ns()
+        self._clocks = ClockWatch(clock, boot_ns)
         self._halt = threading.Event()
         self._mender = threading.Thread(target=self._keep_mending, name="mend sensors", daemon=True)
 
@@ -213,7 +206,8 @@ class Source:
         t_ns.append(np.array(program_t_ns, dtype=np.int64))
         channel.append(np.array(program_number, dtype=np.uint32))
         value.append(np.array(program_s, dtype=np.float64))
-        self._notice_clocks()
+        for name, detail in self._clocks.look().words().items():
+            self._tell(name, detail, ())
         count = len(self._notes)  # other threads add to them
         notes = (*self._sampler.notes(), *self._notes[:count])
         del self._notes[:count]
@@ -248,19 +242,6 @@ class Source:
 
     def _tell(self, name: str, detail: str, channels: tuple[int, ...]) -> None:
         self._notes.append(Note(self._clock.wall_ns(), name, detail, channels))
-
-    def _notice_clocks(self) -> None:
-        now, away_ns = clocks.pair(self._clock), self._suspended_ns()
-        slept_ns = away_ns - self._away_ns
-        moved_ns = now.offset_ns - self._pair.offset_ns - slept_ns
-        self._pair, self._away_ns = now, away_ns
-        if slept_ns > clocks.STEP_NS:
-            self._tell("suspended", f"the machine was suspended for {slept_ns / 1e9:.3f} s", ())
-        if abs(moved_ns) > clocks.STEP_NS:
-            self._tell("clock_step", f"the wall clock was set by {moved_ns / 1e6:+.1f} ms", ())
-
-    def _suspended_ns(self) -> int:
-        return clocks.pair(Clock(self._boot_ns, self._clock.mono_ns)).offset_ns
 
     def _periods(self) -> list[tuple[Sensor, int]]:
         return [(sensor, self._period_of(sensor)) for sensor in self._sensors]

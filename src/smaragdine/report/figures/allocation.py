@@ -14,7 +14,7 @@ from smaragdine.allocate.objective import Objective, cost, share, unit
 from smaragdine.allocate.pareto import Corner
 from smaragdine.allocate.profile import Profile
 from smaragdine.report.figures import lettering, style
-from smaragdine.report.figures.draw import save
+from smaragdine.report.figures.draw import save, write_captions
 from smaragdine.report.figures.style import styled
 from smaragdine.units import seconds, si, watts
 
@@ -33,7 +33,7 @@ def draw_allocation(
     model: str,
     folder: Path,
 ) -> list[Path]:
-    """`models` and `allocations`; `split` for two GPUs; `pareto` where there is a front."""
+    """`models` and `allocations`; `split` for two GPUs; `pareto` where there is a front. With captions."""
     figures = {
         "allocate_models": models(profiles, gpus, answers[-1], model),
         "allocate": allocations(answers),
@@ -42,7 +42,9 @@ def draw_allocation(
         figures["allocate_split"] = split(gpus, answers)
     if len(front) > 1:
         figures["allocate_pareto"] = front_figure(front, answers[0].objective)
-    return [file for name, figure in figures.items() for file in save(figure, folder, name)]
+    files = [file for name, figure in figures.items() for file in save(figure, folder, name)]
+    captions = {name: style.alt_text(figure) for name, figure in figures.items()}
+    return [*files, write_captions(folder, captions)]
 
 
 @styled

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,7 @@ CAPTIONS = "captions.md"
 class Drawn:
     files: list[Path]
     left_out: dict[str, str]  # figure → why the recordings do not allow it
+    captions: dict[str, str] = field(default_factory=dict[str, str])  # figure → what is in CAPTIONS
 
 
 def draw(
@@ -78,7 +79,7 @@ def draw(
         pass  # says what is missing before minutes of accounting
     runs = runs_of(recordings)
     files: list[Path] = []
-    captions: list[str] = []
+    captions: dict[str, str] = {}
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(names or FIGURES):
         try:
@@ -89,12 +90,20 @@ def draw(
             left_out[name] = str(error)
             continue
         files += save(figure, folder, name, formats)
-        captions.append(f"**{name}** {alt_text(figure)}\n")
+        captions[name] = alt_text(figure)
     if not files:
         raise UserError("no figure can be drawn", next(iter(left_out.values())))
-    with users_file(folder / CAPTIONS) as part:
-        part.write_text("\n".join(captions), encoding="utf-8")
-    return Drawn([*files, folder / CAPTIONS], left_out)
+    return Drawn([*files, write_captions(folder, captions)], left_out, captions)
+
+
+def write_captions(folder: Path, captions: Mapping[str, str]) -> Path:
+    """Figure → what it shows in words, to paste below it: beside the figures, in place of what was there."""
+    path = folder / CAPTIONS
+    with users_file(path) as part:
+        part.write_text(
+            "\n".join(f"**{name}** {text}\n" for name, text in captions.items()), encoding="utf-8"
+        )
+    return path
 
 
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.power import Floats, PowerTrace
 from smaragdine.accounting.step_spans import joined
+from smaragdine.recording.reader import Recording
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.power import common_device
 from smaragdine.report.figures.runs import NotDrawn, Run, one_setting, only, power_notes, working_device
@@ -91,8 +93,7 @@ def epoch_power_of_runs(runs: Sequence[Run], layer: str | None = None) -> Figure
     epochs = [[(e.start_ns, e.end_ns) for e in run.overview.summary.epochs] for run in runs]
     of = "epoch"
     if not any(epochs):
-        steps = [run.overview.steps for run in runs]
-        epochs = [[(int(b), int(e)) for b, e in s.traced_ns] if s is not None else [] for s in steps]
+        epochs = traced_steps(runs, device)
         of = "step"
     known = [(run.traces[device], spans) for run, spans in zip(runs, epochs, strict=True) if spans]
     if not known:
@@ -103,6 +104,27 @@ def epoch_power_of_runs(runs: Sequence[Run], layer: str | None = None) -> Figure
         spans = epochs[runs.index(traced[0])]
         ran = when(traced[0].recording.events, device, layer, spans) if layer else None
     return epoch_power(known, device, ran, of, power_notes(runs, [device]))
+
+
+def traced_steps(runs: Sequence[Run], device: str) -> list[list[tuple[int, int]]]:
+    """Of each run. A GPU lags behind the marks, now more, now less: there a step begins with its first
+    kernel."""
+    if device.startswith("gpu"):
+        return [_by_kernels(run.recording, device) for run in runs]
+    steps = [run.overview.steps for run in runs]
+    return [[(int(b), int(e)) for b, e in s.traced_ns] if s is not None else [] for s in steps]
+
+
+def _by_kernels(recording: Recording, device: str) -> list[tuple[int, int]]:
+    """From each step's first kernel to that of the next one of its window."""
+    events = recording.events
+    here = pc.and_(pc.equal(events["device"].cast(pa.string()), device), events["step"].is_valid())  # pyright: ignore
+    first = events.filter(here).group_by("step").aggregate([("start_ns", "min")])
+    begin_ns = np.sort(first["start_ns_min"].to_numpy())
+    window = np.searchsorted(np.sort(recording.windows["begin_ns"].to_numpy()), begin_ns, side="right")
+    return [
+        (b, e) for (b, e), same in zip(pairwise(begin_ns.tolist()), np.diff(window) == 0, strict=True) if same
+    ]
 
 
 def averaged(traces: Sequence[tuple[PowerTrace, Spans]]) -> tuple[Floats, Floats, Floats]:

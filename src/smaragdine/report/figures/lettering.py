@@ -67,7 +67,7 @@ def _apart(labels: Sequence[str]) -> tuple[str, list[str], str]:
     ends = 0
     while all(len(each) > ends + 1 and each[-ends - 1] == rest[0][-ends - 1] for each in rest):
         ends += 1
-    middles = ["".join(each[: len(each) - ends]).rstrip("-_/. ") for each in rest]
+    middles = ["".join(each[: len(each) - ends]).rstrip("-_/., ") for each in rest]
     return "".join(words[0][:same]), middles, "".join(rest[0][len(rest[0]) - ends :])
 
 

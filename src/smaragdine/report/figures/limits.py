@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smaragdine.errors import UserError
 from smaragdine.report.figures import lettering, style
-from smaragdine.report.figures.draw import CAPTIONS, FORMATS, save
+from smaragdine.report.figures.draw import FORMATS, Drawn, save, write_captions
 from smaragdine.report.figures.style import styled
 from smaragdine.report.fit import TITLES, label, limit_text, of_words, telling, value_text
 from smaragdine.sweep.fit import QUANTITIES, Analysis, GroupFit, means, rests_on
@@ -45,7 +44,7 @@ def fit_figure(of: GroupFit, name: str = "") -> Figure:
     parameter = "" if of.group.unit in style.LIMITS else of.group.limit_name
     known = [judge(fit)[0] is not False for fit in fits]
     notes = [
-        *([name] if name else []),
+        *([f"for {name}"] if name else []),
         *([f"time and energy{of_words(of)}"] if of.group.of else []),
         "line: second-degree fit" + ("" if all(known) else "; dashed, no optimum where it does not fit"),
         *([f"band: 95 % confidence, from {rests_on(fits[0])}"] if fits[0].freedom else []),
@@ -59,21 +58,17 @@ def fit_figure(of: GroupFit, name: str = "") -> Figure:
     return style.describe(figure, f"{title}{f': {name}' if name else ''}", text, notes)
 
 
-def draw_fits(found: Analysis, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """A figure for every group, named after it, with the alt texts beside them."""
+def draw_fits(found: Analysis, folder: Path, formats: Sequence[str] = FORMATS) -> Drawn:
+    """A figure for every group, named after it, with the captions beside them."""
     files: list[Path] = []
-    captions: list[str] = []
+    captions: dict[str, str] = {}
     names = stems(found)
     for each in found.groups:
         stem = names[tuple(each.group.by.items())]
         figure = fit_figure(each, label(each.group.by) if each.group.by else "")
         files += save(figure, folder, stem, formats)
-        captions.append(f"**{stem}** {style.alt_text(figure)}\n")
-    try:
-        (folder / CAPTIONS).write_text("\n".join(captions), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{folder / CAPTIONS} cannot be written", error.strerror or str(error)) from None
-    return [*files, folder / CAPTIONS]
+        captions[stem] = style.alt_text(figure)
+    return Drawn([*files, write_captions(folder, captions)], {}, captions)
 
 
 def stems(found: Analysis) -> dict[Key, str]:

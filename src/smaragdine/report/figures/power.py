@@ -14,10 +14,11 @@ from smaragdine.report.figures.style import styled
 from smaragdine.units import watts
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_PIECES = 1500  # more than a column has dots: beyond it, means of even cells with their extremes
-_MOST_PANELS = 8
+_MOST_ROWS = (8, 8, 12)  # of panels in one column, in two and in three: a page holds no more
 
 Traced = tuple[PowerTrace, int, int]  # a run's power, its beginning and end
 
@@ -30,13 +31,9 @@ def power(
     notes: Sequence[str] = (),
 ) -> Figure:
     """Setting → the runs of it, drawn over each other from their beginnings."""
-    rows = len(settings)
-    if rows > _MOST_PANELS:
-        raise NotDrawn(f"{rows} settings are too many for one figure; give up to {_MOST_PANELS}")
-    each_mm = 40 if rows == 1 else 24 if rows < 5 else 19
-    figure, panels = style.sheet(14 + each_mm * rows, rows=rows, sharex=True, sharey=True)
+    figure, panels, bottom = _panels(len(settings))
     longest_s = max((end - begin) * 1e-9 for runs in settings.values() for _, begin, end in runs)
-    names, key = lettering.distinct(settings, 44)
+    names, key = lettering.distinct(settings, 44 if len(bottom) < 3 else 26)
     highest_w, coarse, means = 0.0, False, list[str]()
     for axes, name, (setting, runs) in zip(panels, names, settings.items(), strict=True):
         for n, (trace, begin_ns, end_ns) in enumerate(runs):
@@ -61,7 +58,8 @@ def power(
         means.append(f"{setting}: {watts(mean)} on average")
     panels[0].set_xlim(0, longest_s)
     panels[0].set_ylim(0, highest_w * 1.06)
-    style.duration(panels[-1].xaxis, "Time", longest_s)
+    for axes in bottom:
+        style.duration(axes.xaxis, "Time", longest_s)
     for axes in panels:
         style.quantity(axes.yaxis, "Power", "W", highest_w)
         axes.yaxis.set_label_text("")
@@ -72,6 +70,24 @@ def power(
     said += ["bands: lowest to highest reading around the mean"] if coarse else []
     said += ["dashed: power limit"] if limits_w else []
     return style.describe(figure, f"Power of {device} over time", "; ".join(means), [*said, *key, *notes])
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes], list[Axes]]:
+    """One for each setting, row by row, in as many columns as it takes; and the lowest of each column."""
+    columns = next((n for n, rows in enumerate(_MOST_ROWS, 1) if count <= n * rows), None)
+    if columns is None:
+        most = len(_MOST_ROWS) * _MOST_ROWS[-1]
+        raise NotDrawn(f"{count} settings are too many for one figure; give up to {most}")
+    rows = -(-count // columns)
+    each_mm = 40 if rows == 1 else 24 if rows < 5 else 19
+    wide_mm = style.COLUMN_MM if columns == 1 else style.PAGE_MM
+    figure, panels = style.sheet(14 + each_mm * rows, rows, columns, wide_mm, sharex=True, sharey=True)
+    for axes in panels[count:]:
+        axes.remove()
+    bottom = panels[:count][-columns:]
+    for axes in bottom:
+        axes.tick_params(labelbottom=True)  # also where a panel below it is left out
+    return figure, panels[:count], bottom
 
 
 def power_of_runs(runs: Sequence[Run]) -> Figure:

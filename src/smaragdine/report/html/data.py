@@ -26,6 +26,7 @@ from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.report.html.timeline import MOST_POINTS, MOST_STRETCHES, layer_columns, power_columns
 from smaragdine.report.html.tree import Tree, merged_tree, tree_of
+from smaragdine.tracing.assemble.absence import why_no_operations
 
 _FIGURES = ("energy_j", "busy_s", "count", "uncertainty_j")
 _TEXTS = ["name", "device", "phase", "basis"]
@@ -52,6 +53,7 @@ def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) 
             if name not in ("marks", "epochs", "step", "traced")
         },
         "events": recording.events.num_rows,
+        "why_untraced": why_no_operations(found.summary.marks, found.summary.duration_s),
         "power": _power(recording, found),
         "windows": [
             {key: window[key] - found.summary.begin_ns for key in ("begin_ns", "end_ns")}

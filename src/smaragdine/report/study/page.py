@@ -16,12 +16,13 @@ from pathlib import Path
 from smaragdine.accounting.footprint import write_json
 from smaragdine.errors import UserError
 from smaragdine.report.figures import style
-from smaragdine.report.figures.draw import CAPTIONS, rendered, save
+from smaragdine.report.figures.draw import rendered, save, write_captions
 from smaragdine.report.figures.runs import NotDrawn
 from smaragdine.report.figures.style import alt_text, look
 from smaragdine.report.study.cells import Table, csv_text, latex_text, markdown_text, worth_showing
 from smaragdine.report.study.costs import cost_tables
 from smaragdine.report.study.document import Document, Picture, head_of, read_notes
+from smaragdine.report.study.footprints import footprints_table
 from smaragdine.report.study.markdown import markdown_page
 from smaragdine.report.study.markup import html_page
 from smaragdine.report.study.material import Material, materials
@@ -48,6 +49,9 @@ def write_study(out: Path, formats: Sequence[str] = ("pdf", "png")) -> list[Path
     pictures, left_out, files = _draw(kinds, out / FIGURES_FOLDER, formats)
     tables = [*study_tables(kinds), *cost_tables(out, results, kinds)]
     files += _write_tables(tables, out / TABLES_FOLDER)
+    footprints = footprints_table(kinds)
+    files.append(out / TABLES_FOLDER / f"{footprints.name}.csv")  # too long for a page
+    _write(files[-1], csv_text(footprints))
     document = Document(
         head=head_of(out, results),
         findings=tuple(findings(results, out)),
@@ -96,9 +100,7 @@ def _draw(
         for form in formats:
             (folder / f"{name}.{form}").unlink(missing_ok=True)  # of results that are there no more
     if pictures:
-        captions = "\n".join(f"**{picture.name}** {picture.alt}\n" for picture in pictures)
-        _write(folder / CAPTIONS, captions)
-        files.append(folder / CAPTIONS)
+        files.append(write_captions(folder, {picture.name: picture.alt for picture in pictures}))
     return pictures, left_out, files
 
 

@@ -113,7 +113,7 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     found = (
         CallSteps()
         if meta.get("steps")
-        else call_steps(calls, order, parents, begins, ends, begin_ns, until_ns)
+        else call_steps(calls, order, parents, begins, ends, begin_ns, until_ns, meta.get("marked", True))
     )
     steps = steps_at(asked_ns, {"steps": found.spans} if found.spans else meta)
     table = built(

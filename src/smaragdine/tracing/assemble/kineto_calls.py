@@ -53,9 +53,10 @@ def call_steps(
     end_ns: Sequence[int],
     begin_ns: int,
     until_ns: int,
+    marked: bool = True,
 ) -> CallSteps:
     """`order` is that of time; before `begin_ns` a call was under way whose beginning was not seen, and after
-    `until_ns` the profiler was being stopped."""
+    `until_ns` the profiler was being stopped. Where modules are not `marked`, only compiled ones are seen."""
     around = _outermost_of(calls, order, parents)
     found = [
         _Outermost(at, calls[at].name.removeprefix(PREFIX), calls[at].tid, start_ns[at], end_ns[at])
@@ -76,6 +77,8 @@ def call_steps(
         return _irregular(f"the calls of {path} and of other modules do not take turns")
     if not _alike(calls, around, mine[:-1]):
         return _irregular(f"the calls of {path} do not all run the same operations")
+    if not marked and not _alike_between(calls, order, start_ns, mine):
+        return _irregular(f"not the same operations run between the calls of {path}")
     spans = ((i, call.begin_ns, following.begin_ns) for i, (call, following) in enumerate(pairwise(mine)))
     return CallSteps(tuple(spans), path)
 
@@ -153,3 +156,16 @@ def _alike(calls: Sequence[Call], around: Sequence[int | None], mine: Sequence[_
             made[outermost][calls[at].name] += 1
     first, *others = made.values()
     return all(each == first for each in others)
+
+
+def _alike_between(
+    calls: Sequence[Call], order: Sequence[int], start_ns: Sequence[int], mine: Sequence[_Outermost]
+) -> bool:
+    """Whether the thread did the same from each of these calls to the next. Another module may be called
+    there, that nobody saw."""
+    begins_ns = [call.begin_ns for call in mine]
+    made: list[Counter[str]] = [Counter() for _ in mine]
+    for at in order:
+        if calls[at].tid == mine[0].tid and start_ns[at] >= begins_ns[0]:
+            made[bisect_right(begins_ns, start_ns[at]) - 1][calls[at].name] += 1
+    return all(each == made[0] for each in made[:-1])

@@ -15,6 +15,8 @@ _ROOT = re.compile(r"[LG]\['[^']*'\](?:\.(.*))?$")
 _MOST_BYTES = 4 << 20
 
 _read = None  # (how much was compiled then, the facts)
+_around = []  # what lies around calls of compiled modules, the innermost first
+_call = None  # what it lies around
 
 
 def facts():
@@ -44,6 +46,30 @@ def used():
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     backends = getattr(dynamo, "cached_backends", None) or {}
     return frames() > 0 or any(backend is not None for backend in list(backends.values()))
+
+
+def around_calls(make):
+    """Put `make(original)` around calls of modules that were given to torch.compile; a function to take it
+    back. Unlike a hook it lies outside of what is compiled, and no guard sees it."""
+    global _call
+    if not _around:
+        _call = sys.modules["torch._dynamo.eval_frame"].OptimizedModule.__call__
+    _around.append(make)
+    _wrap()
+
+    def take_back():
+        if make in _around:
+            _around.remove(make)
+            _wrap()
+
+    return take_back
+
+
+def _wrap():
+    call = _call
+    for make in _around:
+        call = make(call)
+    sys.modules["torch._dynamo.eval_frame"].OptimizedModule.__call__ = call
 
 
 def _facts():

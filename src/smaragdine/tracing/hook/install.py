@@ -23,6 +23,8 @@ PATCHES = {
     "tf_keras.src.callbacks": "keras.patch_callbacks",
     "tf_keras.src.engine.training": "keras.patch_trainer",
     "tf_keras.src.engine.training_v1": "keras.patch_trainer",
+    "torch.autograd.profiler": "profiler_torch.patch_profiler",
+    "torch.nn.modules.module": "torch.patch_module",
     "torch.optim.optimizer": "torch.patch_optimizer",
     "torch.utils.data.dataloader": "torch.patch_dataloader",
     "transformers.trainer_callback": "transformers.patch_callbacks",

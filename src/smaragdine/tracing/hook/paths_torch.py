@@ -92,20 +92,27 @@ def _whole(module):
 
 
 def calls_under_way():
-    """The modules whose calls this thread is in, outermost first, but for the one being entered.
+    """The modules whose calls this thread is in, outermost first, but for the one being entered."""
+    return _calls()[:0:-1]
 
-    Only frames tell: the calls may have begun before anybody followed them.
-    """
+
+def in_call():
+    """Whether this thread is in the call of any module."""
+    return bool(_calls())
+
+
+def _calls():
+    """Only frames tell: calls may have begun before anybody followed them. The innermost first."""
     code = torch.nn.Module._call_impl.__code__
     found = []
-    frame = sys._getframe(1)
+    frame = sys._getframe(2)
     while frame is not None:
         if frame.f_code is code:
             module = frame.f_locals.get("self")
             if isinstance(module, torch.nn.Module):
                 found.append(module)
         frame = frame.f_back
-    return found[:0:-1]
+    return found
 
 
 def _in_place(module, path, stack):

@@ -4,7 +4,8 @@ A step of a plain loop is announced only by its optimizer. It is stamped from th
 it spans forward, backward and optimizer like the steps of the other frameworks; without a DataLoader nobody
 knows when it began, and only its end is marked.
 
-An epoch is an iteration over a DataLoader during which an optimizer steps; evaluation makes no epoch.
+An epoch is an iteration over a DataLoader during which an optimizer steps; evaluation makes no epoch. It is
+marked where a model goes to its evaluation mode and back.
 """
 
 import functools
@@ -17,12 +18,13 @@ from _thread import get_ident
 import torch
 
 from . import marks, training, wrapping
+from .evaluation_torch import Evaluation
 
 _current = None  # the _Loop of this process
 
 
 def patch_optimizer(module):
-    if [int(part) for part in torch.__version__.split(".")[:2]] < [2, 1]:
+    if not _supported():
         raise NotImplementedError("PyTorch %s; steps are seen from 2.1 on" % torch.__version__)
     module.register_optimizer_step_pre_hook(before_step)
     module.register_optimizer_step_post_hook(after_step)
@@ -32,6 +34,17 @@ def patch_dataloader(module):
     wrapping.replace(module.DataLoader, "__iter__", _iter)
     # The loop's `for` calls this on the type: there is no public place that sees each batch.
     wrapping.replace(module._BaseDataLoaderIter, "__next__", _next)
+
+
+def patch_module(module):
+    if not _supported():
+        return
+    wrapping.replace(module.Module, "eval", _eval)
+    wrapping.replace(module.Module, "train", _train)
+
+
+def _supported():
+    return [int(part) for part in torch.__version__.split(".")[:2]] >= [2, 1]
 
 
 def before_step(optimizer, args, kwargs):
@@ -106,6 +119,41 @@ def _delivered(iterator, exhausted=False):
         marks.error("torch", exception)
 
 
+def _eval(original):
+    @functools.wraps(original)
+    def eval(self):
+        if not torch.compiler.is_compiling():
+            _switched(self, False)
+        return original(self)
+
+    return eval
+
+
+def _train(original):
+    # It calls itself for every module inside, and mostly there is nothing to end.
+    @functools.wraps(original)
+    def train(self, mode=True):
+        loop = None if torch.compiler.is_compiling() else _current
+        if loop is not None and loop.evaluation.switched and mode:
+            _switched(self, True)
+        return original(self, mode)
+
+    return train
+
+
+def _switched(module, trains):
+    try:
+        loop = _current
+        if loop is None or loop.latest is None or loop.pid != os.getpid() or training.active():
+            return
+        if trains:
+            loop.evaluation.ends(module, [tuple(seen) for seen in loop.optimizers.values()])
+        else:
+            loop.evaluation.begins(module)
+    except Exception as exception:
+        marks.error("torch", exception)
+
+
 def _below(frame, outer):
     # By address and code: to keep the frame itself would keep alive all that a failed step had in its hands.
     frame = frame.f_back
@@ -148,6 +196,7 @@ class _Loop:
         self.epoch = None  # the one that is the open epoch
         self.epochs = 0
         self.step_end_ns = None
+        self.evaluation = Evaluation()
         # thread -> (optimizer, frame of its step, code of that frame, when it began, its source and index)
         self.stepping = {}
 
@@ -201,6 +250,7 @@ class _Loop:
         marks.soon(now_ns, "step_end", seen[1], seen[0])
         seen[1] += 1
         self.step_end_ns = now_ns
+        self.evaluation.switched.clear()
 
     def close_epoch(self):
         if self.epoch is not None:
@@ -220,7 +270,7 @@ class _Loop:
         begin_ns, iteration.batch_ns = iteration.batch_ns, None
         # Without a new batch this is another step on the same one (a second optimizer, a prefetched batch),
         # and a batch fetched ahead begins no step before the last one ended.
-        return max(begin_ns or 0, self.step_end_ns or 0) or now_ns
+        return max(begin_ns or 0, self.step_end_ns or 0, self.evaluation.end_ns) or now_ns
 
     def _enter_epoch(self, iteration):
         # Loaders read side by side are one epoch: both were opened before the first step.

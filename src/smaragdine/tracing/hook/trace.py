@@ -93,6 +93,8 @@ def finish():
             plan.done = True
             _try(plan, plan.close)
             _try(plan, plan.settle)
+            if plan.refusal is not None and not plan.windows:
+                marks.error("trace", plan.refusal)
 
 
 def at_exit():
@@ -198,10 +200,7 @@ def _done_by(plan, tracer, work, most_s):
     if at_next_call is None:
         guarded()
         return bool(done)
-    try:
-        take_back = at_next_call(guarded)
-    except NotImplementedError:
-        return False  # by slices it cannot be traced; steps may still come
+    take_back = at_next_call(guarded)
     until_s = time.monotonic() + most_s
     while not done and time.monotonic() < until_s and plan.source is None and _follows(plan):
         time.sleep(_TICK_S / 10)

@@ -5,6 +5,7 @@ import sys
 import threading
 
 from .trace_xplane import FORMAT, SUFFIX, Session, check_unused, write
+from .tracers import ProfilerBusy
 
 FRAMEWORK = "jax"
 __all__ = ["FORMAT", "FRAMEWORK", "SUFFIX", "start", "stop"]
@@ -16,7 +17,7 @@ def start():
 
     state = getattr(profiler, "_profile_state", None)
     if getattr(state, "profile_session", None) is not None:
-        raise RuntimeError("a JAX profiler is running already")
+        raise ProfilerBusy("a JAX profiler is running already")
     module = getattr(profiler, "_profiler", None)
     if module is None:
         from jax._src.lib import xla_client

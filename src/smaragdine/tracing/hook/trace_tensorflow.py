@@ -9,6 +9,7 @@ import time
 
 from . import edges_keras, graph_tensorflow, keras, keras_scopes, marks
 from .trace_xplane import FORMAT, SUFFIX, Session, check_unused, write
+from .tracers import ProfilerBusy
 
 FRAMEWORK = "tensorflow"
 __all__ = ["FORMAT", "FRAMEWORK", "SUFFIX", "start", "stop"]
@@ -35,7 +36,7 @@ def start():
     from tensorflow.python.profiler.internal import _pywrap_profiler as module
 
     if getattr(profiler_v2, "_profiler", None) is not None:
-        raise RuntimeError("a TensorFlow profiler is running already")
+        raise ProfilerBusy("a TensorFlow profiler is running already")
     check_unused(module)
     _wait()
     # The profiler makes the folder, when it exports.

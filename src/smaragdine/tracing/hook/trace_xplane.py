@@ -8,6 +8,7 @@ when it opens a session, ours is dropped.
 import os
 
 from . import marks, threads
+from .tracers import ProfilerBusy
 
 FORMAT = "xplane"
 SUFFIX = ".xplane.pb"
@@ -41,7 +42,7 @@ def write(session, path, export):
     part = path + ".part"
     try:
         if session.profiler is None:
-            raise RuntimeError("the program started a profiler of its own; ours was dropped")
+            raise ProfilerBusy("the program started a profiler of its own; ours was dropped")
         export(session.profiler, part)
         os.replace(part, path)
         return _facts()

@@ -6,6 +6,10 @@ import sys
 _TORCH = ("torch", "transformers", "lightning")
 
 
+class ProfilerBusy(RuntimeError):
+    """The program has a profiler of its own, beside which there can be none of ours; it may end."""
+
+
 def of_source(source):
     """The tracer of whoever announces steps."""
     if source == "tensorflow":

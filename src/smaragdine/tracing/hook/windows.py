@@ -1,12 +1,11 @@
 """The windows of a process: which steps the profiler runs over."""
 
-import json
 import os
-import tempfile
 import time
 
-from . import marks, tracers
+from . import tracers
 from .cost import Cost
+from .window import Window
 
 FOLDER = "SMARAGDINE_TRACE_FOLDER"
 STEPS = "SMARAGDINE_TRACE_STEPS"
@@ -18,8 +17,12 @@ FORWARD = "torch:forward"  # a model's calls, where nothing else announces steps
 _FIRST_WINDOW_S = 4.0
 _MOST_BYTES = 64 << 20  # of a window's raw file; its events are in memory until then
 _OVERDUE_S = 10.0
+_SHORT_S = 0.25  # a window; to write its file takes about twice as long at most
 _WORTHWHILE = 3  # steps; to start and stop a profiler for fewer wastes the budget
 _SILENT = 20  # steps of others in a row: whoever was followed has ended
+# Steps until the next attempt, where the program has a profiler of its own; twice as many each time.
+_FIRST_WAIT, _LONGEST_WAIT = 4, 64
+_MOST_BROKEN = 5  # windows; each one that the program's profiler ends has cost something
 
 
 asked = False  # by this process's own code, at any time from now on
@@ -67,8 +70,13 @@ class Plan:
         self.windows = 0
         self.window = None
         self.ending = None  # of the last window, where its file is written beside the program
+        self.ending_s = 0.0  # how long that window was
         self.bytes_per_s = None  # of the raw files so far
         self.cost = Cost()
+        self.refusal = None  # what the program's own profiler was in the way of
+        self._wait = _FIRST_WAIT
+        self._next = 0  # steps to have been seen before the next attempt
+        self._broken = 0  # windows that the program's profiler has ended
         self._others = 0  # steps of other sources since its own last one
         self._clock_ns = clock_ns
         self._begin_ns = clock_ns()
@@ -83,7 +91,7 @@ class Plan:
         window = self.window
         if window is None:
             self.cost.untraced(t_ns)
-            if self.seen >= max(1, self.settings.skip) and self._affordable():
+            if self.seen >= max(1, self.settings.skip, self._next) and self._affordable():
                 self.open(tracers.of_source(source))
         elif window.complete:
             self.cost.traced((t_ns - window.last_ns) * 1e-9)
@@ -102,14 +110,20 @@ class Plan:
             self.window.last_ns = max(self.window.last_ns, t_ns)
 
     def open(self, tracer):
+        if self.ending is not None and self._takes_long() and not self.ending.over():
+            return  # its file is being written, for seconds: later steps will do
         asked_ns = self._clock_ns()
-        self.settle()  # steps are not let pass meanwhile: a short training might have no others
+        self.settle()
         ready = getattr(tracer, "ready", None)
         if ready is not None and not ready():
             return  # at a later step
-        session = tracer.start()
+        try:
+            session = tracer.start()
+        except tracers.ProfilerBusy as refusal:
+            return self._refused(refusal)
         begin_ns = self._clock_ns()
-        self.window = _Window(tracer, session, asked_ns, begin_ns)
+        name = "%s-%d-%d" % (tracer.FRAMEWORK, self.pid, self.windows)
+        self.window = Window(tracer, session, os.path.join(self.settings.folder, name), asked_ns, begin_ns)
         self.cost.started((begin_ns - asked_ns) * 1e-9)
 
     def close(self):
@@ -117,29 +131,38 @@ class Plan:
         window, self.window = self.window, None
         if window is None:
             return
-        self.done = self.done or (0 < self.settings.steps <= self.traced)
+        ended = self.done
+        self.done = ended or (0 < self.settings.steps <= self.traced)
         end_ns = self._clock_ns()
-        source, path = self.source, self._base(window) + window.tracer.SUFFIX
+        source = self.source
         try:
             os.makedirs(self.settings.folder, exist_ok=True)
         except OSError:
-            self._discard(window)
+            window.discard()
             raise
         aside = getattr(window.tracer, "stop_aside", None)
         if aside is not None:
             # Whom the plan follows by then may be another.
             self.ending = aside(
                 window.session,
-                path,
+                window.path,
                 lambda facts, resumed_ns: self._keep(window, source, end_ns, resumed_ns, facts),
             )
             if self.ending is not None:
+                self.ending_s = (end_ns - window.begin_ns) * 1e-9
                 self.cost.stopped((self._clock_ns() - end_ns) * 1e-9)
                 return
         try:
-            facts = window.tracer.stop(window.session, path)
+            facts = window.tracer.stop(window.session, window.path)
+        except tracers.ProfilerBusy as refusal:
+            self.traced -= len(window.steps)
+            self.done = ended
+            self._broken += 1
+            if self._broken == _MOST_BROKEN:
+                raise
+            return self._refused(refusal)
         except BaseException:
-            _remove(path, path + ".tmp")  # a disk that is full has better use for it
+            window.remove()
             raise
         resumed_ns = self._clock_ns()
         self.cost.stopped((resumed_ns - end_ns) * 1e-9)
@@ -147,8 +170,6 @@ class Plan:
 
     def _keep(self, window, source, end_ns, resumed_ns, facts):
         """Its file is written: note what it is of, unless it is of nothing."""
-        base = self._base(window)
-        path, noted = base + window.tracer.SUFFIX, base + ".meta.json"
         stopped_ns = self._clock_ns()
         kept = False
         try:
@@ -161,29 +182,13 @@ class Plan:
                 return
             if facts is None:
                 return
-            self.bytes_per_s = os.path.getsize(path) / max(length_s, 1e-3)
-            meta = {
-                "framework": window.tracer.FRAMEWORK,
-                "format": window.tracer.FORMAT,
-                "suffix": window.tracer.SUFFIX,
-                "rank": marks.rank_of(os.environ),
-                "pid": self.pid,
-                "begin_ns": window.begin_ns,
-                "end_ns": end_ns,
-                "asked_ns": window.asked_ns,
-                "resumed_ns": resumed_ns,
-                "stopped_ns": stopped_ns,
-                "source": source,
-                "steps": window.steps,
-            }
-            meta.update(facts)
-            with open(noted, "w") as file:
-                json.dump(meta, file)
+            self.bytes_per_s = os.path.getsize(window.path) / max(length_s, 1e-3)
+            window.note(source, end_ns, resumed_ns, stopped_ns, facts)
             self.windows += 1
             kept = True
         finally:
             if not kept:
-                _remove(path, path + ".tmp", noted)
+                window.remove()
 
     def settle(self):
         """Wait until the last window's file is written."""
@@ -212,7 +217,7 @@ class Plan:
         self.done = self.failed = True
         window, self.window = self.window, None
         if window is not None:
-            self._discard(window)
+            window.discard()
 
     def slice_affordable(self, length_s):
         budget = self.settings.budget
@@ -220,8 +225,15 @@ class Plan:
         return budget is None or self.cost.forecast_s(0, True) + length_s <= budget * elapsed_s
 
     def used(self):
-        """Whether a profiler has run in this process."""
-        return self.windows > 0 or self.window is not None or self.ending is not None or self.failed
+        """Whether a profiler has run in this process, be it the program's own."""
+        ours = self.windows > 0 or self.window is not None or self.ending is not None
+        return ours or self.failed or self.refusal is not None
+
+    def _refused(self, refusal):
+        """The program has a profiler of its own: at a later step it may be over."""
+        self.refusal = refusal.with_traceback(None)  # which would keep the program's frames
+        self._next = self.seen + self._wait
+        self._wait = min(2 * self._wait, _LONGEST_WAIT)
 
     def _follow(self, source):
         """Whether a source that was not followed is from now on."""
@@ -235,26 +247,15 @@ class Plan:
         # So far a slice, or calls of a model that turns out to be trained, or a training that ended early.
         self.close()
         if self.source is not None:
-            self.seen = self.traced = 0
+            self.seen = self.traced = self._next = 0
             self.done = self.failed
             self.cost.of_other_steps()
         self.source = source
         return True
 
-    def _discard(self, window):
-        # Kineto says on stderr what it cannot write: it gets a folder that is there.
-        path = os.path.join(
-            tempfile.gettempdir(), os.path.basename(self._base(window)) + window.tracer.SUFFIX
-        )
-        try:
-            window.tracer.stop(window.session, path)
-        except Exception:
-            pass
-        _remove(path)
-
-    def _base(self, window):
-        name = "%s-%d-%d" % (window.tracer.FRAMEWORK, self.pid, self.windows)
-        return os.path.join(self.settings.folder, name)
+    def _takes_long(self):
+        """Whether the last window's file may: but who wants every step waits even so."""
+        return self.settings.steps > 0 and self.ending_s > _SHORT_S
 
     def _overlong(self):
         """PyTorch's mark comes inside the optimizer's step, whose own record would be lost if the profiler
@@ -278,26 +279,3 @@ class Plan:
         steps = min(left, _WORTHWHILE) if opening else 1
         cost_s = self.cost.forecast_s(steps + self._overlong(), opening)
         return cost_s <= budget * self.cost.elapsed_s(self._clock_ns())
-
-
-class _Window:
-    def __init__(self, tracer, session, asked_ns, begin_ns):
-        self.tracer, self.session = tracer, session
-        self.asked_ns = asked_ns
-        self.begin_ns = self.last_ns = begin_ns
-        self.steps = []  # (index, begin, end)
-        self.complete = False
-
-    def add(self, index, t_ns):
-        """A step; its length."""
-        begin_ns, self.last_ns = self.last_ns, t_ns
-        self.steps.append((index, begin_ns, t_ns))
-        return (t_ns - begin_ns) * 1e-9
-
-
-def _remove(*paths):
-    for path in paths:
-        try:
-            os.remove(path)
-        except OSError:
-            pass

@@ -155,12 +155,7 @@ function deviceTable(data) {
 
 function tracingLines(data) {
   const { tracing, steps } = data.figures;
-  if (!tracing)
-    return [
-      data.events
-        ? ""
-        : "No operations: nothing was traced. smaragdine report says why.",
-    ].filter(Boolean);
+  if (!tracing) return []; // why, stands where the operations would
   const what = tracing.frameworks.join(" and ");
   let first = steps
     ? `${what}: ${plural(steps.traced, "step")}${steps.announced ? ` of ${steps.announced.toLocaleString("en")}` : ""} traced, ${plural(tracing.events, "event")}`
@@ -169,11 +164,15 @@ function tracingLines(data) {
     first += `; ${percent(tracing.placed)} of their time has a place in the model or a class`;
   const lines = [first];
   if (steps && !absent(steps.slower)) {
-    let second = `A traced step took ${seconds(steps.traced_s)}, an untraced one ${seconds(steps.untraced_s)} (${signed(percent(steps.slower, 0.2))})`;
+    let second = `A traced step took ${seconds(steps.traced_s)}, an untraced one ${seconds(steps.untraced_s)} (${signed(percent(steps.slower, 0.2))}, medians)`;
     if (!absent(steps.cost)) second += `; the training took ${percent(steps.cost)} longer for it`;
     lines.push(second);
   } else if (steps)
-    lines.push("There is no untraced step to compare with");
+    lines.push(
+      steps.early
+        ? "Steps are announced before they are done: how long a traced one took is not known"
+        : "There is no untraced step to compare with",
+    );
   return lines;
 }
 
@@ -190,7 +189,7 @@ function comparisonHeader(comparison, changes) {
       element("td", {}, joules(change.b_j)),
       element("td", { class: "large" }, signed(joules(change.difference_j))),
       element("td", {}, joules(change.half_width_j)),
-      element("td", { class: "text" }, verdictChip(change.verdict)),
+      element("td", { class: "text verdict" }, verdictChip(change.verdict)),
     );
   const said = all.verdict.charAt(0).toUpperCase() + all.verdict.slice(1);
   return element(
@@ -202,7 +201,7 @@ function comparisonHeader(comparison, changes) {
       { class: "facts" },
       element(
         "table",
-        { class: "devices" },
+        { class: "devices changes" },
         element(
           "thead",
           {},

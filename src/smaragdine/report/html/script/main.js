@@ -174,7 +174,7 @@ function emptyState() {
     data.reason ||
     (data.events
       ? "Operations were traced, but no power was measured that could be shared among them: smaragdine doctor says what this machine can measure."
-      : "No operations: nothing was traced. smaragdine report says why.");
+      : `No operations: ${data.why_untraced}.`);
   return element(
     "section",
     { id: "empty" },

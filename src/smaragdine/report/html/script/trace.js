@@ -37,7 +37,7 @@ function drawBand(pen, band, top, x, width, ink, inside) {
     pen.textAlign = "right";
     pen.fillText(watt ? si(watt, "W", 2) : "0", BAND.left - 6, y(watt));
   }
-  drawEpochs(pen, data.epochs, top, x, right, ink);
+  drawEpochs(pen, band, top, x, right, ink);
   drawTrace(pen, band.power, x, y, right, ink);
   drawStrip(pen, band, top + BAND.height + 2, x, right, ink, inside);
   pen.textAlign = "left";
@@ -45,20 +45,25 @@ function drawBand(pen, band, top, x, width, ink, inside) {
   pen.fillText(band.name, BAND.left + 5, top - 5);
 }
 
-function drawEpochs(pen, epochs, top, x, right, ink) {
+// Their names stand above the band, beside the device's, as far as there is room.
+function drawEpochs(pen, band, top, x, right, ink) {
+  const { epochs } = band.run.data;
   let last = -Infinity;
+  let free = BAND.left + 5 + pen.measureText(band.name).width + 10;
+  pen.fillStyle = ink.dim;
+  pen.textAlign = "left";
   for (let i = 0; i < epochs.start_ns.length; i++) {
     const from = x(epochs.start_ns[i]);
     if (from < BAND.left || from > right || from - last < 3) continue;
     pen.setLineDash([2, 3]);
     line(pen, from, top, from, top + BAND.height, ink.dim);
     pen.setLineDash([]);
-    if (from - last > 60) {
-      pen.fillStyle = ink.dim;
-      pen.textAlign = "left";
-      pen.fillText(`epoch ${epochs.index[i] ?? "?"}`, from + 3, top + 6);
-      last = from;
-    }
+    last = from;
+    const name = `epoch ${epochs.index[i] ?? "?"}`;
+    const to = from + pen.measureText(name).width;
+    if (from < free || to > right + BAND.right) continue;
+    pen.fillText(name, from, top - 5);
+    free = to + 10;
   }
 }
 

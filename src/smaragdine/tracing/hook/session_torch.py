@@ -1,0 +1,219 @@
+"""One session of Kineto, from its beginning to its end.
+
+Kineto has one session per process, and beginning a second one ends the first; the loser crashes when it stops
+(torch 2.13). So we never begin beside the program's own profiler, and end ours the moment it begins one.
+"""
+
+import functools
+import os
+import threading
+
+import torch
+import torch.autograd.profiler as profiler
+
+from . import aside_torch, compiled_torch, forks, marks, profiler_torch
+from .calls_torch import Calls
+from .tracers import ProfilerBusy
+
+# What the program would have to do to begin a profiler of its own.
+_BEGINNINGS = ("_prepare_profiler", "_enable_profiler")
+_DETACH = "TEARDOWN_CUPTI"
+
+profiler_torch.patch_profiler(profiler)  # if it is not yet
+
+current = None  # the Session that runs
+ending = None  # the aside_torch.Ending of the last one
+_forks_watched = False
+
+
+def begun():
+    """A session that runs; raises, having changed nothing, where the program would notice."""
+    global current
+    if current is not None or _program_profiles():
+        raise ProfilerBusy("a PyTorch profiler is already running, and there can be only one")
+    _watch_forks()
+    session = Session()
+    session.begin()
+    current = session
+    return session
+
+
+def detach():
+    """Kineto leaves CUPTI attached, and every launch after it slower (steps by 30 % on an H200), unless it is
+    told otherwise: a function to take it back. Before CUDA 12.6 programs with CUDA graphs might crash."""
+    version = torch.version.cuda or "0"
+    if [int(part) for part in version.split(".")[:2]] < [12, 6] or _DETACH in os.environ:
+        return int
+    os.environ[_DETACH] = "1"
+    return lambda: os.environ.pop(_DETACH, None)
+
+
+def say_stopped():
+    getattr(profiler, "_run_on_profiler_stop", int)()
+
+
+def _program_profiles():
+    # Unlike _profiler_enabled, what its module says is true of the other threads too.
+    said = getattr(profiler, "_is_profiler_enabled", False)
+    return said or torch.autograd._profiler_enabled() or profiler_torch.prepared
+
+
+class Session:
+    def __init__(self):
+        self.abandoned = None  # the error that says why, where the program needed the profiler itself
+        self.running = False
+        self.marked = not compiled_torch.used()
+        self.thread = threading.get_ident()
+        self.calls = Calls()
+        self.replaced = {}
+        self.lock = threading.Lock()
+        self.everywhere = True
+        self.profile = self._profile()
+
+    def _profile(self):
+        try:
+            # All threads (DataParallel has one per GPU), and any thread can end it.
+            config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        except TypeError:
+            config = None
+            self.everywhere = False
+            if self.thread not in threading._active:
+                raise NotImplementedError(
+                    "PyTorch %s profiles one thread only, and so nothing of a program without steps"
+                    % torch.__version__
+                )
+        profile = profiler.profile(use_kineto=True, experimental_config=config)
+        cuda = torch.autograd.ProfilerActivity.CUDA
+        if torch.cuda.is_initialized() and cuda in torch.autograd._supported_activities():
+            profile.kineto_activities.add(cuda)
+        return profile
+
+    def begin(self):
+        # Kineto reads its log level here; as it is, it would say on stderr that profiling begins and ends.
+        if torch.cuda.is_initialized() and self.thread in threading._active:
+            torch.cuda.synchronize()  # what was launched before would run into the window, for nobody
+        quiet = "KINETO_LOG_LEVEL" not in os.environ
+        if quiet:
+            os.environ["KINETO_LOG_LEVEL"] = "99"
+        try:
+            self.profile._prepare_trace()
+        finally:
+            if quiet:
+                os.environ.pop("KINETO_LOG_LEVEL", None)
+        self.profile._start_trace()
+        self.running = True
+        try:
+            for name in _BEGINNINGS:
+                self._replace(name)
+            if self.marked:
+                self.calls.follow()
+            else:
+                self.calls.follow_compiled()
+        except BaseException:
+            self.end()
+            raise
+
+    def _replace(self, name):
+        original = getattr(profiler, name)
+
+        @functools.wraps(original)
+        def begin(*args, **kwargs):
+            if ending is not None:
+                ending.wait()
+            self.abandon("the program began a profiler of its own")
+            if name == "_enable_profiler":
+                # It has said so before; to end ours says the contrary.
+                getattr(profiler, "_run_on_profiler_start", int)()
+            return original(*args, **kwargs)
+
+        self.replaced[name] = (original, begin)
+        setattr(profiler, name, begin)
+
+    def abandon(self, why):
+        try:
+            self.abandoned = self.abandoned or ProfilerBusy(why)
+            self.end()
+        except Exception as exception:
+            marks.error("torch", exception)
+
+    def end(self):
+        """The results, or None where it was ended before. Leaves nothing installed."""
+        inside = self.silence()
+        running = self.let_go()
+        self.forget()
+        if not running:
+            return None
+        if not self.everywhere and threading.get_ident() != self.thread:
+            return None  # only its own thread could; here it would crash
+        if torch.cuda.is_initialized() and not self.abandoned:
+            torch.cuda.synchronize()
+        if inside:
+            aside_torch.drain(inside)
+        attach = detach()
+        try:
+            results = torch.autograd._disable_profiler()
+        finally:
+            attach()
+        say_stopped()
+        return results
+
+    def silence(self):
+        """Threads that may be in an operator it has heard of; None where it has ended, or that cannot be."""
+        if not (self.everywhere and aside_torch.possible()):
+            return None
+        with self.lock:
+            # Where the program has begun a profiler of its own, that is the one that listens.
+            return aside_torch.silence() if self.running else None
+
+    def let_go(self):
+        """Whether it ran. From now on nothing of the program's is marked any more."""
+        global current
+        with self.lock:
+            running, self.running = self.running, False
+        if current is self:
+            current = None
+        self.calls.let_go()
+        return running
+
+    def forget(self):
+        """The profiler has ended, or is about to: the program may begin one."""
+        for name, (original, ours) in self.replaced.items():
+            if getattr(profiler, name) is ours:
+                setattr(profiler, name, original)
+        self.replaced.clear()
+
+
+def _watch_forks():
+    global _forks_watched
+    if not _forks_watched:
+        os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+        _forks_watched = True
+        try:
+            forks.watch()
+        except Exception as exception:
+            marks.error("torch", exception)
+
+
+def _before_fork():
+    # The child would find the profiler's locks held by a thread it does not have.
+    if ending is not None:
+        ending.wait()
+
+
+def _after_fork():
+    # A DataLoader's worker would go on recording for as long as it lives, for nobody.
+    global current
+    session, current = current, None
+    if session is None:
+        return
+    try:
+        session.running = False
+        session.abandoned = RuntimeError("the process forked")
+        session.lock = threading.Lock()
+        session.calls.forget_threads()
+        session.let_go()
+        session.forget()
+        torch._C._autograd._enable_record_function(False)
+        say_stopped()
+    except Exception:
+        pass

@@ -44,7 +44,7 @@ def names(path="trace.json"):
 
 def program(tmp_path: Path, body: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(body)],
+        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + textwrap.dedent(body)],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -270,6 +270,90 @@ def test_other_threads_in_the_middle_of_operators(tmp_path: Path) -> None:
         """,
     )
     assert result == [40, True, True]
+
+
+def test_threads_are_looked_at_while_garbage_is_collected(tmp_path: Path) -> None:
+    """Making objects of frames collects garbage, and that lets the thread in these frames run on."""
+    result = program(
+        tmp_path,
+        """
+        import gc, threading
+        stop, looking = threading.Event(), False
+
+        class Loop:
+            def __init__(self):
+                self.itself = self
+
+            def __del__(self):
+                if looking:
+                    time.sleep(0.0002)
+
+        def deep(depth):
+            return deep(depth - 1) if depth else 0
+
+        def beside():
+            while not stop.is_set():
+                deep(250), deep(3)
+
+        def current_frames(original=sys._current_frames):
+            collects = gc.isenabled()
+            gc.disable()
+            found = original()
+            Loop()
+            if collects:
+                gc.enable()
+            return found
+
+        sys._current_frames = current_frames
+        thread = threading.Thread(target=beside)
+        thread.start()
+        gc.set_threshold(40, 1000000, 1000000)
+        deepest = 0
+        end_s = time.monotonic() + 3
+        while time.monotonic() < end_s:
+            looking = True
+            deepest = max(deepest, len(aside_torch._stacks()[thread.ident]))
+            looking = False
+        stop.set()
+        thread.join()
+        print(json.dumps([deepest, gc.isenabled()]))
+        """,
+    )
+    assert 100 < result[0] < 270
+    assert result[1]
+
+
+def test_an_operator_that_calls_back_is_not_left(tmp_path: Path) -> None:
+    """Called from the program's own frame, it lies below a function of the program's that it calls."""
+    result = program(
+        tmp_path,
+        """
+        import threading
+        inside, go = threading.Event(), threading.Event()
+
+        def callback(gradient):
+            inside.set()
+            go.wait()
+
+        def beside():
+            x = torch.ones(2, requires_grad=True)
+            y = x.sum()
+            x.register_hook(callback)
+            engine = torch.autograd.Variable._execution_engine.run_backward
+            engine((y,), (torch.ones(()),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+        thread = threading.Thread(target=beside)
+        thread.start()
+        inside.wait()
+        callback, caller = [each for each in aside_torch._stacks()[thread.ident] if each[2] == "<string>"]
+        held = {thread.ident: (caller[:2], set(), None)}  # as found before the operator called back
+        before = aside_torch.left(held)
+        go.set()
+        thread.join()
+        print(json.dumps([before, aside_torch.left(held)]))
+        """,
+    )
+    assert result == [False, True]
 
 
 def test_threads_that_stay_where_they_are(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ _PATIENCE_S = 1.0  # for operators of other threads to end
 _ASLEEP = 0.1  # the part of the time that a thread at work would surpass
 
 _found = None  # the functions; False where they are not to be had
+_looking = threading.RLock()  # by one thread at a time; a signal may have it look again
+_COLLECTS_ANYWHERE = sys.version_info < (3, 12)  # from then on between instructions only
 
 
 class _String(ctypes.Structure):
@@ -94,9 +96,9 @@ def silence():
     _functions()[5](state)
     own = threading.get_ident()
     return {
-        ident: ((id(frame), frame.f_lasti), _calling(frame), _worked(ident))
-        for ident, frame in _frames().items()
-        if ident != own and not _waits(frame)
+        ident: (stack[0][:2], _calling(stack), _worked(ident))
+        for ident, stack in _stacks().items()
+        if ident != own and not _waits(stack)
     }
 
 
@@ -115,34 +117,49 @@ def leave_gpu():
         marks.error("torch", exception)
 
 
-def _frames():
-    # A collection of garbage inside that function waits for a lock it holds itself (Python before 3.12).
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames()
-    finally:
+def _stacks():
+    """Where each thread is: its frames from the innermost on, as (id, instruction, file), without references,
+    which would keep a program's tensors.
+
+    Python makes a frame's object when it is asked for. Before 3.12 that may collect garbage, whose end lets
+    other threads run on: the object would be of a frame that is no more, and the process crash.
+    """
+    with _looking:
+        collects = _COLLECTS_ANYWHERE and gc.isenabled()
         if collects:
-            gc.enable()
+            gc.disable()
+        try:
+            return {ident: _stack(frame) for ident, frame in sys._current_frames().items()}
+        finally:
+            if collects:
+                gc.enable()
 
 
-def _waits(frame):
-    # In a function of Python's own library, as threads are that wait for work, or of ours: in no operator,
-    # unless below is one of PyTorch that has called back.
-    path = frame.f_code.co_filename
-    elsewhere = path.startswith(_OURS) or (path.startswith(_PYTHON) and "site-packages" not in path)
-    return elsewhere and not _calling(frame)
+def after_fork():
+    """The child finds no lock held by a thread that it does not have."""
+    global _looking
+    _looking = threading.RLock()
 
 
-def _calling(frame):
-    """Which of its calls are under way in PyTorch, as ids: no reference may keep a program's tensors."""
-    found = set()
+def _stack(frame):
+    found = []
     while frame is not None:
-        path = frame.f_code.co_filename
-        if path.startswith(_TORCH) and not path.startswith(_LOOPS):
-            found.add(id(frame))
+        found.append((id(frame), frame.f_lasti, frame.f_code.co_filename))
         frame = frame.f_back
     return found
+
+
+def _waits(stack):
+    # In a function of Python's own library, as threads are that wait for work, or of ours: in no operator,
+    # unless below is one of PyTorch that has called back.
+    path = stack[0][2]
+    elsewhere = path.startswith(_OURS) or (path.startswith(_PYTHON) and "site-packages" not in path)
+    return elsewhere and not _calling(stack)
+
+
+def _calling(stack):
+    """Which of its calls are under way in PyTorch."""
+    return {frame for frame, _, path in stack if path.startswith(_TORCH) and not path.startswith(_LOOPS)}
 
 
 def _worked(ident):
@@ -165,14 +182,12 @@ def _sleeps(ident, before):
 
 def left(inside):
     """Forget threads that have gone on since: whatever they are in now, the profiler has not heard of it."""
-    frames = _frames()
+    stacks = _stacks()
     for ident, (last, calling, worked) in list(inside.items()):
-        frame = frames.get(ident)
-        if (
-            frame is None
-            or ((id(frame), frame.f_lasti) != last and not calling & _calling(frame))
-            or (not calling and _sleeps(ident, worked))
-        ):
+        stack = stacks.get(ident, [])
+        # What it was in may have called back: then that lies below where it is now.
+        there = any(each[:2] == last for each in stack) or calling & _calling(stack)
+        if not there or (not calling and _sleeps(ident, worked)):
             del inside[ident]
     return not inside
 

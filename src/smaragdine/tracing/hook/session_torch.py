@@ -203,6 +203,7 @@ def _before_fork():
 def _after_fork():
     # A DataLoader's worker would go on recording for as long as it lives, for nobody.
     global current
+    aside_torch.after_fork()
     session, current = current, None
     if session is None:
         return

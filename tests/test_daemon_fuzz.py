@@ -32,7 +32,7 @@ from smaragdine.monitor.contract.service import METHODS
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the daemon is started by root")
 
 BEFORE_MW = 512_000
-CALLS, CONNECTIONS, FRAMES = 100_000, 4_000, 12
+CALLS, CONNECTIONS, FRAMES = 30_000, 4_000, 12
 AT_ONCE = 90  # streams of one connection; HTTP/2 servers allow 100
 GROWTH_BYTES = 32 * 2**20
 

@@ -151,7 +151,7 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return request.param
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     events_of,
     stretches_of(),
@@ -177,7 +177,7 @@ crowds = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(crowds, st.sampled_from([1, 7, 1 << 20]), st.sampled_from([4, 1 << 15]))
 def test_crossing_events_of_one_lane(events: list[Event], pairs: int, size: int) -> None:
     stretches = [(0, 40, 3), (40, 70, 5), (80, 130, 1)]

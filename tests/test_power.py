@@ -197,7 +197,7 @@ def times(steps: Sequence[int]) -> list[int]:
     return [EPOCH_NS + int(t) for t in np.cumsum(steps)]
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(STEPS_NS, st.floats(0, 999), st.integers(0, 9)), max_size=12),
     st.sampled_from([None, 1000.0]),
@@ -219,7 +219,7 @@ def test_counter_against_the_oracle(
     check(from_counter(s), stretches, hold, windows_ns(pairs), restarts)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(STEPS_NS, st.floats(0, 700)), max_size=12),
     st.sampled_from([(1.0, 1.0), (20.0, 20.0), (25.5, 1.0), (1000.0, 100.0), (25.0, 100.0)]),
@@ -247,7 +247,7 @@ def test_samples_against_the_oracle(
     check(from_samples(s), oracle_samples(s), hold_of(s), windows_ns(pairs))
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(STEPS_NS.filter(bool), st.floats(0, 700)), max_size=12), WINDOWS)
 @example([(1, 5.0), (250 * MS + 1, 5.0), (S, 5.0)], [(0, 2 * S)])
 def test_a_bare_log_is_held_forward(rows: list[tuple[int, float]], pairs: list[tuple[int, int]]):
@@ -275,7 +275,7 @@ def traces(draw: st.DrawFn, max_size: int = 6, least_w: float = 0.0) -> list[Str
     return found
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(traces(), min_size=1, max_size=3), WINDOWS)
 def test_sums_are_known_where_every_part_is(many: list[list[Stretch]], pairs: list[tuple[int, int]]):
     total = add([as_trace(stretches) for stretches in many])
@@ -289,7 +289,7 @@ def test_sums_are_known_where_every_part_is(many: list[list[Stretch]], pairs: li
         )
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     traces(max_size=8, least_w=1.0).filter(len),
     st.lists(st.tuples(st.integers(20 * MS, 600 * MS), st.floats(0.1, 500)), min_size=1, max_size=8),

@@ -614,7 +614,9 @@ def test_energy_is_what_the_counters_say_through_wraps_and_load_steps(tree: Powe
     assert exact_cpu_j > 20 * tree.wrap_uj / 1e6
     assert devices["cpu:0"]["energy_j"] == pytest.approx(exact_cpu_j, rel=0.02)
     assert devices["dram:0"]["energy_j"] == pytest.approx(exact_dram_j, rel=0.02)
-    assert devices["cpu:0"]["peak_w"] == pytest.approx(90.0, rel=0.1)
+    # What the tree came by while it was held up, it shows at once: in 100 ms so much more.
+    held_up_s = np.diff(t_ns).max() / 1e9
+    assert 0.9 * 90.0 < devices["cpu:0"]["peak_w"] < 1.1 * 90.0 * (1 + held_up_s / 0.1)
     assert {device["provenance"] for device in devices.values()} == {"measured"}
     assert shown["total_j"] == pytest.approx(devices["cpu:0"]["energy_j"] + devices["dram:0"]["energy_j"])
     assert devices["psys"]["energy_j"] == pytest.approx(150.0 * shown["duration_s"], rel=0.02)

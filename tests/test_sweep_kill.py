@@ -14,7 +14,7 @@ from cli import finish, wait_for
 from smaragdine.sweep.table import Repetition, read_results
 from sweep_bench import DEFAULT_MW, Bench, make_bench
 
-ROUNDS = 7
+ROUNDS = 5
 WORDS = ["--power", "150,200,250", "--repeat", "2", "--seed", "3", "-o", "sweep", "--", "work.py"]
 
 

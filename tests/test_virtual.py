@@ -236,7 +236,7 @@ def build(
     return found
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(SEGMENT, min_size=1, max_size=2),
     st.lists(st.tuples(st.sampled_from([4 * MS, 90 * MS, 300 * MS, 2 * S]), st.floats(0, 40)), max_size=12),

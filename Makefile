@@ -13,7 +13,7 @@ PACKAGES_jax := jax
 # The pins are for the tests; the demo takes what fits the user's machine, save for CPU-only ones.
 CONSTRAIN := $(if $(shell command -v nvidia-smi 2>/dev/null),,--constraint constraints.txt)
 
-.PHONY: demo test lint proto bench clean
+.PHONY: demo test ready lint proto bench clean
 
 demo: $(DEMO)/$(FRAMEWORK)
 	@run=runs/demo-$$(date +%Y%m%d-%H%M%S); \
@@ -35,9 +35,13 @@ ALONE := $(addprefix tests/test_,$(addsuffix .py,daemon daemon_source nvml perf 
 
 # The tests start some thousand processes of ours: compiled once, wherever the environment says otherwise.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: lint $(TEST)/tools
+test: ready lint
 	$(TEST)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE)) tests
 	$(TEST)/bin/python -m pytest --quiet $(ALONE)
+
+# The tools come from elsewhere than the packages: both at once.
+ready:
+	@$(MAKE) --no-print-directory --jobs 2 $(TEST)/installed $(TEST)/tools
 
 lint: $(TEST)/installed
 	$(TEST)/bin/ruff check
@@ -47,7 +51,7 @@ lint: $(TEST)/installed
 
 $(TEST)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12")'
-	@test -d $(TEST) || { echo "making $(TEST)"; $(PYTHON) -m venv $(TEST); }
+	@test -x $(TEST)/bin/pip || { echo "making $(TEST)"; $(PYTHON) -m venv $(TEST); }
 	@echo "installing smaragdine, the frameworks and the tools; this takes some minutes"
 	@$(TEST)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]' \
 		torch tensorflow-cpu keras jax flax optax transformers lightning accelerate uv
@@ -56,7 +60,8 @@ $(TEST)/installed: pyproject.toml constraints.txt
 
 # A browser for the HTML report, promtool for Prometheus' text, npm for speedscope's schema: tests that need one
 # are skipped where it is missing, and it is installed where that is allowed.
-$(TEST)/tools: | $(TEST)/installed
+$(TEST)/tools:
+	@mkdir -p $(TEST)
 	@command -v chromium >/dev/null || missing="chromium"; \
 	command -v promtool >/dev/null || missing="$$missing prometheus"; \
 	command -v npm >/dev/null || missing="$$missing npm"; \

@@ -326,6 +326,26 @@ def test_the_icicle_zooms_both(visit, bert_page):
     assert shown_path(page) == "bert"
 
 
+def test_epochs_on_request(visit, by_hand):
+    page = visit(html_page([by_hand]))
+    epochs = overview_json(overview(by_hand))["epochs"]
+    shown = page.locator(".epochs")
+    assert shown.locator("summary").inner_text().startswith("2 epochs: 990 ms ± 0 and ")
+    assert not shown.locator("table").is_visible()
+    shown.locator("summary").click()
+    assert shown.locator("table").is_visible()
+    lines = shown.locator("tr[data-epoch]").all()
+    assert [line.get_attribute("data-epoch") for line in lines] == ["0", "1"]
+    for line, epoch in zip(lines, epochs, strict=True):
+        assert attribute(line.locator("[data-s]"), "s") == pytest.approx(epoch["duration_s"], rel=1e-12)
+        cells = {cell.get_attribute("data-device"): cell for cell in line.locator("[data-device]").all()}
+        adding = {name for name, device in epoch["devices"].items() if device["scope"] == "device"}
+        assert set(cells) == adding
+        for name, cell in cells.items():
+            assert attribute(cell, "energy_j") == epoch["devices"][name]["energy_j"]
+    assert "mean of 2" in shown.locator(".sum").inner_text()
+
+
 def test_power_says_which_layer_ran(visit, by_hand):
     """The second tenth of the window is in the backward pass of layer_0, at 100 W on average."""
     page = visit(html_page([by_hand]))
@@ -454,7 +474,7 @@ def test_without_operations_in_one_run(visit, by_hand, tmp_path):
         ({"power": False, "events": False}, "#empty", "nothing was traced"),
         ({"gap": True}, "header", "missing"),
         ({"status": "failed", "exit_code": 3}, "header", "failed with exit code 3"),
-        ({"status": "killed", "signal": 9}, "header", "killed by signal 9"),
+        ({"status": "killed", "signal": 9}, "header", "killed by SIGKILL"),
         ({"status": "running", "supervisor_pid": 2**30, "end_ns": None}, "header", "interrupted"),
         ({"problems": ["disk <full>"]}, "footer", "disk <full>"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 
 class UserError(Exception):
     """`what` went wrong, `why`, and what `remedy` there is. Printed as one line on stderr."""
@@ -10,3 +12,11 @@ class UserError(Exception):
         self.reason = " ".join(f"{what}: {why}".split() if why else what.split())
         self.remedy = " ".join(remedy.split())
         super().__init__(f"{self.reason}. {self.remedy}" if remedy else self.reason)
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL; most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

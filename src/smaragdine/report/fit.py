@@ -172,6 +172,9 @@ def _notes(found: Analysis, quantities: Sequence[str]) -> list[str]:
         "best: the limit with the least, as measured; saved, slower: there, against the highest limit",
         "optimum: minimum of the fit within the measured limits (95 % interval, if it is a parabola)",
     ]
+    named = sorted({each.group.limit_name for each in found.groups if not each.group.unit} - {""})
+    if named:
+        notes.insert(0, f"limit: the value of {', '.join(named)}")
     if any(judge(fit)[0] is False for fit in fits):
         notes.append("–: no optimum where the model does not fit")
     if found.groups[0].group.of == "steps":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from rich.text import Text
 
 from smaragdine.accounting.baseline import NetEnergy
 from smaragdine.accounting.summary import Epoch, RunSummary
+from smaragdine.errors import signal_name
 from smaragdine.sensors.base import Absent, Channel
 from smaragdine.units import J_PER_KWH, carbon_g, joule_seconds, joules, plain, plus_minus, seconds, si, watts
 
@@ -196,8 +196,7 @@ def _remarks(summary: RunSummary) -> list[str]:
 
 def _how(summary: RunSummary) -> str:
     if summary.signal:
-        named = {number.value: number.name for number in signal.Signals}
-        return f" by {named.get(summary.signal, f'signal {summary.signal}')}"
+        return f" by {signal_name(summary.signal)}"
     return f" with exit code {summary.exit_code}" if summary.exit_code else ""
 
 

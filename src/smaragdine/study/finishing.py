@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, signal_name
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import open_recording
 from smaragdine.recording.supervise import dying_with_us
@@ -131,7 +131,7 @@ def _answer(line: str) -> Finished | None:
 
 def _ended(returncode: int) -> str:
     if returncode < 0:
-        return f"whoever made it was killed by {signal.Signals(-returncode).name}"
+        return f"whoever made it was killed by {signal_name(-returncode)}"
     return f"whoever made it ended with exit code {returncode}"
 
 

@@ -6,14 +6,13 @@ import contextlib
 import os
 import platform
 import secrets
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, signal_name
 from smaragdine.recording.command import build_command
 from smaragdine.recording.printed import last_printed
 from smaragdine.sweep.experiment import Experiment
@@ -146,7 +145,7 @@ def ended_words(ran: Ran) -> str:
     if ran.timed_out:
         return "ended, for it took too long"
     if ran.returncode < 0:
-        return f"killed by {signal.Signals(-ran.returncode).name}"
+        return f"killed by {signal_name(-ran.returncode)}"
     return f"exit code {ran.returncode}"
 
 

@@ -22,7 +22,7 @@ from smaragdine.accounting.merge import Rule
 from smaragdine.accounting.overview import Overview, overview_json
 from smaragdine.accounting.rows import column
 from smaragdine.accounting.traces import device_traces
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, signal_name
 from smaragdine.recording.reader import Recording
 from smaragdine.report.html.timeline import MOST_POINTS, MOST_STRETCHES, layer_columns, power_columns
 from smaragdine.report.html.tree import Tree, merged_tree, tree_of
@@ -42,7 +42,7 @@ def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) 
         "host": _host(info),
         "libraries": info.get("libraries", {}),
         "exit_code": info.get("exit_code"),
-        "signal": info.get("signal"),
+        "signal": signal_name(info["signal"]) if info.get("signal") else None,
         "begin_ms": found.summary.begin_ns // 1_000_000,
         "absent": info.get("absent", []),
         "epochs": _epochs(found),
@@ -168,6 +168,11 @@ def _epochs(found: Overview) -> dict[str, Any]:
         "index": [epoch.index for epoch in shown],
         "start_ns": np.array([epoch.start_ns - begin_ns for epoch in shown], dtype=np.int64),
         "end_ns": np.array([epoch.end_ns - begin_ns for epoch in shown], dtype=np.int64),
+        "energy_j": {
+            name: np.array([epoch.devices[name].energy_j for epoch in shown], dtype=float)
+            for name, device in found.summary.devices.items()
+            if device.scope == "device"
+        },
     }
 
 

@@ -36,6 +36,7 @@ SCRIPTS = (
     "model",
     "changes",
     "state",
+    "epochs",
     "header",
     "balance",
     "layout",

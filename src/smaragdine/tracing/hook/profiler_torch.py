@@ -1,4 +1,4 @@
-"""Whether the program has prepared a profiler of its own.
+"""When the program prepares or begins a profiler of its own, and whether it has prepared one.
 
 Between `_prepare_profiler` and `_enable_profiler` lies the warm-up of a schedule, of which PyTorch tells
 nobody. A second profiler in it takes the place of the first, and to stop the first crashes (torch 2.13).
@@ -9,6 +9,7 @@ import functools
 from . import wrapping
 
 prepared = False  # and not begun
+listening = []  # functions to call before, with whether it is prepared only
 
 
 def patch_profiler(module):
@@ -20,6 +21,8 @@ def _noting(done, original):
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
         global prepared
+        for tell in listening.copy():
+            tell(done)
         prepared = False
         result = original(*args, **kwargs)
         prepared = done

@@ -4,7 +4,6 @@ Kineto has one session per process, and beginning a second one ends the first; t
 (torch 2.13). So we never begin beside the program's own profiler, and end ours the moment it begins one.
 """
 
-import functools
 import os
 import threading
 
@@ -15,8 +14,6 @@ from . import aside_torch, compiled_torch, forks, marks, profiler_torch
 from .calls_torch import Calls
 from .tracers import ProfilerBusy
 
-# What the program would have to do to begin a profiler of its own.
-_BEGINNINGS = ("_prepare_profiler", "_enable_profiler")
 _DETACH = "TEARDOWN_CUPTI"
 
 profiler_torch.patch_profiler(profiler)  # if it is not yet
@@ -65,7 +62,6 @@ class Session:
         self.marked = not compiled_torch.used()
         self.thread = threading.get_ident()
         self.calls = Calls()
-        self.replaced = {}
         self.lock = threading.Lock()
         self.everywhere = True
         self.profile = self._profile()
@@ -103,8 +99,7 @@ class Session:
         self.profile._start_trace()
         self.running = True
         try:
-            for name in _BEGINNINGS:
-                self._replace(name)
+            profiler_torch.listening.append(self.program_begins)
             if self.marked:
                 self.calls.follow()
             else:
@@ -113,21 +108,14 @@ class Session:
             self.end()
             raise
 
-    def _replace(self, name):
-        original = getattr(profiler, name)
-
-        @functools.wraps(original)
-        def begin(*args, **kwargs):
-            if ending is not None:
-                ending.wait()
-            self.abandon("the program began a profiler of its own")
-            if name == "_enable_profiler":
-                # It has said so before; to end ours says the contrary.
-                getattr(profiler, "_run_on_profiler_start", int)()
-            return original(*args, **kwargs)
-
-        self.replaced[name] = (original, begin)
-        setattr(profiler, name, begin)
+    def program_begins(self, prepares):
+        """A profiler of its own, or prepares to."""
+        if ending is not None:
+            ending.wait()
+        self.abandon("the program began a profiler of its own")
+        if not prepares:
+            # It has said so before; to end ours says the contrary.
+            getattr(profiler, "_run_on_profiler_start", int)()
 
     def abandon(self, why):
         try:
@@ -177,10 +165,10 @@ class Session:
 
     def forget(self):
         """The profiler has ended, or is about to: the program may begin one."""
-        for name, (original, ours) in self.replaced.items():
-            if getattr(profiler, name) is ours:
-                setattr(profiler, name, original)
-        self.replaced.clear()
+        try:
+            profiler_torch.listening.remove(self.program_begins)
+        except ValueError:
+            pass  # by another thread, or it never was
 
 
 def _watch_forks():

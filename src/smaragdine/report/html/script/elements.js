@@ -13,6 +13,12 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+function tableHead(texts, lastClass = null) {
+  const column = (text, i) =>
+    element("th", { scope: "col", class: i === texts.length - 1 ? lastClass : null }, text);
+  return element("thead", {}, element("tr", {}, ...texts.map(column)));
+}
+
 function drawn(tag, attributes = {}) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);

@@ -72,13 +72,14 @@ function runHeader(data, letter) {
           ),
       element("div", {}, ...tracingLines(data).map((line) => element("p", { class: "note" }, line))),
     ),
+    epochTable(data),
   );
 }
 
 function statusChip(data) {
   const status = data.figures.status;
   const how = data.signal
-    ? `${status} by signal ${data.signal}`
+    ? `${status} by ${data.signal}`
     : status === "failed"
       ? `failed with exit code ${data.exit_code}`
       : status;
@@ -138,17 +139,7 @@ function deviceTable(data) {
   return element(
     "table",
     { class: "devices" },
-    element(
-      "thead",
-      {},
-      element(
-        "tr",
-        {},
-        ...["device", "energy", "mean", "peak", "power is"].map((text, i) =>
-          element("th", { scope: "col", class: i === 4 ? "text" : null }, text),
-        ),
-      ),
-    ),
+    tableHead(["device", "energy", "mean", "peak", "power is"], "text"),
     element("tbody", {}, ...shown.map(line), ...sum),
   );
 }
@@ -202,17 +193,7 @@ function comparisonHeader(comparison, changes) {
       element(
         "table",
         { class: "devices changes" },
-        element(
-          "thead",
-          {},
-          element(
-            "tr",
-            {},
-            ...[changes.level === "step" ? "one step" : "all traced", "A", "B", "B − A", "± 95 %", ""].map(
-              (text) => element("th", { scope: "col" }, text),
-            ),
-          ),
-        ),
+        tableHead([changes.level === "step" ? "one step" : "all traced", "A", "B", "B − A", "± 95 %", ""]),
         element(
           "tbody",
           {},

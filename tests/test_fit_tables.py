@@ -12,12 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from cli import smaragdine
 from refusal import refused
 from smaragdine.cli.fit import main
+from smaragdine.report.fit import fit_tables
 from smaragdine.sweep.fit import analyse
-from smaragdine.sweep.measurements import Columns, read_groups
+from smaragdine.sweep.measurements import Columns, Group, read_groups
 
 COLUMNS = Columns("limit", "time", "power")
 WORDS = ("--limit", "limit", "--time", "time", "--power", "power")
@@ -140,6 +142,14 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ([str(tmp_path / "none.csv"), *WORDS], "does not exist"),
     ):
         refused(lambda words=wrong: main(words), said)
+
+
+def test_of_a_parameter_it_says_which(capsys: pytest.CaptureFixture[str]) -> None:
+    batch = np.array([8.0, 16.0, 32.0, 48.0])
+    for name, unit, said in (("batch", "", True), ("power_limit_w", "W", False)):
+        found = analyse([Group({}, batch, 60 - batch, batch + 1, unit, limit_name=name)], ("energy",))
+        Console(width=120).print(fit_tables(found, ("energy",)))
+        assert (f"limit: the value of {name}\n" in capsys.readouterr().out) == said
 
 
 def test_as_a_command_it_is_one_line_and_two(tmp_path: Path) -> None:

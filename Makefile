@@ -37,7 +37,9 @@ ALONE := $(addprefix tests/test_,$(addsuffix .py,daemon daemon_source nvml perf 
 test: export PYTHONDONTWRITEBYTECODE :=
 test: ready lint
 	$(TEST)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE)) tests
-	$(TEST)/bin/python -m pytest --quiet $(ALONE)
+	$(TEST)/bin/python -m pytest --quiet $(ALONE) || { \
+		echo "once more, those that failed: a machine that pauses cannot be told from a fault at the first"; \
+		$(TEST)/bin/python -m pytest --quiet --last-failed --last-failed-no-failures none $(ALONE); }
 
 # The tools come from elsewhere than the packages: both at once.
 ready:
@@ -53,9 +55,11 @@ $(TEST)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12")'
 	@test -x $(TEST)/bin/pip || { echo "making $(TEST)"; $(PYTHON) -m venv $(TEST); }
 	@echo "installing smaragdine, the frameworks and the tools; this takes some minutes"
-	@$(TEST)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[dev]' \
+	@$(TEST)/bin/pip install $(PIP_FLAGS) --no-compile --constraint constraints.txt --editable '.[dev]' \
 		torch tensorflow-cpu keras jax flax optax transformers lightning accelerate uv
-	@$(TEST)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --no-deps tf_keras
+	@$(TEST)/bin/pip install $(PIP_FLAGS) --no-compile --constraint constraints.txt --no-deps tf_keras
+	@# By all processors, where pip takes one; some packages have templates that are no Python.
+	@$(TEST)/bin/python -m compileall -q -j 0 $(TEST)/lib >/dev/null 2>&1 || true
 	@touch $@
 
 # A browser for the HTML report, promtool for Prometheus' text, npm for speedscope's schema: tests that need one

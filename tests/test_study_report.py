@@ -535,8 +535,8 @@ def test_costs_are_tabled_with_their_interval_and_provenance(tmp_path: Path) -> 
     assert (first["run"], second["run"]) == (base.name, "grown-1")
     assert float(second["account_us_per_event"]) == pytest.approx(20)
     growths = {row["y"]: row for row in csv.DictReader(io.StringIO(csv_text(growth_table([base, grown]))))}
-    assert float(growths["events"]["exponent"]) == pytest.approx(1)
-    assert growths["events"]["runs"] == "2"
+    assert float(growths["step_events"]["exponent"]) == pytest.approx(1)
+    assert growths["step_events"]["runs"] == "2"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")

@@ -93,6 +93,7 @@ def _row(result: Result) -> Row:
         "paused_s": cost.get("paused_s"),
         "tracing_part": cost.get("tracing_part"),
         "events": events,
+        "step_events": events / result.traced_steps if events and result.traced_steps else None,
         "assemble_s": cost.get("assemble_s"),
         "account_s": cost.get("account_s"),
         "assemble_us_per_event": each("assemble_s"),
@@ -106,11 +107,11 @@ def _number(fact: Fact | None) -> float | int | None:
 
 
 GROWTHS = (
-    ("layers", "layers", "events"),
+    ("layers", "layers", "step_events"),
     ("layers", "events", "assemble_s"),
     ("layers", "events", "account_s"),
     ("layers", "events", "bytes"),
-    ("batch", "batch", "events"),
+    ("batch", "batch", "step_events"),
     ("batch", "batch", "paused_s"),
     ("seconds", "run_s", "events"),
     ("seconds", "run_s", "bytes"),

@@ -29,6 +29,7 @@ _SCALING = (
     Column("step_s", "Step", "s"),
     Column("traced_slower", "Traced step, longer by", "part"),
     Column("paused_s", "Pauses", "s"),
+    Column("traced_steps", "Traced steps"),
     Column("events", "Events"),
     Column("assemble_us_per_event", "Assembling an event (µs)"),
     Column("account_us_per_event", "Accounting an event (µs)"),
@@ -129,7 +130,10 @@ def growth_table(results: Sequence[Result]) -> Table:
         Column("highest_ratio", "Highest y ÷ x"),
         Column("runs", "Runs"),
     )
-    note = "y grows as x to the exponent: 1 is proportional, 0 not at all. Names ending in _s are of seconds."
+    note = (
+        "y grows as x to the exponent: 1 is proportional, 0 not at all. Names ending in _s are of seconds; "
+        "step_events are those of one traced step."
+    )
     return Table("growth", "Growth", columns, tuple(rows), note)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# BERT-base and ALBERT-base in bf16 and fp32 on one NVIDIA GPU: some fifty runs, half an hour on an H200.
+# BERT-base and ALBERT-base in bf16 and fp32 on one NVIDIA GPU: some fifty-six runs, forty minutes on an H200.
 #
 #     experiments/study/on_a_gpu.sh OUT
 #     LIMIT_S=540 experiments/study/on_a_gpu.sh OUT    # where a machine is lent for minutes; again to go on

@@ -323,6 +323,35 @@ def test_threads_are_looked_at_while_garbage_is_collected(tmp_path: Path) -> Non
     assert result[1]
 
 
+def test_a_child_forked_while_threads_are_looked_at_collects_garbage(tmp_path: Path) -> None:
+    result = program(
+        tmp_path,
+        """
+        import gc, threading
+        inside = threading.Event()
+
+        def slowly(original=sys._current_frames):
+            inside.set()
+            time.sleep(0.2)
+            return original()
+
+        record(2)[1].wait()  # forks are watched from then on
+        sys._current_frames = slowly
+        thread = threading.Thread(target=aside_torch._stacks)
+        thread.start()
+        inside.wait()
+        pid = os.fork()
+        if pid == 0:
+            aside_torch._stacks()  # the lock is free
+            os._exit(0 if gc.isenabled() else 3)
+        thread.join()
+        _, status = os.waitpid(pid, 0)
+        print(json.dumps([os.waitstatus_to_exitcode(status), gc.isenabled()]))
+        """,
+    )
+    assert result == [0, True]
+
+
 def test_an_operator_that_calls_back_is_not_left(tmp_path: Path) -> None:
     """Called from the program's own frame, it lies below a function of the program's that it calls."""
     result = program(

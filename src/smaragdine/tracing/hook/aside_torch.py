@@ -135,10 +135,15 @@ def _stacks():
                 gc.enable()
 
 
+def before_fork():
+    """Nobody looks while the process forks: the child would have the lock of a thread that it does not have,
+    and its garbage would not be collected."""
+    _looking.acquire()
+
+
 def after_fork():
-    """The child finds no lock held by a thread that it does not have."""
-    global _looking
-    _looking = threading.RLock()
+    """In either process."""
+    _looking.release()
 
 
 def _stack(frame):

@@ -174,7 +174,9 @@ class Session:
 def _watch_forks():
     global _forks_watched
     if not _forks_watched:
-        os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+        os.register_at_fork(
+            before=_before_fork, after_in_parent=aside_torch.after_fork, after_in_child=_after_fork
+        )
         _forks_watched = True
         try:
             forks.watch()
@@ -186,6 +188,7 @@ def _before_fork():
     # The child would find the profiler's locks held by a thread it does not have.
     if ending is not None:
         ending.wait()
+    aside_torch.before_fork()
 
 
 def _after_fork():

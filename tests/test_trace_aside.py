@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import warm_torch
 from smaragdine.tracing.hook import trace, windows
 
 PRELUDE = """
@@ -43,14 +44,9 @@ def names(path="trace.json"):
 
 
 def program(tmp_path: Path, body: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + textwrap.dedent(body)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-        timeout=240,
-    )
+    script = tmp_path / "program.py"
+    script.write_text(PRELUDE + textwrap.dedent(body))
+    done = warm_torch.run(script, [], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
@@ -374,7 +370,7 @@ def test_an_operator_that_calls_back_is_not_left(tmp_path: Path) -> None:
         thread = threading.Thread(target=beside)
         thread.start()
         inside.wait()
-        callback, caller = [each for each in aside_torch._stacks()[thread.ident] if each[2] == "<string>"]
+        callback, caller = [each for each in aside_torch._stacks()[thread.ident] if each[2] == __file__]
         held = {thread.ident: (caller[:2], set(), None)}  # as found before the operator called back
         before = aside_torch.left(held)
         go.set()

@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 
+import warm_torch
 from smaragdine.tracing.assemble.coverage import coverage_of
 from smaragdine.tracing.assemble.kineto import events_of
 from smaragdine.tracing.assemble.kineto_compiled import Compiled, Follower
@@ -114,8 +115,12 @@ result(model)
 def program(tmp_path, body, raw=None, options=()):
     script = tmp_path / "program.py"
     script.write_text(f"HOOK = {str(HOOK)!r}\n" + PRELUDE + textwrap.dedent(body))
-    command = [sys.executable, *options, str(script), *([str(raw)] if raw else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    words = [str(raw)] if raw else []
+    if options:
+        command = [sys.executable, *options, str(script), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    else:
+        done = warm_torch.run(script, words, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 

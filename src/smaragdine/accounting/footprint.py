@@ -120,7 +120,8 @@ def _write_parquet(footprint: Footprint, rows: pa.Table, path: Path) -> None:
     # The bytes of a number apart: digits of many rows do not repeat, their exponents do. A third smaller.
     numbers = [field.name for field in rows.schema if pa.types.is_floating(field.type)]
     texts = [name for name in rows.schema.names if name not in numbers]
-    pq.write_table(rows, path, compression="zstd", use_dictionary=texts, use_byte_stream_split=numbers)
+    how: dict[str, Any] = {"use_dictionary": texts, "use_byte_stream_split": numbers}
+    pq.write_table(rows, path, compression="zstd", **how)
 
 
 def _write_arrow(footprint: Footprint, rows: pa.Table, path: Path) -> None:

@@ -144,20 +144,20 @@ def one(model: Model, number: int = 1, /, **facts: str | int) -> Result:
 
 @dataclass(frozen=True)
 class Study:
-    """All that the paper compares, three runs of each."""
+    """All that the paper compares, five runs of each."""
 
     bert: Model = field(default_factory=Model)
     finetune_j: F = F(90)
     predict_j: F = F(2000, 34)
     albert: Model = field(default_factory=lambda: Model(total_j=F(60), product_w=F(140), product="Einsum"))
-    albert_noise: F = F(1, 10)  # of power, from run to run
+    albert_noise: F = F(1, 20)  # of power, from run to run
     bert_noise: F = F(1, 100)
     # layers, hidden → of a step; → of products
     variant_j: Callable[[int, int], F] = lambda layers, hidden: F(layers * (hidden + 256))
     variant_w: Callable[[int, int], F] = lambda layers, hidden: F(hidden, 8) + layers + 40
     variant_attention: Callable[[int, int], F] = lambda layers, hidden: F(4068, 10000)
     variant_wide_w: Callable[[int, int], F] = lambda layers, hidden: F(20)
-    runs: int = 3
+    runs: int = 5
     facts: tuple[tuple[str, str], ...] = ()
 
 

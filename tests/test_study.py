@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -16,12 +18,14 @@ import pytest
 
 from cli import alive, finish, smaragdine, start, wait_for, write_script
 from smaragdine.cli.main import main
+from smaragdine.report.study.material import materials
 from smaragdine.study import finishing, runner
 from smaragdine.study import folder as study_folder
 from smaragdine.study.catalogue import SIZES, STUDIES, Planned, Wanted, runs_of
 from smaragdine.study.custom import custom_settings, customs_of
 from smaragdine.study.folder import Study, expected_s, in_order, read_made
 from smaragdine.study.results import load_results
+from smaragdine.study.scaling import scaling_of
 from smaragdine.study.settings import Run, Setting
 from smaragdine.sweep.repetition import Job, Ran, Stop
 from traced_recording import ten_and_three
@@ -384,7 +388,8 @@ def test_custom_words(tmp_path: Path) -> None:
     found = custom_settings(words, vary, 7, 3)
     assert [setting.name for setting in found] == ["train-layers_2-rate_1e-3", "train-layers_4-rate_1e-3"]
     assert found[1].words == (str(script), "--epochs", "1", "--lr=1e-3", "{other}", "--layers", "4")
-    assert found[1].facts == {"program": "train", "layers": 4, "rate": "1e-3"}
+    written = hashlib.sha256(Path(script).read_bytes()).hexdigest()[:16]
+    assert found[1].facts == {"program": "train", "script": written, "--layers": 4, "--rate": "1e-3"}
     assert (found[0].trace_steps, found[0].trace_skip) == (7, 3)
     (alone,) = custom_settings(["-m", "package.train"], {}, 7, 3)
     assert (alone.name, alone.words) == ("train", ("-m", "package.train"))
@@ -422,6 +427,38 @@ def test_custom_compares_settings(
     assert main(["study", "custom", "train.py", "--vary", "x=10", "--runs", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [own["name"] for own in found["settings"]] == ["train-x_1", "train-x_2", "train-x_10"]
+    scores = [{"every": 1, "energy": 1.0}, {"every": 2, "energy": None}]  # too few readings to leave any out
+    few = [
+        dataclasses.replace(each, asss={"cpu:0": scores, "gpu:0": scores})
+        for each in load_results(Path("study"))
+    ]
+    assert [own.asss for own in customs_of(few, "train").settings] == [None] * 3
+    Path("train.py").write_text("another = True\n")
+    assert main(["study", "custom", "train.py", "--vary", "x=20"]) == 2
+    said = capsys.readouterr().err
+    assert "study has runs of another program: train.py is not what it was when train-x_1-1 ran" in said
+
+
+def test_what_varies_may_have_any_name(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The study's own words among them."""
+
+    def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
+        ten_and_three(recording, command=[sys.executable, *job.words])
+        return Ran()
+
+    monkeypatch.setattr(runner, "record", record)
+    Path("train.py").write_text("")
+    for name in ("program", "script", "scale", "framework"):
+        assert main(["study", "custom", "train.py", "--vary", f"{name}=1,2", "--runs", "2", "-o", name]) == 0
+        assert len(json.loads((Path(name) / "study.json").read_text())["took_s"]) == 4
+        found = materials(Path(name), load_results(Path(name)))
+        assert [list(kind.variants()) for kind in found] == [[f"{name} 1", f"{name} 2"]]
+        assert not scaling_of(load_results(Path(name)))
+        assert main(["study", "figures", name]) == 0
+    assert main(["study", "custom", "train.py", "--vary", "x=1", "--vary", "x=2"]) == 2
+    assert "--vary x is there twice" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_cleanly_and_one_command_at_a_time(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from smaragdine.study.findings_bert import bert_findings
 from smaragdine.study.findings_variants import variant_findings
 from smaragdine.study.results import Result
 from smaragdine.study.verdicts import above, at_least, below, near, shown, signed, within_factor
-from smaragdine.study.work import groups
+from smaragdine.study.work import groups, rounds
 
 SUFFIX = "-tf1-fp32"
 STUDY_OF = {claim.name: claim.study for claim in all_claims() if claim.study != "precision"}
@@ -48,7 +48,6 @@ def test_all_claims_can_agree(agreeing: dict[str, Finding]) -> None:
 EVEN = (F(1),) * 12
 KNOBS: dict[str, Study] = {
     "encoder-share": Study(bert=Model(embeddings=F(1, 2))),
-    "encoder-share-with-heads": Study(bert=Model(heads=F(1, 2))),
     "transformer-share": Study(bert=Model(encoder_rest=F(6))),
     "transformer-spread": Study(bert=Model(weights=EVEN)),
     "first-transformer-lower": Study(bert=Model(weights=tuple(reversed(Model().weights)))),
@@ -132,7 +131,6 @@ def test_without_names_of_layers_there_is_no_comparison() -> None:
     absent = {name for name, each in got.items() if each.verdict == "not comparable"}
     assert {
         "encoder-share",
-        "encoder-share-with-heads",
         "transformer-share",
         "attention-forward",
         "self-attention-backward",
@@ -171,6 +169,39 @@ def test_one_run_has_no_spread_over_runs() -> None:
     assert "one run" not in found(results(Study(runs=2)))["attention-forward"].why
 
 
+def test_all_runs_count_where_settings_have_different_numbers_of_them() -> None:
+    """The deviation of the made runs is symmetric: their mean is the run in the middle."""
+    middle = found(results(Study(runs=1)))
+    uneven = [each for each in results(Study()) if each.facts["model"] == "bert" or each.number == 3]
+    got = found(uneven)
+    for name in ("albert-power", "albert-half"):
+        assert got[name].here_value == pytest.approx(middle[name].here_value)
+    assert got["albert-power-spread"].verdict == "not comparable"
+    assert "it takes 5 runs of each" in got["albert-power-spread"].why
+    one_pretraining = [each for each in results(Study(), "bert") if each.facts["stage"] != "pretrain"]
+    one_pretraining.append(
+        next(each for each in results(Study(), "bert") if each.facts["stage"] == "pretrain")
+    )
+    assert found(one_pretraining)["finetune-ratio"].here_value == pytest.approx(0.75)
+
+
+def test_rounds_deal_out_what_others_lack() -> None:
+    (group,) = groups(results(Study(), "albert"))
+    albert, bert = group.of("albert", "pretrain"), group.of("bert", "pretrain")
+    first, second = rounds([albert[:2], bert])
+    numbers = [[[work.result.number for work in works] for works in each] for each in (first, second)]
+    assert numbers == [[[1], [1, 3, 5]], [[2], [2, 4]]]
+    assert rounds([albert, []]) == []
+
+
+def test_runs_of_several_machines_are_said() -> None:
+    made = results(Study(), "bert")
+    made[0] = replace(made[0], hardware="a GPU")
+    got = found(made, "bert")
+    assert "runs of several machines: " in got["encoder-share"].why
+    assert "several" not in found(results(Study(), "bert"), "bert")["encoder-share"].why
+
+
 def random_runs(seed: int, runs: int = 4, layers: int = 3) -> list[list[Op]]:
     """The made model with energies of its own in every run."""
     dice = random.Random(seed)
@@ -195,10 +226,6 @@ ORACLE: dict[str, tuple[Callable[[Op], bool], Callable[[Op], bool]]] = {
     "encoder-share": (
         lambda op: op.part == "encoder",
         lambda op: op.phase == "forward" and op.part in MODEL_PARTS,
-    ),
-    "encoder-share-with-heads": (
-        lambda op: op.part == "encoder",
-        lambda op: op.phase == "forward",
     ),
     **{
         f"attention-{phase}": (

@@ -156,9 +156,9 @@ def test_kinds_are_told_apart_by_what_differs(out: Path, kinds: list[Material]) 
     assert alone.suffix == ""
     grown = dataclasses.replace(kinds[0].results[0], facts={**kinds[0].results[0].facts, "scale": "batch"})
     assert materials(out, [grown]) == []
-    own = dataclasses.replace(kinds[0].results[0], facts={"program": "train.py", "layers": 2})
+    own = dataclasses.replace(kinds[0].results[0], facts={"program": "train.py", "--layers": 2})
     (mine,) = materials(
-        out, [own, dataclasses.replace(own, setting="other", facts={**own.facts, "layers": 4})]
+        out, [own, dataclasses.replace(own, setting="other", facts={**own.facts, "--layers": 4})]
     )
     assert (mine.kind, mine.suffix) == ("train.py", "")
     assert list(mine.variants()) == ["layers 2", "layers 4"]
@@ -559,3 +559,18 @@ def test_a_browser_shows_the_page_without_complaint_or_overflow(out: Path, writt
     assert [url for url in asked if not url.startswith("data:")] == [(out / "findings.html").as_uri()]
     assert len(pictures) > 20
     assert all(pictures)
+
+
+def test_figures_of_names_that_are_no_more_go(tmp_path: Path, kinds: list[Material]) -> None:
+    """One kind alone has plain names; with a second one they are told apart, and the plain ones are gone."""
+    save_result(tmp_path, kinds[0].results[0])
+    write_study(tmp_path, ("png",))
+    alone = {path.name for path in (tmp_path / "figures").glob("figure-*")}
+    assert "figure-5-top-energy.png" in alone
+    (tmp_path / "figures" / "mine.png").write_bytes(b"")
+    save_result(tmp_path, kinds[1].results[0])
+    write_study(tmp_path, ("png",))
+    both = {path.name for path in (tmp_path / "figures").glob("figure-*")}
+    assert "figure-5-top-energy-torch-fp32.png" in both
+    assert not alone & both
+    assert (tmp_path / "figures" / "mine.png").exists()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from smaragdine.accounting.arithmetic import adding_devices, average, working_device
 from smaragdine.accounting.footprint import Footprint
@@ -16,10 +18,10 @@ from smaragdine.accounting.similarity import Correlation, constant_power, correl
 from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command
 from smaragdine.study.results import Result, by_setting
-from smaragdine.study.settings import Fact, Setting
+from smaragdine.study.settings import PROGRAM, SCRIPT, Fact, Setting
 from smaragdine.sweep.experiment import filled
 
-PROGRAM = "program"  # the fact that tells a user's own program
+_VARIED = "--"  # before the name of what varies: a user's `model` or `scale` is not the study's
 
 
 def custom_settings(
@@ -27,6 +29,7 @@ def custom_settings(
 ) -> list[Setting]:
     """Every combination. `{layers}` in the words is replaced; without it `--layers 2` is added."""
     label = build_command(words, os.environ).label
+    program: dict[str, Fact] = {PROGRAM: label, **_script(words)}
     settings: list[Setting] = []
     for values in itertools.product(*vary.values()):
         facts = dict(zip(vary, values, strict=True))
@@ -36,12 +39,21 @@ def custom_settings(
                 own += [f"--{name}", str(value)]
         name = "-".join([label, *(f"{name}_{value}" for name, value in facts.items())])
         name = re.sub(r"[^A-Za-z0-9_.+-]+", "_", name)[:100]
-        settings.append(Setting(name, tuple(own), {PROGRAM: label, **facts}, {}, trace_steps, trace_skip))
+        varying = {f"{_VARIED}{name}": value for name, value in facts.items()}
+        settings.append(Setting(name, tuple(own), {**program, **varying}, {}, trace_steps, trace_skip))
     names = [setting.name for setting in settings]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"two settings would be named {twice}", remedy="Name every value once, and shorter")
     return settings
+
+
+def _script(words: Sequence[str]) -> dict[str, Fact]:
+    """Of a program that is no file nothing is known."""
+    try:
+        return {SCRIPT: hashlib.sha256(Path(words[0]).read_bytes()).hexdigest()[:16]}
+    except OSError:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -91,8 +103,17 @@ def customs_of(results: Sequence[Result], program: str) -> Customs:
 
 def varied(result: Result) -> list[tuple[bool, float, str]]:
     """What its settings are ordered by: numbers as numbers, before words."""
-    own = [value for key, value in result.facts.items() if key != PROGRAM]
+    own = values_of(result).values()
     return [(False, value, "") if isinstance(value, int | float) else (True, 0.0, value) for value in own]
+
+
+def values_of(result: Result) -> dict[str, Fact]:
+    """What varies → its value."""
+    return {
+        name.removeprefix(_VARIED): value
+        for name, value in result.facts.items()
+        if name not in (PROGRAM, SCRIPT)
+    }
 
 
 def step_j(footprint: Footprint) -> float:
@@ -104,7 +125,8 @@ def _own(name: str, runs: Sequence[Result], device: str | None) -> Own:
     energies_j = [step_j(run.step) for run in runs]
     lengths_s = [run.step_s for run in runs if run.step_s is not None]
     pairs = list(itertools.combinations([run.step for run in runs], 2))
-    thinned = [score["energy"] for run in runs for score in run.asss.get(device or "", ())]
+    scores = [score for run in runs for score in run.asss.get(device or "", ())]
+    thinned = [score["energy"] for score in scores if (score["every"] or 1) > 1]
     return Own(
         name,
         len(runs),

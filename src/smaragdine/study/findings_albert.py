@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.rows import column
@@ -12,6 +12,8 @@ from smaragdine.study.findings_bert import TOP, powers_w
 from smaragdine.study.verdicts import Finding, mean, shown
 from smaragdine.study.work import Group, Work, rounds
 from smaragdine.units import watts
+
+_ENOUGH = 5  # runs, as the paper has them
 
 
 def albert_findings(group: Group) -> list[Finding]:
@@ -41,25 +43,33 @@ def _einsum(group: Group, albert: Sequence[Work]) -> Finding:
 def _beside(group: Group, albert: Sequence[Work], bert: Sequence[Work]) -> Iterator[Finding]:
     both = [*albert, *bert]
     pairs = rounds([albert, bert])
-    ratios = [_top_j(a) / _top_j(b) for a, b in pairs if _top_j(b) > 0]
-    steps = [a.total_j / b.total_j for a, b in pairs if b.total_j > 0]
+    ratios = [_mean(_top_j, a) / _mean(_top_j, b) for a, b in pairs if _mean(_top_j, b) > 0]
+    steps = [_mean(_total_j, a) / _mean(_total_j, b) for a, b in pairs if _mean(_total_j, b) > 0]
     also = f"of a whole step {shown(steps, '')}" if steps else ""
     yield group.finding(claims.ALBERT_HALF, both, ratios, also)
 
     of_albert, of_bert = ([_power_w(work) for work in works] for works in (albert, bert))
-    differences = [a - b for a, b in zip(of_albert, of_bert, strict=False)]
+    differences = [_mean(_power_w, a) - _mean(_power_w, b) for a, b in pairs]
     least = min((power_w for work in albert for power_w in _powers_w(work)), default=None)
     also = f"{shown(of_albert, 'W')} against {shown(of_bert, 'W')}; ALBERT's least {watts(least)}"
     yield group.finding(claims.ALBERT_POWER, both, differences, also, of_power=True)
 
     spread_albert, spread_bert = _spread_w(albert), _spread_w(bert)
     if spread_albert is None or spread_bert is None:
-        few = "it takes two runs of each"
+        few = f"it takes {_ENOUGH} runs of each: a deviation over fewer says little"
         yield group.finding(claims.ALBERT_POWER_SPREAD, both, [], obstacle=few, of_power=True)
     else:
         also = f"{watts(spread_albert)} against {watts(spread_bert)}"
         ratio = [spread_albert / spread_bert] if spread_bert > 0 else []
         yield group.finding(claims.ALBERT_POWER_SPREAD, both, ratio, also, of_power=True)
+
+
+def _mean(figure: Callable[[Work], float], works: Sequence[Work]) -> float:
+    return mean([figure(work) for work in works])
+
+
+def _total_j(work: Work) -> float:
+    return work.total_j
 
 
 def _top_j(work: Work) -> float:
@@ -76,7 +86,7 @@ def _power_w(work: Work) -> float:
 
 def _spread_w(works: Sequence[Work]) -> float | None:
     """The standard deviation over runs of a name's power, mean over the ten that take most."""
-    if len(works) < 2:
+    if len(works) < _ENOUGH:
         return None
     spread = average([work.summary for work in works]).spread
     std_w = column(spread, "power_std_w")[:TOP]  # rows are by falling energy

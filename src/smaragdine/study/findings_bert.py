@@ -34,16 +34,17 @@ def bert_findings(group: Group) -> list[Finding]:
 
 
 def _parts(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
+    """The paper speaks of embedding and encoding; heads and loss are said beside it."""
     model = ("embeddings", "encoder", "pooler")
-    for claim, parts in (
-        (claims.ENCODER_SHARE, model),
-        (claims.ENCODER_SHARE_WITH_HEADS, (*model, "heads")),
-    ):
-        shares = _over(
-            works, lambda run, of=parts: _percent(run, _encoder(run), _in(run, *of) & run.of("forward"))
-        )
-        named = any(shares)  # without an encoder that has a name there is nothing to take a share of
-        yield group.finding(claim, works, shares if named else [], obstacle="" if named else _UNNAMED)
+    alone, with_heads = (
+        _over(works, lambda run, of=parts: _percent(run, _encoder(run), _in(run, *of) & run.of("forward")))
+        for parts in (model, (*model, "heads"))
+    )
+    if any(alone):
+        also = f"of the whole forward pass, heads and loss included, {shown(with_heads, '%')}"
+        yield group.finding(claims.ENCODER_SHARE, works, alone, also)
+    else:  # without an encoder that has a name there is nothing to take a share of
+        yield group.finding(claims.ENCODER_SHARE, works, [], obstacle=_UNNAMED)
 
 
 def _transformers(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
@@ -141,12 +142,13 @@ def _stages(group: Group) -> Iterator[Finding]:
     for stage, claim in claims.STAGE_RATIO.items():
         pairs = rounds([works[stage], works["pretrain"]])
         if pairs:
-            ratios = [stage_total_j(one) / stage_total_j(whole) for one, whole in pairs if whole.total_j > 0]
+            totals = [(_stage_mean_j(one), _stage_mean_j(whole)) for one, whole in pairs]
+            ratios = [one_j / whole_j for one_j, whole_j in totals if whole_j > 0]
             yield group.finding(claim, [*works[stage], *works["pretrain"]], ratios)
     for stage, more in (("finetune", "pretrain"), ("predict", "finetune")):
         pairs = rounds([works[stage], works[more]])
         if pairs:
-            differences = [stage_total_j(one) - stage_total_j(other) for one, other in pairs]
+            differences = [_stage_mean_j(one) - _stage_mean_j(other) for one, other in pairs]
             yield group.finding(claims.STAGE_ORDER[stage], [*works[stage], *works[more]], differences)
 
 
@@ -154,6 +156,10 @@ def stage_total_j(work: Work) -> float:
     """Of as many steps as the paper's stage has."""
     facts = work.result.facts
     return work.total_j * claims.stage_steps(str(facts["stage"]), int(facts.get("batch", 1)))
+
+
+def _stage_mean_j(works: Sequence[Work]) -> float:
+    return mean([stage_total_j(work) for work in works])
 
 
 def powers_w(run: Operations, chosen: Ints) -> list[float]:

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from smaragdine.accounting.similarity import Correlation, Quantity, constant_power, matrix, mean_difference
 from smaragdine.study import claims_cases as claims
 from smaragdine.study.verdicts import Claim, Finding, mean, shown
-from smaragdine.study.work import Group, Shape, Work, rounds
+from smaragdine.study.work import Group, Shape, Work, rounds, summary_of
 from smaragdine.units import joules
 
 Pair = tuple[Shape, Shape]
@@ -35,7 +35,7 @@ def _alike(group: Group, variants: Mapping[Shape, list[Work]], claim: Claim, qua
     middle: list[float] = []
     constant: list[float] = []
     for works in rounds(list(variants.values())):
-        footprints = [work.summary for work in works]
+        footprints = [summary_of(each) for each in works]
         known = _pairs(matrix(footprints, quantity, group.device))
         if known:
             lowest.append(min(known))
@@ -58,8 +58,7 @@ def _alike(group: Group, variants: Mapping[Shape, list[Work]], claim: Claim, qua
 
 def _pairs(table: list[list[Correlation]]) -> list[float]:
     """Every two once."""
-    found = [table[a][b].value for a, b in combinations(range(len(table)), 2)]
-    return [value for value in found if value is not None]
+    return _known([table[a][b].value for a, b in combinations(range(len(table)), 2)])
 
 
 def _rises(group: Group, variants: Mapping[Shape, list[Work]]) -> Iterator[Finding]:
@@ -79,8 +78,9 @@ def _smallest(
     quantity: Quantity,
 ) -> Finding:
     by_pair = {pair: _differences(group, variants, pair, quantity) for pair in pairs}
-    smallest = [min(each) for each in zip(*by_pair.values(), strict=False)]
-    means = {pair: mean(values) for pair, values in by_pair.items() if values}
+    by_round = [_known(each) for each in zip(*by_pair.values(), strict=True)]
+    smallest = [min(each) for each in by_round if each]
+    means = {pair: mean(_known(values)) for pair, values in by_pair.items() if _known(values)}
     also = ""
     if means:
         rising = sum(value > 0 for value in means.values())
@@ -97,7 +97,7 @@ def _few_wide(group: Group, variants: Mapping[Shape, list[Work]]) -> Iterator[Fi
     narrow, wide = (max(layers), min(hidden)), (min(layers), max(hidden))
     if narrow == wide or len(hidden) < 2 or not {narrow, wide} <= set(variants):
         return
-    differences = _differences(group, variants, (narrow, wide), "energy")
+    differences = _known(_differences(group, variants, (narrow, wide), "energy"))
     step = {shape: joules(mean([work.total_j for work in variants[shape]])) for shape in (wide, narrow)}
     also = f"a step of {_called(wide)} takes {step[wide]}, of {_called(narrow)} {step[narrow]}"
     yield group.finding(claims.HIDDEN_ENERGY, [*variants[wide], *variants[narrow]], differences, also)
@@ -105,13 +105,18 @@ def _few_wide(group: Group, variants: Mapping[Shape, list[Work]]) -> Iterator[Fi
 
 def _differences(
     group: Group, variants: Mapping[Shape, list[Work]], pair: Pair, quantity: Quantity
-) -> list[float]:
-    """The second less the first, in each round of runs."""
-    found = [
-        mean_difference(a.summary, b.summary, quantity, group.device)
-        for a, b in rounds([variants[pair[0]], variants[pair[1]]])
-    ]
-    return [value for value in found if value is not None]
+) -> list[float | None]:
+    """The second less the first, in each round of runs; None where they have no name in common."""
+    found: list[float | None] = []
+    for works in rounds(list(variants.values())):
+        of = dict(zip(variants, works, strict=True))
+        a, b = (summary_of(of[shape]) for shape in pair)
+        found.append(mean_difference(a, b, quantity, group.device))
+    return found
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _steps(variants: Mapping[Shape, list[Work]], fixed: int) -> list[Pair]:

@@ -25,8 +25,8 @@ from typing import Any, Literal
 from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command, without_secrets
 from smaragdine.recording.format import TRACES_FOLDER
-from smaragdine.study.results import RESULTS, load_result
-from smaragdine.study.settings import Run
+from smaragdine.study.results import RESULTS, load_result, load_results
+from smaragdine.study.settings import PROGRAM, SCRIPT, Run, Setting
 from smaragdine.sweep.lock import locked
 from smaragdine.version import __version__
 from smaragdine.whole import users_file
@@ -139,6 +139,19 @@ def check_words(folder: Path, runs: Iterable[Run]) -> None:
             what = " ".join(then[max(0, n - 1) : n + 1]), " ".join(now[max(0, n - 1) : n + 1])
             why = f"it ran with {what[0]}, and you ask for {what[1]}"
             raise UserError(f"{folder} has another {run.name}", why, "Name another folder with -o DIR")
+
+
+def check_script(folder: Path, settings: Sequence[Setting]) -> None:
+    """Refuse results of a program of the same name that was another one."""
+    results = load_results(folder)
+    for setting in settings:
+        program, script = (setting.facts.get(name) for name in (PROGRAM, SCRIPT))
+        for result in results:
+            if result.facts.get(PROGRAM) == program and result.facts.get(SCRIPT, script) != script:
+                why = f"{setting.words[0]} is not what it was when {result.name} ran"
+                raise UserError(
+                    f"{folder} has runs of another program", why, "Name another folder with -o DIR"
+                )
 
 
 class Study:

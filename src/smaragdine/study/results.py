@@ -136,6 +136,11 @@ def load_results(folder: Path) -> list[Result]:
     return sorted(found, key=lambda result: (result.setting, result.number))
 
 
+def machines_of(folder: Path) -> set[str]:
+    """Of all runs that are there, as `hardware_of` names them."""
+    return {result.hardware for result in load_results(folder)}
+
+
 def by_setting(results: Iterable[Result]) -> dict[str, list[Result]]:
     found: dict[str, list[Result]] = {}
     for result in results:
@@ -151,6 +156,8 @@ def load_result(path: Path) -> Result:
             raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
         for key in ("remarks", "command"):
             values[key] = tuple(values[key])
+        for key in ("facts", "energy_j", "provenance", "asss"):
+            values[key] = dict(values[key])
     except KeyError as error:
         raise _broken(path, f"it has no {error.args[0]}") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:

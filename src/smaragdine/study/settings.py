@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Fact = str | int | float
+PROGRAM = "program"  # the fact that tells a user's own program
+SCRIPT = "script"  # and the one of what is in its file
 STAGES = {"pretrain": "pre-training", "finetune": "fine-tuning", "predict": "prediction"}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from smaragdine.accounting.arithmetic import working_device
+from smaragdine.accounting.arithmetic import average, working_device
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.similarity import select
 from smaragdine.study.results import Result
@@ -107,6 +107,9 @@ class Group:
         elif estimated:
             remarks.append(f"power of {self.device} is estimated: this says little more than time")
         also = "; ".join(text for text in (also, "estimated" if estimated and values else "") if text)
+        machines = sorted({work.result.hardware for work in works})
+        if len(machines) > 1:
+            remarks.append(f"runs of several machines: {'; '.join(machines)}")
         settings = [work.result.setting for work in works]
         return judge(claim, values, self.suffix, settings, also, remarks, obstacle)
 
@@ -138,9 +141,18 @@ def _device(results: Sequence[Result]) -> str | None:
     return working_device([result.step for result in results if usual == frozenset(result.step.devices)])
 
 
-def rounds(settings: Sequence[Sequence[Work]]) -> list[tuple[Work, ...]]:
-    """The first run of each, the second of each, …: runs of a round follow each other in time."""
-    return list(zip(*settings, strict=False))
+def rounds(settings: Sequence[Sequence[Work]]) -> list[tuple[list[Work], ...]]:
+    """As many as the setting with the fewest runs has: the first of each, the second of each, …
+
+    Where a setting has more runs, its others are dealt out in turn: a round then has several, to be averaged.
+    """
+    count = min(map(len, settings), default=0)
+    return [tuple([*works[n::count]] for works in settings) for n in range(count)]
+
+
+def summary_of(works: Sequence[Work]) -> Footprint:
+    """The mean of a round's runs of one setting."""
+    return works[0].summary if len(works) == 1 else average([work.summary for work in works]).mean
 
 
 def _unlike(works: Sequence[Work]) -> str:

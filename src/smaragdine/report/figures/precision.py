@@ -127,9 +127,8 @@ def _curve(axes: Axes, name: str, x: Sequence[float], runs: Sequence[Sequence[Sc
 
 
 def _finish(axes: Axes, lowest: float) -> None:
-    axes.set_ylim(
-        0.0 if 0 <= lowest < 0.9 else lowest - 0.05 if lowest < 0 else lowest - (1 - lowest) * 0.2, None
-    )
+    bottom = 0.0 if 0 <= lowest < 0.9 else lowest - 0.05 if lowest < 0 else lowest - (1 - lowest) * 0.2
+    axes.set_ylim(min(bottom, 1 - 1e-6), None)  # where all scores are 1 there is no room below them
     top = 1.0 + (1.0 - axes.get_ylim()[0]) * 0.04
     axes.set_ylim(top=top)
     axes.set_ylabel("Pearson correlation (1)")

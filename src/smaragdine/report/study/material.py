@@ -21,10 +21,10 @@ from smaragdine.accounting.rows import column
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures.runs import NotDrawn, Run
-from smaragdine.study.custom import PROGRAM, varied
+from smaragdine.study.custom import values_of, varied
 from smaragdine.study.folder import RUNS
 from smaragdine.study.results import Result, by_setting
-from smaragdine.study.settings import STAGES
+from smaragdine.study.settings import PROGRAM, STAGES
 from smaragdine.study.work import Shape, groups, shape_of
 
 
@@ -121,4 +121,4 @@ def of_phase(footprint: Footprint, phase: str) -> Footprint:
 
 
 def _varied(result: Result) -> str:
-    return ", ".join(f"{key} {value}" for key, value in result.facts.items() if key != PROGRAM)
+    return ", ".join(f"{name} {value}" for name, value in values_of(result).items())

@@ -96,9 +96,10 @@ def _draw(
                     wide,
                 )
             )
-    for name in left_out:
-        for form in formats:
-            (folder / f"{name}.{form}").unlink(missing_ok=True)  # of results that are there no more
+    # Of results that are there no more, or under the name that they had while they were alone.
+    for path in {path for each in FIGURES for path in folder.glob(f"{each.name}*.*")} - set(files):
+        if path.suffix.removeprefix(".") in formats:
+            path.unlink(missing_ok=True)
     if pictures:
         files.append(write_captions(folder, {picture.name: picture.alt for picture in pictures}))
     return pictures, left_out, files

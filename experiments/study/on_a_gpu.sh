@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# BERT-base and ALBERT-base in bf16 and fp32 on one NVIDIA GPU: some fifty-six runs, forty minutes on an H200.
+# BERT-base and ALBERT-base in bf16 and fp32 on one NVIDIA GPU: some 75 runs, fifty minutes on an H200.
 #
 #     experiments/study/on_a_gpu.sh OUT
 #     LIMIT_S=540 experiments/study/on_a_gpu.sh OUT    # where a machine is lent for minutes; again to go on
@@ -34,5 +34,7 @@ study variants --runs 1 --precision "$both"
 study precision --runs 1 --experiments 9 --precision fp32
 study precision --runs 1 --experiments 9 --precision bf16
 study albert --stage finetune,predict --runs 1 --precision "$both"
+study bert --runs 5 --precision "$both"
+study albert --runs 5 --precision "$both"
 "$python" -m smaragdine study figures "$out" || failed=1
 exit "$failed"

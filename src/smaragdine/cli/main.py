@@ -56,6 +56,7 @@ example:
 def program() -> NoReturn:
     """The command itself. Its process ends here: on the way out of an interpreter, threads of libraries that
     nobody has joined can abort it (Arrow's, once in hundreds of runs on a busy machine)."""
+    sys.meta_path.insert(0, _WithoutPandas())
     code = main()
     try:
         for stream in (sys.stdout, sys.stderr):
@@ -64,6 +65,21 @@ def program() -> NoReturn:
     except OSError:
         code = code or 141
     os._exit(code)
+
+
+class _WithoutPandas:
+    """PyArrow imports pandas, where it is installed, to ask whether a list is one of its own: half of what a
+    short command takes. It is told that there is none; whoever else asks for pandas has it."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name != "pandas":
+            return
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # `inspect` is dear to load
+        while frame.f_back is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+            frame = frame.f_back
+        # PyArrow's own code is compiled, and has no frame: the caller seems to ask.
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in ("smaragdine", "pyarrow"):
+            raise ModuleNotFoundError("not needed", name=name)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from smaragdine.accounting.step_spans import main_steps
 from smaragdine.allocate.profiling import UPDATES, update_period_s
+from smaragdine.errors import UserError
 from smaragdine.recording.format import INFO_FILE, SPOOL_FOLDER, channel_from_dict
 from smaragdine.recording.marks import NewMarks
 from smaragdine.recording.printed import lines_of, tail
+from smaragdine.recording.reader import open_recording
 from smaragdine.recording.supervise import dying_with_us
 
 # enough: it ran until we ended it · ended: by itself · out_of_memory · failed: with another error
@@ -103,10 +106,18 @@ def run_point(
     line = _last_words(said)
     if enough or stuck:
         return Ran("enough" if enough else "stuck", last, child.returncode, line)
-    last = max(last, len(announced.look()))
+    last = max(last, len(announced.look()), _written(folder))
     if child.returncode and _OUT_OF_MEMORY.search(said):
         return Ran("out_of_memory", last, child.returncode, line)
     return Ran("failed" if child.returncode else "ended", last, child.returncode, line)
+
+
+def _written(folder: Path) -> int:
+    """Steps of a recording that is over: it may have been between two looks."""
+    try:
+        return main_steps(open_recording(folder).marks).num_rows
+    except UserError:
+        return 0
 
 
 def needed_s(channels: Sequence[Any], device: str) -> float | None:

@@ -14,7 +14,7 @@ from smaragdine.cli.study_options import custom_parser, figures_parser, study_pa
 from smaragdine.errors import UserError
 from smaragdine.study.catalogue import STUDIES, Planned, runs_of
 from smaragdine.study.folder import Study, check_script, check_words, expected_s, left_of, read_made
-from smaragdine.study.machine import machine_here, named
+from smaragdine.study.machine import machine_here
 from smaragdine.study.programs import check_packages
 from smaragdine.study.settings import Run
 from smaragdine.sweep.limits import Say
@@ -115,7 +115,7 @@ def _custom(words: list[str]) -> int:
         raise UserError(f"--vary {twice} is there twice", remedy=f"Example: --vary {twice}=V,…, all in one")
     settings = custom_settings(program, dict(options.vary), options.trace_steps, options.trace_skip)
     runs, folder = runs_of([Planned(setting, options.runs) for setting in settings]), Path(options.output)
-    check_script(folder, settings)
+    check_script(folder, settings[0])
     if options.dry_run:
         return _dry_run(folder, runs, options.json)
     code = _run(folder, runs, options, ["study", "custom", *words], machine_here())
@@ -153,7 +153,7 @@ def _run(
     """0: all have a result; 1: some have not; more: it was stopped."""
     from smaragdine.report.study.running import StudyDisplay
     from smaragdine.report.terminal import shortest_path
-    from smaragdine.study.results import machines_of
+    from smaragdine.study.results import hardware_named, machines_of
     from smaragdine.study.runner import run_missing
 
     check_words(folder, runs)
@@ -163,10 +163,10 @@ def _run(
         with StudyDisplay(study.note, len(runs)) as display, Stop() as stop:
             there = len(runs) - len(left)
             display.say(f"study: {where}" + (f", {there} of {len(runs)} runs are there" if there else ""))
-            others = machines_of(folder) - {named(machine)}
-            if others and left:
-                there = "; ".join(sorted(others))
-                display.say(f"beware: {where} has runs of {there}, and this is {named(machine)}")
+            here = hardware_named(machine["gpus"], machine["cpu"])
+            others = machines_of(folder) - {here} if left else ()
+            if others:
+                display.say(f"beware: {where} has runs of {'; '.join(sorted(others))}, and this is {here}")
             outcome = run_missing(study, runs, options.keep, display, stop)
             done = then is None or bool(stop) or then(display.say, stop)
     finally:

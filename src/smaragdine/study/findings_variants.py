@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 
+from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.similarity import Correlation, Quantity, constant_power, matrix, mean_difference
 from smaragdine.study import claims_cases as claims
 from smaragdine.study.verdicts import Claim, Finding, mean, shown
@@ -12,6 +13,8 @@ from smaragdine.study.work import Group, Shape, Work, rounds, summary_of
 from smaragdine.units import joules
 
 Pair = tuple[Shape, Shape]
+Variants = Mapping[Shape, Sequence[Work]]
+Averaged = Sequence[Mapping[Shape, Footprint]]  # of each round
 _CONSTANT = "power is the same for all operations here"
 
 
@@ -21,21 +24,24 @@ def variant_findings(group: Group) -> list[Finding]:
     if len(by_shape) < 2:
         return []
     variants = dict(sorted(by_shape.items()))
+    averaged = [
+        dict(zip(variants, map(summary_of, works), strict=True)) for works in rounds(list(variants.values()))
+    ]
     return [
-        _alike(group, variants, claims.VARIANTS_ENERGY, "energy"),
-        _alike(group, variants, claims.VARIANTS_POWER, "power"),
-        *_rises(group, variants),
-        *_few_wide(group, variants),
+        _alike(group, variants, averaged, claims.VARIANTS_ENERGY, "energy"),
+        _alike(group, variants, averaged, claims.VARIANTS_POWER, "power"),
+        *_rises(group, variants, averaged),
+        *_few_wide(group, variants, averaged),
     ]
 
 
-def _alike(group: Group, variants: Mapping[Shape, list[Work]], claim: Claim, quantity: Quantity) -> Finding:
+def _alike(group: Group, variants: Variants, averaged: Averaged, claim: Claim, quantity: Quantity) -> Finding:
     """All pairs in each round of runs; the least alike decides, beside what constant power would score."""
     lowest: list[float] = []
     middle: list[float] = []
     constant: list[float] = []
-    for works in rounds(list(variants.values())):
-        footprints = [summary_of(each) for each in works]
+    for of in averaged:
+        footprints = list(of.values())
         known = _pairs(matrix(footprints, quantity, group.device))
         if known:
             lowest.append(min(known))
@@ -61,23 +67,24 @@ def _pairs(table: list[list[Correlation]]) -> list[float]:
     return _known([table[a][b].value for a, b in combinations(range(len(table)), 2)])
 
 
-def _rises(group: Group, variants: Mapping[Shape, list[Work]]) -> Iterator[Finding]:
+def _rises(group: Group, variants: Variants, averaged: Averaged) -> Iterator[Finding]:
     wider, deeper = _steps(variants, fixed=0), _steps(variants, fixed=1)
     if wider:
-        yield _smallest(group, variants, claims.HIDDEN_POWER, wider, "power")
+        yield _smallest(group, variants, averaged, claims.HIDDEN_POWER, wider, "power")
     if deeper:
-        yield _smallest(group, variants, claims.LAYERS_POWER, deeper, "power")
-        yield _smallest(group, variants, claims.LAYERS_ENERGY, deeper, "energy")
+        yield _smallest(group, variants, averaged, claims.LAYERS_POWER, deeper, "power")
+        yield _smallest(group, variants, averaged, claims.LAYERS_ENERGY, deeper, "energy")
 
 
 def _smallest(
     group: Group,
-    variants: Mapping[Shape, list[Work]],
+    variants: Variants,
+    averaged: Averaged,
     claim: Claim,
     pairs: Sequence[Pair],
     quantity: Quantity,
 ) -> Finding:
-    by_pair = {pair: _differences(group, variants, pair, quantity) for pair in pairs}
+    by_pair = {pair: _differences(group, averaged, pair, quantity) for pair in pairs}
     by_round = [_known(each) for each in zip(*by_pair.values(), strict=True)]
     smallest = [min(each) for each in by_round if each]
     means = {pair: mean(_known(values)) for pair, values in by_pair.items() if _known(values)}
@@ -91,42 +98,35 @@ def _smallest(
     return group.finding(claim, _all(variants), smallest, also, of_power=quantity == "power")
 
 
-def _few_wide(group: Group, variants: Mapping[Shape, list[Work]]) -> Iterator[Finding]:
+def _few_wide(group: Group, variants: Variants, averaged: Averaged) -> Iterator[Finding]:
     """The paper's cell E, D: the fewest of the widest against the most of the narrowest layers."""
     layers, hidden = ({shape[side] for shape in variants} for side in (0, 1))
     narrow, wide = (max(layers), min(hidden)), (min(layers), max(hidden))
     if narrow == wide or len(hidden) < 2 or not {narrow, wide} <= set(variants):
         return
-    differences = _known(_differences(group, variants, (narrow, wide), "energy"))
+    differences = _known(_differences(group, averaged, (narrow, wide), "energy"))
     step = {shape: joules(mean([work.total_j for work in variants[shape]])) for shape in (wide, narrow)}
     also = f"a step of {_called(wide)} takes {step[wide]}, of {_called(narrow)} {step[narrow]}"
     yield group.finding(claims.HIDDEN_ENERGY, [*variants[wide], *variants[narrow]], differences, also)
 
 
-def _differences(
-    group: Group, variants: Mapping[Shape, list[Work]], pair: Pair, quantity: Quantity
-) -> list[float | None]:
+def _differences(group: Group, averaged: Averaged, pair: Pair, quantity: Quantity) -> list[float | None]:
     """The second less the first, in each round of runs; None where they have no name in common."""
-    found: list[float | None] = []
-    for works in rounds(list(variants.values())):
-        of = dict(zip(variants, works, strict=True))
-        a, b = (summary_of(of[shape]) for shape in pair)
-        found.append(mean_difference(a, b, quantity, group.device))
-    return found
+    return [mean_difference(of[pair[0]], of[pair[1]], quantity, group.device) for of in averaged]
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _steps(variants: Mapping[Shape, list[Work]], fixed: int) -> list[Pair]:
+def _steps(variants: Variants, fixed: int) -> list[Pair]:
     """Neighbours of the same layers (fixed 0) or hidden size (1), the smaller first."""
     same = sorted({shape[fixed] for shape in variants})
     rows = [sorted(shape for shape in variants if shape[fixed] == value) for value in same]
     return [pair for row in rows for pair in pairwise(row)]
 
 
-def _all(variants: Mapping[Shape, list[Work]]) -> list[Work]:
+def _all(variants: Variants) -> list[Work]:
     return [work for works in variants.values() for work in works]
 
 

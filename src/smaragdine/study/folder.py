@@ -141,17 +141,13 @@ def check_words(folder: Path, runs: Iterable[Run]) -> None:
             raise UserError(f"{folder} has another {run.name}", why, "Name another folder with -o DIR")
 
 
-def check_script(folder: Path, settings: Sequence[Setting]) -> None:
+def check_script(folder: Path, setting: Setting) -> None:
     """Refuse results of a program of the same name that was another one."""
-    results = load_results(folder)
-    for setting in settings:
-        program, script = (setting.facts.get(name) for name in (PROGRAM, SCRIPT))
-        for result in results:
-            if result.facts.get(PROGRAM) == program and result.facts.get(SCRIPT, script) != script:
-                why = f"{setting.words[0]} is not what it was when {result.name} ran"
-                raise UserError(
-                    f"{folder} has runs of another program", why, "Name another folder with -o DIR"
-                )
+    program, script = (setting.facts.get(name) for name in (PROGRAM, SCRIPT))
+    for result in load_results(folder):
+        if result.facts.get(PROGRAM) == program and result.facts.get(SCRIPT, script) != script:
+            why = f"{setting.words[0]} is not what it was when {result.name} ran"
+            raise UserError(f"{folder} has runs of another program", why, "Name another folder with -o DIR")
 
 
 class Study:

@@ -17,11 +17,6 @@ def machine_here() -> dict[str, Any]:
     return {"gpus": names, **{name: facts[name] for name in ("cpu", "kernel", "memory_bytes")}}
 
 
-def named(machine: dict[str, Any]) -> str:
-    """As results name theirs."""
-    return ", ".join([*machine["gpus"], str(machine["cpu"] or "")]).strip(", ")
-
-
 def size_here(machine: dict[str, Any]) -> str:
     """The paper's size where programs see a GPU, else what two cores can do."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")

@@ -183,7 +183,11 @@ def _said(log: str, before: str) -> str:
 def hardware_of(recording: Recording) -> str:
     host = recording.info.get("host", {})
     gpus = [str(gpu.get("name") or "a GPU") for gpu in host.get("gpus") or []]
-    return ", ".join([*gpus, str(host.get("cpu") or "")]).strip(", ")
+    return hardware_named(gpus, host.get("cpu"))
+
+
+def hardware_named(gpus: Sequence[str], cpu: object) -> str:
+    return ", ".join([*gpus, str(cpu or "")]).strip(", ")
 
 
 def _asss(recording: Recording, step: Footprint) -> dict[str, list[dict[str, float | int | None]]]:

@@ -7,6 +7,7 @@ recording.table("marks", "pandas")    # or "numpy": a dict of arrays
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -31,6 +32,7 @@ from smaragdine.recording.format import (
     MARKS,
     PLACES,
     READING_TABLES,
+    READINGS,
     TABLES,
     WINDOWS,
     channel_from_dict,
@@ -130,9 +132,9 @@ class Recording(Shown):
 
     @cached_property
     def _marks(self) -> pa.Table:
-        batches = [batch for _, path in _segments(self.path, "marks") for batch in _batches(path)[1]]
+        tables = [table for *_, table in _tables(self.path, "marks", MARKS)]
         # A crash between writing the table and removing the spool leaves both, with the same marks.
-        return pa.Table.from_batches(batches, schema=MARKS) if batches else read_spool(self.path)
+        return pa.concat_tables(tables) if tables else read_spool(self.path)
 
     @cached_property
     def _places(self) -> pa.Table:
@@ -240,20 +242,32 @@ def _segments(folder: Path, table: str) -> list[tuple[int, Path]]:
     return [(n, path) for n, path in [(0, folder / f"{table}.arrows"), *sorted(later)] if path.is_file()]
 
 
-def _batches(path: Path) -> tuple[pa.Schema | None, list[pa.RecordBatch]]:
+def _batches(path: Path) -> list[pa.RecordBatch]:
     """Every whole batch of a stream that may be cut off anywhere."""
     batches: list[pa.RecordBatch] = []
-    try:
-        reader = pa.ipc.open_stream(pa.memory_map(str(path)))
-    except (pa.ArrowException, OSError):
-        return None, batches
-    try:
-        for batch in reader:
+    with contextlib.suppress(pa.ArrowException, OSError):
+        for batch in pa.ipc.open_stream(pa.memory_map(str(path))):
             batch.validate(full=True)
             batches.append(batch)
-    except (pa.ArrowException, OSError):
-        pass
-    return reader.schema, batches
+    return batches
+
+
+def _tables(folder: Path, table: str, schema: pa.Schema) -> Iterator[tuple[int, Path, pa.Table]]:
+    """The files of a table that hold any rows, each with its segment, of the columns of `schema`."""
+    for segment, path in _segments(folder, table):
+        batches = [batch for batch in _batches(path) if batch.num_rows]
+        if not batches:
+            continue
+        whole = pa.Table.from_batches(batches)
+        for column in schema:
+            at = whole.schema.get_field_index(column.name)
+            if at < 0 or whole.schema.field(at).type != column.type:
+                raise _damaged(path, f"not exactly one of its columns is {column.name}, of {column.type}")
+        yield segment, path, whole.select(schema.names)
+
+
+def _damaged(path: Path, why: str) -> UserError:
+    return UserError(f"{path} is damaged", why, "Copy it anew, or move it away to see what the others hold")
 
 
 def _read_whole(folder: Path, table: str, schema: pa.Schema) -> pa.Table:
@@ -261,23 +275,21 @@ def _read_whole(folder: Path, table: str, schema: pa.Schema) -> pa.Table:
     tables = [
         fit(pa.Table.from_batches(batches), schema, str(path))
         for _, path in _segments(folder, table)
-        if (batches := _batches(path)[1])
+        if (batches := _batches(path))
     ]
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
 def _read_series(folder: Path, table: str) -> Iterator[Series]:
     parts: dict[tuple[str, str, str, int], tuple[Channel, list[tuple[int, Any, Any]]]] = {}
-    for segment, path in _segments(folder, table):
-        schema, batches = _batches(path)
-        if schema is None or not batches:
-            continue
+    for segment, path, whole in _tables(folder, table, READINGS):
         try:
-            channels = channels_of(schema)
-        except (ValueError, TypeError):
-            continue  # damaged where it says what its numbers are: they mean nothing
-        whole = pa.Table.from_batches(batches)
+            channels = channels_of(whole.schema)
+        except (ValueError, TypeError, AttributeError):
+            raise _damaged(path, "its list of channels cannot be read") from None
         number = whole["channel"].to_numpy()
+        if number.max() >= len(channels):
+            raise _damaged(path, f"it names {len(channels)} channels and has readings of more")
         t_ns, value = whole["t_ns"].to_numpy(), whole["value"].to_numpy()
         seen: Counter[tuple[str, str, str]] = Counter()
         for index, channel in enumerate(channels):

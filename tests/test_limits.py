@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -325,6 +326,46 @@ def test_a_journal_torn_at_any_byte_gives_its_whole_lines_and_says_so(tmp_path: 
         assert "damaged" in loaded.trouble
     path.write_bytes(whole)
     assert journals.load(path) == journals.Loaded(tuple(entries()))
+
+
+def test_a_damaged_journal_is_kept_aside(here: Desktop, spec: Path, journal: Path) -> None:
+    here.set("gpu:0", "power", 300)
+    here.set("gpu:1", "power", 400)
+    torn = journal.read_bytes()[:-3]
+    journal.write_bytes(torn)
+    again = Desktop(journal)
+    assert "only 1 of 2" in again.notes[0]
+    assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW, (1, LIMIT): 400_000}
+    assert Path(f"{journal}.damaged").read_bytes() == torn
+
+
+@pytest.mark.parametrize("kind", ["of another version", "for a moment"])
+def test_a_journal_that_cannot_be_read_now_is_not_replaced(
+    here: Desktop, spec: Path, journal: Path, kind: str
+) -> None:
+    here.set("gpu:0", "power", 300)
+    mine = journal.read_bytes()
+    if kind == "for a moment":
+        journal.rename(journal.with_name("away"))
+        journal.mkdir()  # read_bytes is an error
+    else:
+        line = (
+            journals.encode([], journals.boot_id()).partition(b" ")[2].replace(b'"limits":1', b'"limits":2')
+        )
+        journal.write_bytes(b"%08x %s" % (zlib.crc32(line[:-1]), line))
+    theirs = journal.read_bytes() if journal.is_file() else b""
+    again = Desktop(journal)
+    code, why = again.refused("gpu:1", "power", 200)
+    assert code == "unavailable"
+    assert str(journal) in why
+    assert settings_now(spec) == {(0, LIMIT): 300_000}
+    if kind == "for a moment":
+        journal.rmdir()
+    else:
+        assert journal.read_bytes() == theirs
+    journal.write_bytes(mine)
+    again.set("gpu:1", "power", 200)
+    assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW, (1, LIMIT): 200_000}
 
 
 def test_no_changed_byte_brings_a_wrong_value_back(tmp_path: Path) -> None:

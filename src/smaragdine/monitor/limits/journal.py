@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from smaragdine.sensors.nvml_limits import KINDS, Kind, Setting
 
@@ -40,6 +40,8 @@ class Entry:
 class Loaded:
     entries: tuple[Entry, ...]
     trouble: str = ""  # what could not be read
+    # past: of another run of the kernel · damaged: for good · unread: by us now, so it must not be replaced
+    state: Literal["whole", "past", "damaged", "unread"] = "whole"
 
 
 def boot_id() -> str:
@@ -81,16 +83,24 @@ def load(path: Path) -> Loaded:
     except FileNotFoundError:
         return Loaded(())
     except OSError as error:
-        return Loaded((), f"the journal {path} cannot be read ({error.strerror})")
+        return Loaded((), f"the journal {path} cannot be read ({error.strerror})", "unread")
     entries, promised, boot = decode(data)
     if boot and boot_id() and boot != boot_id():
-        return Loaded((), "the machine was started anew since: the driver's own limits are back")
+        return Loaded((), "the machine was started anew since: the driver's own limits are back", "past")
+    if (version := _version(data)) not in (None, _VERSION):
+        return Loaded((), f"the journal {path} is of version {version}, of another smaragdine", "unread")
     if promised is not None and len(entries) == promised:
         return Loaded(entries)
     some = "none" if not entries else f"only {len(entries)}"
     of = "" if promised is None else f" of {promised}"
     trouble = f"the journal {path} is damaged: {some}{of} of its limits can be read; see nvidia-smi"
-    return Loaded(entries, trouble)
+    return Loaded(entries, trouble, "damaged")
+
+
+def set_aside(path: Path) -> None:
+    """A copy of a damaged journal: a person may read more of it than we do."""
+    with contextlib.suppress(OSError):
+        Path(f"{path}.damaged").write_bytes(path.read_bytes())
 
 
 def encode(entries: Iterable[Entry], boot: str) -> bytes:
@@ -154,6 +164,12 @@ def _fields(line: bytes) -> dict[str, Any] | None:
         return json.loads(text)
     except ValueError:
         return None
+
+
+def _version(data: bytes) -> object:
+    """None where the header does not say it."""
+    fields = _fields(data.partition(b"\n")[0])
+    return None if fields is None else fields.get("limits")
 
 
 def _entry(fields: Mapping[str, Any]) -> Entry | None:

@@ -46,6 +46,7 @@ class Setter:
         self._note = note
         self._entries: dict[Key, Entry] = {}
         self.pending: set[Key] = set()
+        self._unread = ""  # why the journal cannot be read, which may hold limits to bring back
         self._gpus: list[LimitedGpu] | None = None
         self._no_nvml = "no NVIDIA driver was found"
 
@@ -74,10 +75,16 @@ class Setter:
 
     def reload(self) -> None:
         loaded = journal.load(self._path)
-        self._entries = {(entry.uuid, entry.kind): entry for entry in loaded.entries}
-        self.pending &= self._entries.keys()
         if loaded.trouble:
             self._note(loaded.trouble)
+        self._unread = loaded.trouble if loaded.state == "unread" else ""
+        if self._unread:
+            return
+        self._entries = {(entry.uuid, entry.kind): entry for entry in loaded.entries}
+        self.pending &= self._entries.keys()
+        if loaded.state == "damaged":
+            journal.set_aside(self._path)
+        if loaded.state != "whole":
             self._save()
 
     def ranges(self) -> list[dict[str, Any]]:
@@ -87,6 +94,13 @@ class Setter:
 
     def set(self, device: str, kind: Kind, asked: Setting) -> Entry:
         """Set a limit whose previous value is safe on disk. Raises `LimitError`, with nothing changed."""
+        if self._unread:
+            self.start()
+        if self._unread:
+            remedy = (
+                f"Bring its limits back with what wrote it; see nvidia-smi before you remove {self._path}"
+            )
+            raise LimitError("unavailable", f"{device} {kind_words(kind)} not set", self._unread, remedy)
         try:
             gpu, wanted, now = self._look(device, kind, asked)
         except LimitError as error:

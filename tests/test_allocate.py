@@ -16,8 +16,9 @@ from smaragdine.allocate import optimal as optimal_module
 from smaragdine.allocate.baseline import baseline, even_split
 from smaragdine.allocate.brute_force import brute_force
 from smaragdine.allocate.heuristic import heuristic
+from smaragdine.allocate.methods import answer
 from smaragdine.allocate.model import Choices
-from smaragdine.allocate.objective import OBJECTIVES, Objective, cost, energy_j
+from smaragdine.allocate.objective import OBJECTIVES, Objective, cost, energy_j, step_time_s
 from smaragdine.allocate.optimal import optimal
 from smaragdine.allocate.pareto import pareto
 from smaragdine.allocate.separable import bound, least_sum
@@ -144,9 +145,10 @@ def every_cost(
 def test_optimal_and_brute_force_find_the_best(instance: tuple[list[Choices], Objective, int]) -> None:
     gpus, objective, total = instance
     every = list(every_cost(gpus, objective, total))
+    longest = math.inf
     if objective.slowdown is not None:
-        fastest = min(step for _, step, _ in every)
-        every = [each for each in every if each[1] <= fastest * (1 + objective.slowdown)]
+        longest = min(step for _, step, _ in every) * (1 + objective.slowdown)
+        every = [each for each in every if each[1] <= longest]
     least = min(paid for paid, _, _ in every)
     for method in (brute_force, optimal):
         found = method(gpus, objective, total)
@@ -158,9 +160,20 @@ def test_optimal_and_brute_force_find_the_best(instance: tuple[list[Choices], Ob
             # Among the equally fast, the least energy.
             least_j = min(energy for paid, _, energy in every if paid == least)
             assert energy_j(found.shares, objective.all_reduce_s) == pytest.approx(least_j)
-    # Fewer choices are never better.
-    strongest = heuristic(gpus, objective, total, gpus[-1].gpu) if objective.slowdown is None else None
-    assert strongest is None or strongest.cost >= least - 1e-9
+    # Fewer choices are never better; and too slow only where they leave nothing faster.
+    soonest = Objective("time", 1.0, objective.all_reduce_s)
+    for name, fewer in {"heuristic": heuristic, "baseline": baseline}.items():
+        if name == "baseline" and any(
+            b < each.lowest for each, b in zip(gpus, even_split(gpus, total), strict=True)
+        ):
+            continue
+        answered = answer(name, gpus, objective, total)
+        step = step_time_s(answered.allocation.shares, objective.all_reduce_s)
+        assert answered.too_slow == (step > longest * (1 + 1e-9))
+        if answered.too_slow:
+            assert step == pytest.approx(fewer(gpus, soonest, total).cost)
+        else:
+            assert answered.allocation.cost >= least - 1e-9
 
 
 @settings(max_examples=60, deadline=None)

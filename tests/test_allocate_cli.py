@@ -12,6 +12,7 @@ import pytest
 from cli import smaragdine
 from refusal import refused
 from smaragdine.cli.allocate import main
+from smaragdine.hetero.allocation import read_allocation
 
 DATA = os.environ.get("SMARAGDINE_DATA")
 published = pytest.mark.skipif(
@@ -136,6 +137,23 @@ def test_a_slowdown_is_kept(profiles: list[str], capsys: pytest.CaptureFixture[s
     free, tight = cost("--objective", "energy"), cost("--objective", "energy", "--slowdown", "1%")
     loose = cost("--objective", "energy", "--slowdown", "1000%")
     assert free == loose <= tight
+
+
+def test_an_allocation_is_chosen_among_the_fast_enough(
+    profiles: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = ["--wait-power", "big=20", "--wait-power", "small=10", "--global-batch", "60"]
+    words = [*profiles, *waits, "--objective", "energy", "--slowdown", "1%"]
+    found = printed(capsys, *words)[0]
+    by_name = {each["method"]: each for each in found["methods"]}
+    assert by_name["baseline"]["too_slow"]
+    assert "too_slow" not in by_name["optimal"]
+    by_name["baseline"]["cost"] = 0.0
+    (tmp_path / "allocation.json").write_text(json.dumps(found))
+    taken = read_allocation(tmp_path / "allocation.json")
+    assert list(taken.batches) == [row["batch"] for row in by_name["optimal"]["allocation"]]
+    main(words)
+    assert "baseline: longer steps than asked for" in capsys.readouterr().out
 
 
 def test_too_many_for_brute_force(profiles: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from smaragdine.allocate.model import Choices
 from smaragdine.allocate.objective import Allocation, Objective, check
-from smaragdine.allocate.optimal import optimal
+from smaragdine.allocate.optimal import longest_step_s, optimal
 
 
 def baseline(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> Allocation:
-    """No slowdown is kept to: an even split is as fast as it is."""
+    """A slowdown is one of the best split's: where an even one is slower at any limits, its fastest counts."""
     check(objective, gpus, global_batch)
     split = even_split(gpus, global_batch)
     held = [dataclasses.replace(each, lowest=b, highest=b) for each, b in zip(gpus, split, strict=True)]
-    return optimal(held, dataclasses.replace(objective, slowdown=None), global_batch)
+    return optimal(held, objective, global_batch, longest_step_s(gpus, objective, global_batch))
 
 
 def even_split(gpus: Sequence[Choices], global_batch: int) -> list[int]:

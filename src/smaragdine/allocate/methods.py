@@ -11,8 +11,8 @@ from smaragdine.allocate.baseline import baseline
 from smaragdine.allocate.brute_force import MOST, allocations, brute_force
 from smaragdine.allocate.heuristic import heuristic
 from smaragdine.allocate.model import Choices
-from smaragdine.allocate.objective import Allocation, Objective, check
-from smaragdine.allocate.optimal import optimal
+from smaragdine.allocate.objective import Allocation, Objective, check, step_time_s
+from smaragdine.allocate.optimal import longest_step_s, optimal
 from smaragdine.allocate.profile import Profile
 from smaragdine.errors import UserError
 from smaragdine.units import watts
@@ -26,6 +26,7 @@ class Answer:
     objective: Objective
     allocation: Allocation
     seconds: float  # that the method took
+    too_slow: bool = False  # its steps last longer than the objective's slowdown allows
     standard_error: float | None = None  # of the cost, from the profiles' repeats
 
 
@@ -47,7 +48,19 @@ def answer(
     check(objective, gpus, global_batch)
     begin_ns = time.perf_counter_ns()
     allocation = ways[method]()
-    return Answer(method, objective, allocation, (time.perf_counter_ns() - begin_ns) * 1e-9)
+    seconds = (time.perf_counter_ns() - begin_ns) * 1e-9
+    return Answer(
+        method, objective, allocation, seconds, _too_slow(allocation, gpus, objective, global_batch)
+    )
+
+
+def _too_slow(
+    allocation: Allocation, gpus: Sequence[Choices], objective: Objective, global_batch: int
+) -> bool:
+    longest_s = longest_step_s(gpus, objective, global_batch)
+    if longest_s is None:
+        return False
+    return step_time_s(allocation.shares, objective.all_reduce_s) > longest_s * (1 + 1e-9)
 
 
 def left_out(gpus: Sequence[Choices], global_batch: int) -> dict[str, str]:
@@ -94,7 +107,8 @@ def _by_batch(answers: Sequence[Answer], gpu: str, which: Callable[[Any], bool])
 
 
 def answers_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The methods as the JSON has them; a bound and a standard error only where they say something."""
+    """The methods as the JSON has them; a bound, a standard error and that it is too slow only where they
+    say something."""
     return [
         {
             "method": each.method,
@@ -102,6 +116,7 @@ def answers_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "cost": each.allocation.cost,
             "seconds": each.seconds,
             "allocation": allocation_json(each.allocation),
+            **({"too_slow": True} if each.too_slow else {}),
             **({} if each.allocation.exact else {"lower_bound": each.allocation.lower_bound}),
             **({} if each.standard_error is None else {"standard_error": each.standard_error}),
         }

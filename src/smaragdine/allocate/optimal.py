@@ -34,7 +34,11 @@ MOST_WORK = 10_000_000_000  # table entries looked at, beyond these
 _EQUAL = 1e-12  # costs that differ by less do so by rounding
 
 
-def optimal(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> Allocation:
+def optimal(
+    gpus: Sequence[Choices], objective: Objective, global_batch: int, longest_s: float | None = None
+) -> Allocation:
+    """A slowdown is one of these GPUs' fastest step, unless how long a step may be is given. Where none is so
+    short, the fastest of them is the answer."""
     check(objective, gpus, global_batch)
     if objective.kind == "sum":
         return _least_of_sums(gpus, objective, global_batch)
@@ -48,10 +52,24 @@ def optimal(gpus: Sequence[Choices], objective: Objective, global_batch: int) ->
         return Allocation(shares, least, least)
     last = tables.times_s.size - 1
     if objective.slowdown is not None:
-        longest_s = (1 + objective.slowdown) * (tables.times_s[fastest] + objective.all_reduce_s)
+        if longest_s is None:
+            longest_s = _longest_s(tables, fastest)
         allowed_s = (longest_s - objective.all_reduce_s) * (1 + _EQUAL)
-        last = int(np.searchsorted(tables.times_s, allowed_s, side="right")) - 1
+        last = max(fastest, int(np.searchsorted(tables.times_s, allowed_s, side="right")) - 1)
     return _search(tables, fastest, last)
+
+
+def longest_step_s(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> float | None:
+    """What a step may last, all-reduce and all, to keep to the objective's slowdown. None: it has none."""
+    if objective.slowdown is None:
+        return None
+    tables = _Tables.of(gpus, objective, global_batch)
+    return _longest_s(tables, _fastest(tables))
+
+
+def _longest_s(tables: _Tables, fastest: int) -> float:
+    slowdown, all_reduce_s = tables.objective.slowdown or 0.0, tables.objective.all_reduce_s
+    return float((1 + slowdown) * (tables.times_s[fastest] + all_reduce_s))
 
 
 def _least_of_sums(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> Allocation:

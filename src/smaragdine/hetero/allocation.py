@@ -24,7 +24,7 @@ class Allocation:
 
 
 def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> Allocation:
-    """An answer of `smaragdine allocate --json`: `method`'s, else the cheapest."""
+    """An answer of `smaragdine allocate --json`: `method`'s, else the cheapest that is fast enough."""
     file = Path(path)
     try:
         values = json.loads(file.read_bytes())
@@ -34,7 +34,7 @@ def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> 
         raise _bad(file, f"not JSON: {error}") from None
     try:
         answers: dict[str, Any] = {str(each["method"]): each for each in values["methods"]}
-        chosen = method or min(answers, key=lambda name: float(answers[name]["cost"]))
+        chosen = method or min(answers, key=lambda name: _preference(answers[name]))
         if chosen not in answers:
             raise UserError(f"{file} has no method {chosen}", remedy=f"There are: {', '.join(answers)}")
         rows: Sequence[Mapping[str, Any]] = answers[chosen]["allocation"]
@@ -46,6 +46,11 @@ def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> 
     except (KeyError, TypeError, ValueError) as error:
         raise _bad(file, f"{type(error).__name__} {error}") from None
     return found
+
+
+def _preference(answer: Mapping[str, Any]) -> tuple[bool, float]:
+    """What keeps to the slowdown that was asked for comes first, however much cheaper a slower one is."""
+    return bool(answer.get("too_slow")), float(answer["cost"])
 
 
 def checked_batches(batches: Sequence[Any], where: str = "the split") -> tuple[int, ...]:

@@ -35,9 +35,9 @@ def split(
     """How every global batch is split over the ranks.
 
     `batches` has the samples of each rank, in the order of ranks, or is the path of an allocation
-    (`smaragdine allocate --json`), of which `method` names an answer (the cheapest). `power_limits`, in W by
-    rank or True for the allocation's, are set for the time of the `with` block. `record` measures its energy,
-    into `folder`.
+    (`smaragdine allocate --json`), of which `method` names an answer (the cheapest that is fast enough).
+    `power_limits`, in W by rank or True for the allocation's, are set for the time of the `with` block.
+    `record` measures its energy, into `folder`.
     """
     if isinstance(batches, str | os.PathLike):
         allocation = read_allocation(batches, method)

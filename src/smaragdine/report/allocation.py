@@ -88,6 +88,8 @@ def _notes(answers: Sequence[Answer]) -> list[str]:
     notes: list[str] = []
     for each in answers:
         found = each.allocation
+        if each.too_slow:
+            notes.append(f"{each.method}: longer steps than asked for; this is the fastest it finds")
         if not found.exact and each.method != "baseline":
             gap = (found.cost - found.lower_bound) / found.cost
             notes.append(

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,6 +261,14 @@ def test_processor(here: Path, cpu: dict[str, str]) -> None:
     other = smaragdine("profile", "--batches", "4", "-o", "c.json", "--", "train.py", "{batch}", "x", env=cpu)
     assert other.returncode == 2
     assert "is of another profile" in other.stderr
+
+
+def test_what_a_program_started_ends_with_it(here: Path, cpu: dict[str, str]) -> None:
+    (here / "train.sh").write_text(f"#!/bin/sh\n{sys.executable} train.py $1 &\necho $! > pid\nwait\n")
+    (here / "train.sh").chmod(0o755)
+    done = smaragdine("profile", "--batches", "4", "-o", "c.json", "--", "./train.sh", "{batch}", env=cpu)
+    assert done.returncode == 0, done.stderr
+    assert not alive(int((here / "pid").read_text()))
 
 
 def test_limits_come_back_however_it_ends(here: Path, gpu: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import environment, finish, info, smaragdine, wait_for, write_script
+from cli import alive, environment, finish, info, smaragdine, wait_for, write_script
 from daemon_fake import a_machine
 from nvml_fake import settings_made, settings_now
 from smaragdine.errors import UserError
@@ -330,6 +330,16 @@ def test_modules_beside_the_program_are_not_ours_and_mistakes_are_told_by_option
     (tmp_path / "numpy.py").unlink()
     twice = bench.run("--parameter", "x=1,1", "--", "echo", "{x}")
     assert twice.stderr == "smaragdine: --parameter: 1 is there twice. Use --repeat for repetitions\n"
+
+
+def test_what_a_program_started_ends_with_it_when_it_takes_too_long(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, None)
+    script = tmp_path / "work.sh"
+    script.write_text("#!/bin/sh\nsleep 300 &\necho $! > pid\nwait\n")
+    script.chmod(0o755)
+    words = ["--parameter", "x=1", "--repeat", "1", "--timeout", "1", "-o", "sweep", "--", "./work.sh", "{x}"]
+    assert bench.run(*words).returncode == 1
+    assert not alive(int((tmp_path / "pid").read_text()))
 
 
 def test_one_that_takes_too_long_is_ended_and_has_failed_though_it_ends_well(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from smaragdine.allocate.optimal import longest_step_s, optimal
 
 
 def baseline(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> Allocation:
-    """A slowdown is one of the best split's: where an even one is slower at any limits, its fastest counts."""
+    """A slowdown is of the best split: where an even one is slower at any limits, its fastest counts."""
     check(objective, gpus, global_batch)
     split = even_split(gpus, global_batch)
     held = [dataclasses.replace(each, lowest=b, highest=b) for each, b in zip(gpus, split, strict=True)]

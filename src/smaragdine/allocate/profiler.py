@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,13 +27,13 @@ from smaragdine.recording.marks import NewMarks
 from smaragdine.recording.printed import lines_of, tail
 from smaragdine.recording.reader import open_recording
 from smaragdine.recording.supervise import dying_with_us
+from smaragdine.sweep.groups import GRACE_S, end_rest
 
 # enough: it ran until we ended it · ended: by itself · out_of_memory · failed: with another error
 # stuck: no step came for too long
 How = Literal["enough", "ended", "out_of_memory", "failed", "stuck"]
 
 _LOOK_S = 0.1
-_GRACE_S = 15.0  # between asking a program to end and making it
 _MARGIN = 1.1  # steps with an epoch's end in them do not count
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|"
@@ -85,12 +87,12 @@ def run_point(
     shutil.rmtree(folder, ignore_errors=True)
     announced, told_s, enough, stuck = Announced(folder), 0.0, False, False
     last, last_s = 0, time.monotonic()
-    with open(log, "wb") as out, start_recorded(words, folder, out, environment) as child:
+    with recorded_program(words, folder, log, environment) as child:
         while child.poll() is None:
             time.sleep(_LOOK_S)
             now_s = time.monotonic()
             if told_s:
-                if now_s - told_s > _GRACE_S:
+                if now_s - told_s > GRACE_S:
                     child.kill()
                 continue
             ends_ns = announced.look()
@@ -100,11 +102,13 @@ def run_point(
             enough = _enough(ends_ns, folder, need)
             stuck = not enough and now_s - last_s > need.patience_s
             if enough or stuck:
-                child.terminate()
+                # All of them at once: a shell between would end first, and the recording before the steps.
+                os.killpg(child.pid, signal.SIGTERM)
                 told_s = now_s
     said = tail(log)
     line = _last_words(said)
     if enough or stuck:
+        end_rest(child.pid)
         return Ran("enough" if enough else "stuck", last, child.returncode, line)
     last = max(last, len(announced.look()), _written(folder))
     if child.returncode and _OUT_OF_MEMORY.search(said):
@@ -137,20 +141,35 @@ def _enough(ends_ns: Sequence[int], folder: Path, need: Need) -> bool:
     return False
 
 
-def start_recorded(
-    words: Sequence[str], folder: Path, out: Any, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """A program that is being recorded into `folder`, and prints into the file `out`."""
+@contextlib.contextmanager
+def recorded_program(
+    words: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that is recorded into `folder`, and what it prints into `log`. It has ended behind the
+    block; where that is left by an exception, so has all that it started."""
     # -P: a file named numpy.py beside the user's script must not be imported by us.
     ours = [sys.executable, "-P", "-m", "smaragdine", "run", "--trace", "off", "-o", str(folder)]
-    return subprocess.Popen(
-        [*ours, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=out,
-        env=dict(environment),
-        preexec_fn=dying_with_us(),
-    )
+    with open(log, "wb") as out:
+        child = subprocess.Popen(
+            [*ours, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=dict(environment),
+            process_group=0,  # Ctrl-C is meant for us, who end it
+            preexec_fn=dying_with_us(),
+        )
+    try:
+        yield child
+        child.wait()
+    except BaseException:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE_S)
+        child.kill()
+        child.wait()
+        end_rest(child.pid)
+        raise
 
 
 def _last_words(said: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.allocate.points import write_json
-from smaragdine.allocate.profiler import needed_s, start_recorded
+from smaragdine.allocate.profiler import needed_s, recorded_program
 from smaragdine.allocate.profiling import mean_power_w, update_period_s
 from smaragdine.errors import UserError
 from smaragdine.recording.format import INFO_FILE
@@ -69,7 +69,7 @@ def wait_power(
     log = folder.with_suffix(".log")
     seconds = max(length_s, _AT_LEAST_S) + _SETTLE_S
     words = ["--", python, "-c", _SPIN, str(seconds)]
-    with open(log, "wb") as out, start_recorded(words, folder, out, environment):
+    with recorded_program(words, folder, log, environment):
         pass
     lines = tail(log).splitlines()
     spun = next((line.split() for line in lines if line.startswith(_WORD)), None)

@@ -28,6 +28,7 @@ from smaragdine.recording.session import record_here
 from smaragdine.recording.supervise import dying_with_us
 from smaragdine.study.counters import Edge, mean_power_w, measured_counters
 from smaragdine.study.settings import Setting
+from smaragdine.sweep.groups import end_rest
 
 STAMPS_VARIABLE = "STEP_STAMPS"
 DRIVER = "overhead_loop.py"
@@ -239,6 +240,7 @@ def _running(
         except subprocess.TimeoutExpired:
             program.kill()
             program.wait()
+        end_rest(program.pid)
 
 
 def command_of(setting: Setting, environment: Mapping[str, str]) -> tuple[str, ...]:

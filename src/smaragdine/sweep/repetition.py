@@ -27,11 +27,11 @@ from typing import Any
 from smaragdine.errors import UserError
 from smaragdine.recording.format import INFO_FILE, TRACES_FOLDER
 from smaragdine.sweep.experiment import CoolDown
+from smaragdine.sweep.groups import GRACE_S, end_rest
 from smaragdine.sweep.limits import Lender, Wanted, temperature_c
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.5  # how often temperature and time are looked at
-_GRACE_S = 10.0  # between asking a program to end and making it
 _MOST_VOID = 3
 
 
@@ -167,9 +167,11 @@ def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
         if job.timeout_s is not None and not _ends_within(job.timeout_s, child.stdout, recording):
             timed_out = True
             _signal(child, signal.SIGTERM)
-            if not _readable(child.stdout, _GRACE_S):
+            if not _readable(child.stdout, GRACE_S):
                 _signal(child, signal.SIGKILL)
         said = child.stdout.read()
+    if timed_out or stop:
+        end_rest(child.pid)
     try:
         answer: dict[str, Any] = json.loads(said)
         return replace(Ran(**answer), timed_out=timed_out)

@@ -35,6 +35,7 @@ from smaragdine.monitor.limits.control import Control, keeper_command, launch_he
 from smaragdine.monitor.limits.desk import Desk
 from smaragdine.monitor.limits.journal import Entry
 from smaragdine.monitor.limits.setter import Setter
+from smaragdine.sensors.kernel import boot_id
 from smaragdine.sensors.nvml_limits import Kind, LimitError, Setting
 
 GPU = GpuSpec()  # 100 to 700 W, 700 by default; graphics 1980·n/8 MHz, memory 3201 and 1600 MHz
@@ -349,9 +350,7 @@ def test_a_journal_that_cannot_be_read_now_is_not_replaced(
         journal.rename(journal.with_name("away"))
         journal.mkdir()  # read_bytes is an error
     else:
-        line = (
-            journals.encode([], journals.boot_id()).partition(b" ")[2].replace(b'"limits":1', b'"limits":2')
-        )
+        line = journals.encode([], boot_id()).partition(b" ")[2].replace(b'"limits":1', b'"limits":2')
         journal.write_bytes(b"%08x %s" % (zlib.crc32(line[:-1]), line))
     theirs = journal.read_bytes() if journal.is_file() else b""
     again = Desktop(journal)

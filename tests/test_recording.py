@@ -37,6 +37,7 @@ from smaragdine.recording.format import (
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.writer import ReadingsWriter, TableWriter
 from smaragdine.sensors.base import Channel
+from smaragdine.sensors.kernel import boot_id, start_ticks
 
 T0 = 1_700_000_000_000_000_000
 CLOCK = {"begin": {"wall_ns": T0, "mono_ns": 5}}
@@ -663,6 +664,20 @@ def test_status_of_a_recording_whose_supervisor_died(tmp_path: Path):
     assert recording_in(tmp_path, status="running", supervisor_pid=dead.pid).status == "interrupted"
     assert recording_in(tmp_path, status="running").status == "interrupted"
     assert recording_in(tmp_path, status="failed").status == "failed"
+    mine = {"status": "running", "supervisor_pid": os.getpid()}
+    same = {"supervisor_start_ticks": start_ticks(os.getpid()), "boot_id": boot_id()}
+    assert recording_in(tmp_path, **mine, **same).status == "running"
+    again = {**same, "supervisor_start_ticks": 1}  # the number is another process's by now
+    assert recording_in(tmp_path, **mine, **again).status == "interrupted"
+
+
+@pytest.mark.parametrize("elsewhere", [{"boot_id": "another"}, {"host": {"hostname": "another"}}])
+def test_status_of_a_recording_elsewhere(tmp_path: Path, elsewhere: dict[str, Any]):
+    """Of a process that cannot be seen from here."""
+    recording = recording_in(tmp_path, status="running", supervisor_pid=2**30, **elsewhere)
+    assert recording.status == "running"
+    os.utime(tmp_path / "run.json", (100, 100))
+    assert recording.status == "interrupted"
 
 
 def test_the_environment_stored_is_the_short_list(tmp_path: Path):

@@ -16,11 +16,12 @@ import pytest
 from cli import alive, wait_for
 from smaragdine.accounting.footprint import load
 from smaragdine.cli.main import main
+from smaragdine.errors import UserError
 from smaragdine.study import finishing, runner
 from smaragdine.study.folder import read_made
 from smaragdine.study.results import load_results
 from smaragdine.sweep.repetition import Job, Ran, Stop
-from smaragdine.tracing.assemble import recording as assembling
+from smaragdine.tracing.assemble.recording import NotWritten
 from test_study import TINY, Recorder
 
 PREDICT = ("study", "bert", "--stage", "predict")
@@ -166,7 +167,7 @@ def test_a_trace_half_assembled_is_assembled_anew(
     started: list[Any] = []
     monkeypatch.setattr(runner, "record", recorded)
     monkeypatch.setattr(runner, "LEAST_PROCESSORS", 1 << 20)
-    monkeypatch.setattr(assembling, "assemble", lambda *a, **b: (started.append(a), assemble(*a, **b))[1])
+    monkeypatch.setattr(finishing, "assemble", lambda *a, **b: (started.append(a), assemble(*a, **b))[1])
     with pytest.raises(Killed):
         main([*PREDICT, *TINY])
     assert main([*PREDICT, *TINY, "--keep", "all"]) == 0
@@ -182,6 +183,26 @@ def test_a_trace_half_assembled_is_assembled_anew(
     log = Path("out/study.log").read_text()
     assert [log.count(f"{NAME}-{n}: trace: a remark\n") for n in (1, 2)] == [1, 1]
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("what", ["the result", "the events"])
+def test_a_full_disk_costs_no_recording(
+    recorder: BesideRecorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    def full(*_: Any) -> Any:
+        if what == "the events":
+            raise NotWritten("No space left on device")
+        raise UserError("it cannot be written", "No space left on device")
+
+    monkeypatch.setattr(runner, "LEAST_PROCESSORS", 1 << 20)
+    with monkeypatch.context() as patched:
+        patched.setattr(finishing, "assembled" if what == "the events" else "save_result", full)
+        assert main([*PREDICT, *TINY]) != 0
+    assert "No space left" in capsys.readouterr().err
+    assert recorder.ran == [f"{NAME}-1", f"{NAME}-2"]
+    assert main([*PREDICT, *TINY]) == 0
+    assert recorder.ran == [f"{NAME}-1", f"{NAME}-2"], "what was recorded is not run again"
+    assert len(load_results(Path("out"))) == 2
 
 
 def test_it_dies_with_the_study(tmp_path: Path) -> None:

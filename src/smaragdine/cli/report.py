@@ -88,13 +88,14 @@ def main(words: list[str]) -> int:
 
 
 def _opened(path: str) -> Recording:
-    """A run that died before its trace was read still has it."""
+    """A run that died before its trace was read, or all of it, still has it."""
     recording = open_recording(path)
-    left = (recording.path / TRACES_FOLDER).is_dir() and not recording.events.num_rows
-    if recording.status != "interrupted" or not left:
+    if recording.status == "running" or not (recording.path / TRACES_FOLDER).is_dir():
         return recording
-    from smaragdine.tracing.assemble.recording import assemble
+    from smaragdine.tracing.assemble.recording import assemble, is_left
 
+    if not is_left(recording):
+        return recording
     for remark in assemble(recording.path):
         print(f"trace: {remark}", file=sys.stderr)
     return open_recording(path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smaragdine.errors import UserError
-from smaragdine.monitor.limits.journal import boot_id
+from smaragdine.sensors.kernel import boot_id
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 from smaragdine.clock import ClockPair
 from smaragdine.errors import UserError
 from smaragdine.recording.format import FORMAT_VERSION, INFO_FILE, SPOOL_FOLDER
+from smaragdine.sensors.kernel import boot_id, start_ticks
 from smaragdine.version import __version__
 
 # All that is stored of the environment: what changes how fast or where the program computes. Never more,
@@ -111,6 +112,8 @@ def initial_info(
         "host": host,
         "clock": {"begin": {"wall_ns": begin.wall_ns, "mono_ns": begin.mono_ns}},
         "supervisor_pid": os.getpid(),
+        "supervisor_start_ticks": start_ticks(os.getpid()),
+        "boot_id": boot_id(),
         "channels": [],
         "absent": [],
     }

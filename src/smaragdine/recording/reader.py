@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -40,7 +41,10 @@ from smaragdine.recording.format import (
 )
 from smaragdine.recording.marks import read_spool
 from smaragdine.sensors.base import Channel
+from smaragdine.sensors.kernel import boot_id, start_ticks
 from smaragdine.shown import Shown
+
+_SILENT_S = 60.0  # tables are written every second
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Recording(Shown):
     def status(self) -> str:
         """complete, failed (exit code), killed (signal), running, or interrupted: the supervisor died."""
         status: str = self.info.get("status", "running")
-        if status == "running" and not _alive(self.info.get("supervisor_pid")):
+        if status == "running" and not _goes_on(self.path, self.info):
             return "interrupted"
         return status
 
@@ -311,5 +315,14 @@ def _read_series(folder: Path, table: str) -> Iterator[Series]:
         )
 
 
-def _alive(pid: object) -> bool:
-    return isinstance(pid, int) and Path(f"/proc/{pid}").exists()
+def _goes_on(folder: Path, info: dict[str, Any]) -> bool:
+    """Whether the supervisor of a recording that has no end lives. On another machine, or in a container,
+    its process cannot be seen: there the recording goes on as long as it is written to."""
+    here = {"boot_id": boot_id(), "hostname": os.uname().nodename}
+    there = {"boot_id": info.get("boot_id"), "hostname": info.get("host", {}).get("hostname")}
+    if any(said and said != here[name] for name, said in there.items()):
+        written_s = max((path.stat().st_mtime for path in folder.iterdir() if path.is_file()), default=0.0)
+        return time.time() - written_s < _SILENT_S
+    pid = info.get("supervisor_pid")
+    ticks = start_ticks(pid) if isinstance(pid, int) else 0
+    return ticks > 0 and ticks == info.get("supervisor_start_ticks", ticks)

@@ -28,6 +28,7 @@ from smaragdine.study.folder import has_result, log_of, remove_traced, run_folde
 from smaragdine.study.results import RESULTS, Result, load_result, result_of, save_result
 from smaragdine.study.settings import Run
 from smaragdine.sweep.repetition import Stop
+from smaragdine.tracing.assemble.recording import NotWritten, assemble
 
 # -P: modules beside the program are not ours.
 COMMAND = (sys.executable, "-P", "-m", "smaragdine.study.finishing")
@@ -45,13 +46,19 @@ class Finished:
 def finish(folder: Path, run: Run) -> Finished:
     """Make the result of a run that was recorded into the study `folder`."""
     recording, log = run_folder(folder, run), log_of(folder, run)
-    said, assemble_s = assembled(recording)
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     try:
+        said, assemble_s = assembled(recording)
+    except NotWritten as error:
+        return Finished(error=str(error))
+    try:
         result = result_of(run, open_recording(recording), text, assemble_s)
-        save_result(folder, result)
     except UserError as error:
         return Finished(said=said, error=error.reason, useless=True)
+    try:
+        save_result(folder, result)
+    except (UserError, OSError) as error:
+        return Finished(said=said, error=f"its result could not be written: {error}")
     return Finished(result, said)
 
 
@@ -61,13 +68,13 @@ def assembled(recording: Path) -> tuple[tuple[str, ...], float | None]:
         return (), None
     import pyarrow as pa
 
-    from smaragdine.tracing.assemble.recording import assemble
-
     pa.array([0])  # the first one loads libraries
     remove_traced(recording)  # of one who was ended before all events were there
     begin_s = time.process_time()
     try:
         said = tuple(assemble(recording, keep=True))
+    except NotWritten:
+        raise
     except Exception as error:  # the run is to be named, and the others to go on
         said = (f"the trace cannot be used: {error}",)
     return said, time.process_time() - begin_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import functools
 import grp
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from smaragdine.errors import UserError
 from smaragdine.monitor.daemon.settings import GROUP, Settings
+from smaragdine.sensors.kernel import out_of_files, start_ticks
 
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77  # Linux 6.5
@@ -125,11 +125,6 @@ def peer_pidfd(sock: socket.socket, caller: Caller) -> int | None:
     return fd
 
 
-def out_of_files(error: BaseException) -> bool:
-    """Whether it tells of our own want of descriptors, and not of what was to be opened."""
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-
-
 def open_process(pid: int) -> int | None:
     """A pidfd; None: there is no such process. Raises OSError when no descriptor is left."""
     try:
@@ -144,17 +139,6 @@ def has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
-    """When a process started, in ticks since boot: with its number, who it is. 0: there is none."""
-    try:
-        with open(proc / str(pid) / "stat", "rb", buffering=0) as file:
-            return int(file.read(1024).rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError) as error:
-        if out_of_files(error):
-            raise
-        return 0
 
 
 def process_uids(pid: int, proc: Path = Path("/proc")) -> frozenset[int]:

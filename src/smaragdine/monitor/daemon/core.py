@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from smaragdine.monitor.daemon.batch import Batch
-from smaragdine.monitor.daemon.callers import Caller, out_of_files
+from smaragdine.monitor.daemon.callers import Caller
 from smaragdine.monitor.daemon.log import Log
 from smaragdine.monitor.daemon.meter import Energy, Meter
 from smaragdine.monitor.daemon.prometheus import slurm_job_id
@@ -35,6 +35,7 @@ from smaragdine.monitor.daemon.state_file import StateFile
 from smaragdine.monitor.daemon.views import CoarseGrid, View, is_restricted, select, view_of
 from smaragdine.monitor.sampler import Note
 from smaragdine.sensors.base import Absent, Channel
+from smaragdine.sensors.kernel import out_of_files
 
 _LATEST_NOTES = 20
 _KEEP_HOUSE_EVERY_S = 1.0

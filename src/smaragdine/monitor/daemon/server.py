@@ -26,8 +26,9 @@ from grpclib.server import Handler
 from h2.config import H2Configuration
 from h2.events import DataReceived, Event
 
-from smaragdine.monitor.daemon.callers import Caller, Owner, Rights, out_of_files, peer_pidfd, unix_caller
+from smaragdine.monitor.daemon.callers import Caller, Owner, Rights, peer_pidfd, unix_caller
 from smaragdine.monitor.daemon.settings import Bounds
+from smaragdine.sensors.kernel import out_of_files
 
 # What the library would say about a peer's nonsense is the peer's business.
 for _library in ("grpclib", "asyncio"):

@@ -20,7 +20,7 @@ from h2.exceptions import H2Error
 from smaragdine.monitor.contract import monitor_pb2 as pb
 from smaragdine.monitor.contract.service import METHODS, Method
 from smaragdine.monitor.daemon.batch import Batch
-from smaragdine.monitor.daemon.callers import Caller, out_of_files
+from smaragdine.monitor.daemon.callers import Caller
 from smaragdine.monitor.daemon.core import Daemon
 from smaragdine.monitor.daemon.lending import Lending
 from smaragdine.monitor.daemon.meter import Energy
@@ -29,6 +29,7 @@ from smaragdine.monitor.daemon.sessions import Refused, Session
 from smaragdine.monitor.daemon.settings import COARSE_NS
 from smaragdine.monitor.daemon.tokens import TokenFile
 from smaragdine.monitor.daemon.views import PROVENANCES, channel_message, encode_columns, note_message
+from smaragdine.sensors.kernel import out_of_files
 from smaragdine.version import __version__
 
 _READ_EVERY_S = 1.0

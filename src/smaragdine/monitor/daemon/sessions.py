@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from smaragdine.monitor.daemon.callers import Caller, has_ended, open_process, process_uids, start_ticks
+from smaragdine.monitor.daemon.callers import Caller, has_ended, open_process, process_uids
 from smaragdine.monitor.daemon.meter import Energy
 from smaragdine.monitor.daemon.settings import Bounds
 from smaragdine.monitor.daemon.state_file import StateFile
 from smaragdine.sensors.base import Channel
+from smaragdine.sensors.kernel import boot_id, start_ticks
 
 STOPPED, PROCESS_ENDED = "stopped", "process ended"
 _JOB = re.compile(r"[A-Za-z0-9._-]{0,63}")
@@ -169,13 +170,6 @@ class Table:
                     continue
             if pidfd is not None:
                 os.close(pidfd)
-
-
-def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 _NOT_KEPT = ("channels", "energies", "pidfd", "wake")

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from smaragdine.sensors.kernel import boot_id
 from smaragdine.sensors.nvml_limits import KINDS, Kind, Setting
 
 DEFAULT_JOURNAL = Path("/var/lib/smaragdine-limits/journal")
@@ -42,14 +43,6 @@ class Loaded:
     trouble: str = ""  # what could not be read
     # past: of another run of the kernel · damaged: for good · unread: by us now, so it must not be replaced
     state: Literal["whole", "past", "damaged", "unread"] = "whole"
-
-
-def boot_id() -> str:
-    """Names this run of the kernel: with another one every limit is the driver's default again."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def save(path: Path, entries: Iterable[Entry], boot: str | None = None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,64 @@ def assemble(
 ) -> list[str]:
     """Turn every raw trace of a run into events of its recording; what is to be said about them.
 
-    One window after the other, so that a long trace is never in memory as a whole. A raw file that was read
-    is removed, unless it is to be kept; one that could not be stays, and is named. `on_window` is told how
-    many of how many are done.
+    One window after the other, so that a long trace is never in memory as a whole. Raw files that were read
+    are removed once all is written, unless they are to be kept; one that could not be stays, and is named.
+    The windows are written last: where they are missing, what is there is half of it, and all begins anew.
+    `on_window` is told how many of how many are done. Raises `NotWritten`, with every raw file as it was.
     """
+    with _alone(folder / TRACES_FOLDER):
+        return _assembled(folder, keep, on_window)
+
+
+class NotWritten(UserError):
+    """The disk is full, say: another try may do better."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "what was traced could not be written", why, "Make room: smaragdine report reads it anew"
+        )
+
+
+def is_left(recording: Recording) -> bool:
+    """Whether there are raw traces that nobody turned into events, or not to the end."""
+    folder = recording.path / TRACES_FOLDER
+    return not recording.windows.num_rows and any(folder.glob("*.meta.json"))
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of two that read the same traces, one would remove what the other writes."""
+    if not folder.is_dir():
+        yield
+        return
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if not _locked(lock):
+            raise UserError(f"{folder} is being read by another process", remedy="Wait for it to end")
+        yield
+    finally:
+        os.close(lock)
+
+
+def _locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system that knows no locks
+    return True
+
+
+def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] | None) -> list[str]:
     said: list[str] = []
+    _remove_half(folder)
     found = _needed(_metas(folder / TRACES_FOLDER, said), keep)
     windows: list[dict[str, Any]] = []
     edges: dict[tuple[str, str], None] = {}
     writer: EventsWriter | None = None
     places, guessed = Recording(folder, {}).places, 0
+    read: list[Path] = []
     slices: list[Slice] = []  # few and short; together they tell whether there are steps in them
 
     def write(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> None:
@@ -47,13 +97,8 @@ def assemble(
         table, more = on_sockets(_within(table, meta), places, int(meta["pid"]))
         guessed += more
         windows.append(_window(meta, table, coverage))
-        writer = writer or EventsWriter(folder)
+        writer = writer or _events_writer(folder)
         writer.write(table)
-
-    def remove(*read: Path) -> None:
-        if not keep and (writer is None or writer.error is None):
-            for path in read:
-                path.unlink(missing_ok=True)
 
     for number, (meta_path, meta) in enumerate(found):
         try:
@@ -64,11 +109,13 @@ def assemble(
                 write(meta, table, coverage)
             else:
                 slices.append(Slice(int(meta["pid"]), (raw, meta_path), meta, table, coverage))
+        except NotWritten:
+            raise
         except (UserError, OSError, ValueError, KeyError, TypeError) as failure:
             said.append(f"the trace {meta_path.name} cannot be used: {failure}")
             continue
         if meta["steps"]:
-            remove(raw, meta_path)
+            read += [raw, meta_path]
         if on_window is not None:
             on_window(number + 1, len(found))
     counted = 0  # steps that nobody announced, in all slices so far
@@ -78,10 +125,12 @@ def assemble(
             table = _numbered(table, each.meta, each.coverage, counted)
             counted += len(each.coverage.found_steps)
         write(each.meta, table, each.coverage)
-    remove(*(path for each in slices for path in each.files))
+    read += [path for each in slices for path in each.files]
     if writer is not None:
         writer.close()
-        said += _written(folder, writer, windows, edges)
+        _finish(folder, writer, windows, edges)
+    for path in [] if keep else read:
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (folder / TRACES_FOLDER).rmdir()
     return said + _remarks(windows) + remarks_on(guessed)
@@ -91,7 +140,10 @@ def _metas(folder: Path, said: list[str]) -> list[tuple[Path, dict[str, Any]]]:
     found: list[tuple[Path, dict[str, Any]]] = []
     for path in sorted(folder.glob("*.meta.json"), key=_order):
         try:
-            found.append((path, json.loads(path.read_text(encoding="utf-8"))))
+            meta = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(meta, dict) or not isinstance(meta.get("suffix"), str):
+                raise ValueError("it does not say which file it is about")
+            found.append((path, meta))
         except (OSError, ValueError) as failure:
             said.append(f"the trace {path.name} cannot be used: {failure}")
     return found
@@ -172,14 +224,31 @@ def _window(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> dict[s
     }
 
 
-def _written(
+def _events_writer(folder: Path) -> EventsWriter:
+    try:
+        return EventsWriter(folder)
+    except UserError as error:
+        raise NotWritten(str(error)) from None
+
+
+def _finish(
     folder: Path, writer: EventsWriter, windows: list[dict[str, Any]], edges: Iterable[tuple[str, str]]
-) -> list[str]:
-    errors = [writer.error, write_windows(folder, pa.Table.from_pylist(windows, schema=WINDOWS))]
+) -> None:
     rows = [{"source": source, "target": target} for source, target in edges]
-    if rows:
-        errors.append(write_edges(folder, pa.Table.from_pylist(rows, schema=EDGES)))
-    return [f"what was traced could not be written: {error}" for error in errors if error is not None][:1]
+    error = writer.error
+    if error is None and rows:
+        error = write_edges(folder, pa.Table.from_pylist(rows, schema=EDGES))
+    if error is None:
+        error = write_windows(folder, pa.Table.from_pylist(windows, schema=WINDOWS))
+    if error is not None:
+        _remove_half(folder)
+        raise NotWritten(error.strerror or str(error))
+
+
+def _remove_half(folder: Path) -> None:
+    if not (folder / "windows.arrows").exists():
+        for name in ("events.arrows", "edges.arrows"):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _remarks(windows: list[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,116 @@
+"""Raw traces become events wholly or stay: whoever reads them may be ended, or have no room, at any point."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smaragdine.cli.report import _opened  # pyright: ignore[reportPrivateUsage]
+from smaragdine.errors import UserError
+from smaragdine.recording import writer
+from smaragdine.recording.reader import Recording, open_recording
+from smaragdine.tracing.assemble.recording import NotWritten, assemble
+
+BEGIN_NS = 1_700_000_000_000_000_000
+WINDOWS = 3
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A recording of three windows of one step each, that were never read."""
+    made(tmp_path, status="complete")
+    (tmp_path / "traces").mkdir()
+    for n in range(WINDOWS):
+        begin_ns = BEGIN_NS + n * 10**9
+        end_ns = begin_ns + 10**8
+        times = {"asked_ns": begin_ns, "begin_ns": begin_ns, "end_ns": end_ns, "stopped_ns": end_ns}
+        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "dur": 20_000.0}
+        event |= {"ts": (begin_ns + 10**6) / 1000, "args": {"External id": 1}}
+        meta = {"framework": "torch", "format": "kineto", "suffix": ".json", "rank": 0, "pid": 7, **times}
+        meta |= {"resumed_ns": end_ns, "source": "torch", "steps": [[n, begin_ns, end_ns]]}
+        stem = tmp_path / "traces" / f"torch-7-{n}"
+        stem.with_suffix(".json").write_text(json.dumps({"baseTimeNanoseconds": 0, "traceEvents": [event]}))
+        stem.with_suffix(".meta.json").write_text(json.dumps(meta))
+    return tmp_path
+
+
+def made(folder: Path, **more: Any) -> None:
+    clock = {"begin": {"wall_ns": BEGIN_NS, "mono_ns": 0}}
+    (folder / "run.json").write_text(json.dumps({"format_version": 1, "clock": clock, **more}))
+
+
+def raw_files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("traces/*"))
+
+
+def check_whole(recording: Recording) -> None:
+    assert recording.events.num_rows == recording.windows.num_rows == WINDOWS
+    assert recording.events["step"].to_pylist() == [0, 1, 2]
+    assert not (recording.path / "traces").exists()
+
+
+@pytest.mark.parametrize("status", ["complete", "running"])  # running: its supervisor is gone
+def test_ended_after_any_window_it_begins_anew(run: Path, status: str) -> None:
+    before = raw_files(run)
+    made(run, status=status, supervisor_pid=2**30)
+    for after in range(1, WINDOWS + 1):
+
+        def stop(done: int, of: int, after: int = after) -> None:
+            assert of == WINDOWS
+            if done == after:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            assemble(run, on_window=stop)
+        assert raw_files(run) == before
+        assert not open_recording(run).windows.num_rows
+    check_whole(_opened(str(run)))
+
+
+def test_a_full_disk_costs_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = raw_files(run)
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer.os, "pwrite", full)
+        with pytest.raises(NotWritten, match=r"No space left.*Make room"):
+            assemble(run)
+    assert raw_files(run) == before
+    assert not list(run.glob("*.arrows"))
+    assemble(run)
+    check_whole(open_recording(run))
+
+
+def test_of_two_readers_one_waits(run: Path) -> None:
+    before = raw_files(run)
+    held = os.open(run / "traces", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(UserError, match="being read by another process"):
+        assemble(run)
+    os.close(held)
+    assert raw_files(run) == before
+    assemble(run)
+    check_whole(open_recording(run))
+
+
+def test_traces_of_a_run_that_goes_on_are_left(run: Path) -> None:
+    made(run, status="running", supervisor_pid=os.getpid())
+    before = raw_files(run)
+    assert _opened(str(run)).events.num_rows == 0
+    assert raw_files(run) == before
+
+
+@pytest.mark.parametrize("text", ["[1]", "5", "{}", '{"suffix": 5}', "{", '{"suffix": ".json"}'])
+def test_a_meta_file_of_another_shape_is_named(run: Path, text: str) -> None:
+    (run / "traces" / "torch-7-0.meta.json").write_text(text)
+    said = assemble(run)
+    assert [line for line in said if line.startswith("the trace torch-7-0.meta.json cannot be used: ")]
+    assert open_recording(run).windows.num_rows == WINDOWS - 1
+    assert raw_files(run) == ["torch-7-0.json", "torch-7-0.meta.json"]

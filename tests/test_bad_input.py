@@ -413,6 +413,24 @@ def test_a_disk_full_from_the_start_costs_the_recording_not_the_program(small_di
     assert complaints(done.stderr), done.stderr
 
 
+def test_record_block_whose_monitor_is_killed_says_so() -> None:
+    write_script(
+        Path("train.py"),
+        """
+        import os, pathlib, signal, time
+        import smaragdine
+        with smaragdine.record("out"):
+            for pid in pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                if b"smaragdine.recording.recorder" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.3)
+        """,
+    )
+    subprocess.run([sys.executable, "train.py"], env=environment(), check=True)
+    assert [problem for problem in info("out")["problems"] if "the monitor died (signal 9)" in problem]
+    assert "monitor_died" in api.open("out").marks["name"].to_pylist()
+
+
 def test_record_block_on_a_full_disk_does_not_touch_the_program(small_disk: Path) -> None:
     write_script(
         Path("train.py"),

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -26,6 +27,7 @@ import smaragdine as api
 from cli import (
     SMARAGDINE,
     alive,
+    children,
     environment,
     finish,
     info,
@@ -367,6 +369,43 @@ def test_signal_to_run_alone_reaches_the_program_once(name: str) -> None:
 def test_signal_to_the_whole_group_reaches_the_program_once(name: str) -> None:
     assert counted(lambda process: os.killpg(process.pid, getattr(signal, name))) == 1
     assert info("out")["problems"] == []
+
+
+def canary_of(pid: int) -> int | None:
+    """A fork of the supervisor, so with its command."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    found = [child for child in children(pid) if Path(f"/proc/{child}/cmdline").read_bytes() == command]
+    return found[0] if found else None
+
+
+def test_a_canary_that_is_killed_is_replaced_and_none_is_no_load() -> None:
+    def kill_one_then_signal(process: subprocess.Popen[str]) -> None:
+        first = canary_of(process.pid)
+        assert first
+        os.kill(first, signal.SIGKILL)
+        assert wait_for(lambda: canary_of(process.pid) not in (None, first))
+        os.killpg(process.pid, signal.SIGTERM)
+
+    assert counted(kill_one_then_signal) == 1
+
+    def kill_all(process: subprocess.Popen[str]) -> None:
+        while canary := wait_for(lambda: canary_of(process.pid), 1):
+            os.kill(canary, signal.SIGKILL)
+            assert wait_for(lambda canary=canary: not alive(canary))
+        # It sleeps: a descriptor that has come to its end would wake it for ever.
+        before_s = cpu_s(process.pid)
+        time.sleep(1)
+        assert cpu_s(process.pid) - before_s < 0.2
+        process.send_signal(signal.SIGTERM)
+
+    shutil.rmtree("out")
+    Path("ready").unlink()
+    assert counted(kill_all) == 1
+
+
+def cpu_s(pid: int) -> float:
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_group_signal_reaches_the_program_once_though_the_recorder_was_killed() -> None:

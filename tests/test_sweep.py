@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +19,10 @@ from cli import alive, environment, finish, info, smaragdine, wait_for, write_sc
 from daemon_fake import a_machine
 from nvml_fake import settings_made, settings_now
 from smaragdine.errors import UserError
+from smaragdine.monitor.client import Client, DaemonError
+from smaragdine.sensors.nvml_limits import Setting as Limit
 from smaragdine.sweep.folders import gone_if_refused
+from smaragdine.sweep.limits import Wanted, _Leases  # pyright: ignore[reportPrivateUsage]
 from smaragdine.sweep.lock import locked
 from smaragdine.sweep.table import Repetition, read_results
 from sweep_bench import DEFAULT_MW, GPU, Bench, make_bench
@@ -271,6 +275,43 @@ def test_through_the_daemon(tmp_path: Path) -> None:
         assert "power limit set to " in daemon.lines()
         assert bench.restored()
         assert not (tmp_path / "limits").exists()
+
+
+def test_a_daemon_that_does_not_answer_once_takes_no_lease_away() -> None:
+    class Flaky:
+        """A client whose calls fail as often as is asked for."""
+
+        def __init__(self, client: Client) -> None:
+            self._client, self.fails = client, 0
+            self.release = client.release
+
+        def set_limit(self, *words: Any) -> Any:
+            if self.fails:
+                self.fails -= 1
+                raise DaemonError("DEADLINE_EXCEEDED", "the daemon does not answer")
+            self.given = self._client.set_limit(*words)
+            return self.given
+
+    with a_machine(gpus=[GPU]) as machine, machine.daemon() as daemon, daemon.connect() as client:
+        said: list[str] = []
+        flaky = Flaky(client)
+        leases = _Leases(cast("Client", flaky), said.append)
+        wanted: Wanted = {("gpu:0", "power"): Limit(300.0)}
+        leases.apply(wanted)
+        assert leases.held()
+        flaky.fails = 1
+        assert not leases.held(), "nobody knows"
+        leases.apply(wanted)
+        assert leases.held()
+        assert said == []
+        client.release(flaky.given.lease_id)
+        assert not leases.held()
+        assert len(said) == 1
+        leases.apply(wanted)
+        assert leases.held()
+        client.release(flaky.given.lease_id)
+        leases.close()
+        assert settings_now(Path(machine.env["FAKE_NVML"])) == {(0, "l"): DEFAULT_MW}
 
 
 def test_what_fails_is_said_and_the_others_go_on(tmp_path: Path) -> None:

@@ -80,6 +80,9 @@ class RecorderClient:
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
 
+    def gone(self) -> bool:
+        return self._process.poll() is not None
+
     def returncode(self) -> int | None:
         return self._process.returncode
 

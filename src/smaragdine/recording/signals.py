@@ -20,15 +20,25 @@ from smaragdine.recording.recorder_config import GROUP_SIGNALS
 
 _PR_SET_PDEATHSIG = 1
 _CANARY_WAIT_S = 0.15
+_MOST_CANARIES = 4
 
 
 class Canary:
-    """`fd` gives one byte, its number, per signal that reached the group."""
+    """`fds` (one or none) gives one byte, its number, per signal that reached the group. One that is killed
+    is replaced, a few times."""
 
     def __init__(self, numbers: Collection[int]) -> None:
+        self._numbers = numbers
         # Loaded here: the child is a fork and should only make system calls.
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-        self.fd, write_fd = os.pipe()
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        self._left = _MOST_CANARIES
+        self.fds: list[int] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._left -= 1
+        numbers, prctl = self._numbers, self._prctl
+        fd, write_fd = os.pipe()
         parent_pid = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
@@ -42,13 +52,26 @@ class Canary:
             finally:
                 os._exit(0)
         os.close(write_fd)
-        os.set_blocking(self.fd, False)
+        os.set_blocking(fd, False)
+        self.fds = [fd]
 
     def take(self) -> bytes:
         try:
-            return os.read(self.fd, 256)
+            said = b"".join(os.read(fd, 256) for fd in self.fds)
         except BlockingIOError:
             return b""
+        if not said and self.fds:
+            self._end()
+            if self._left:
+                self._start()
+        return said
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        while self.fds:
+            os.close(self.fds.pop())
 
     def __enter__(self) -> Canary:
         return self
@@ -56,10 +79,7 @@ class Canary:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-        os.close(self.fd)
+        self._end()
 
 
 class Signals:

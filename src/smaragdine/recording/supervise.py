@@ -96,9 +96,13 @@ class Recorders:
         client = self.client
         if client is None:
             return
+        gone = client.gone()
         client.stop(_STOP_TIMEOUT_S)
         if client.done is not None:
             self._outcome.figures.append(client.done)
+        elif gone:
+            # Nobody heard it die: a block of the program's own has no supervisor.
+            self._bury("died")
         else:
             self._outcome.problems.append("the monitor did not finish: the last second may be missing")
         self.client = None
@@ -203,7 +207,7 @@ def _until_end(
             outcome.returncode = program.returncode = os.waitstatus_to_exitcode(status)
             return
         client = recorders.client
-        fds = [signals.fd, signals.canary.fd, *([client.fd] if client is not None else [])]
+        fds = [signals.fd, *signals.canary.fds, *([client.fd] if client is not None else [])]
         ready = readable(fds, signals.timeout_s())
         if client is not None and client.fd in ready:
             recorders.take()

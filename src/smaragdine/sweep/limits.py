@@ -213,23 +213,35 @@ class _Leases:
 
     def apply(self, wanted: Wanted) -> None:
         with self._lock:
-            if self._lost:
-                self._set.clear()
-                self._lost = False
+            self._lost = False
             for key in [key for key in self._set if key not in wanted]:
-                self._client.release(self._set.pop(key)[0])
+                self._release(self._set.pop(key)[0])
             for key, limit in wanted.items():
-                self._ask(key, limit)
+                try:
+                    self._ask(key, limit)
+                except UserError as error:
+                    if key not in self._set or not _is_gone(error):
+                        raise
+                    del self._set[key]
+                    self._ask(key, limit)
 
     def held(self) -> bool:
         with self._lock:
-            self._renew_all()
-            return not self._lost
+            return self._renew_all() and not self._lost
 
     def close(self) -> None:
         self._closing.set()
         with contextlib.suppress(UserError):
             self.apply({})
+
+    def _release(self, lease: str) -> None:
+        from smaragdine.monitor.client import DaemonError
+
+        try:
+            self._client.release(lease)
+        except DaemonError as error:
+            if error.status != "NOT_FOUND":  # it has ended by itself
+                raise
 
     def _ask(self, key: tuple[str, Kind], limit: Limit) -> None:
         from smaragdine.monitor.contract import monitor_pb2 as pb
@@ -245,14 +257,24 @@ class _Leases:
             with self._lock:
                 self._renew_all()
 
-    def _renew_all(self) -> None:
+    def _renew_all(self) -> bool:
+        """Whether all are known to stand: a daemon that does not answer now may have them still."""
+        known = True
         for key, (_, limit) in list(self._set.items()):
             try:
                 self._ask(key, limit)
             except UserError as error:
-                if not self._lost:
+                known = False
+                if _is_gone(error):
+                    del self._set[key]
                     self._say(str(error))
-                self._lost = True
+                    self._lost = True
+        return known
+
+
+def _is_gone(error: UserError) -> bool:
+    """Whether a lease is no more; a daemon that does not answer has it until its time is up."""
+    return getattr(error, "status", "") not in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 
 def _daemon() -> Client | None:

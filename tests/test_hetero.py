@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +21,7 @@ from cli import environment
 from nvml_fake import GpuSpec, in_process, nvml_environment, settings_now
 from refusal import refused
 from smaragdine.hetero.allocation import checked_batches, checked_limits, read_allocation
-from smaragdine.hetero.node import set_limits
+from smaragdine.hetero.node import gpus_of, set_limits
 from smaragdine.hetero.order import ShardSampler, shares
 
 torch = pytest.importorskip("torch")
@@ -257,6 +258,31 @@ def test_limits_stand_for_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             refused(lambda: set_limits(opened, [(first, 5.0)]), "outside the device's range")
             refused(lambda: set_limits(opened, [("GPU-x", 150.0)]), "NVML does not know GPU-x")
     assert settings_now(spec) == {(0, "l"): 700_000, (1, "l"): 700_000}
+
+
+GPUS = ("gpu:0", "gpu:1", "gpu:2")
+
+
+def test_all_gpus_of_a_machines_ranks_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the rank that records sees the second alone."""
+    for name, value in nvml_environment(tmp_path, [GpuSpec(), GpuSpec(), GpuSpec()]).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    uuids = [GpuSpec().at(n).uuid for n in range(len(GPUS))]
+    with in_process(tmp_path):
+        assert gpus_of([uuids[1], uuids[0], uuids[1]]) == ([uuids[1], uuids[0]], [])
+        assert gpus_of([None, None]) == ([], [])
+        assert gpus_of([uuids[0], "GPU-of-a-container"]) == ([uuids[0]], ["GPU-of-a-container"])
+    with smaragdine.record(tmp_path / "all", gpus=[uuids[1], uuids[0]]):
+        time.sleep(0.3)
+    with smaragdine.record(tmp_path / "mine"):
+        time.sleep(0.3)
+    found = {
+        name: {channel.device for channel in smaragdine.open(tmp_path / name).channels} & set(GPUS)
+        for name in ("all", "mine")
+    }
+    assert found == {"all": {"gpu:0", "gpu:1"}, "mine": {"gpu:1"}}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 def test_limits_without_a_gpu() -> None:

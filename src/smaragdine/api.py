@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,11 @@ def mark(name: str, index: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def record(folder: str | os.PathLike[str] | None = None, *, period_ms: float = 4.0) -> Iterator[Path]:
+def record(
+    folder: str | os.PathLike[str] | None = None, *, period_ms: float = 4.0, gpus: Sequence[str] = ()
+) -> Iterator[Path]:
     """Record this process and its children while the block runs, into a new folder (runs/<date>-<script>).
+    `gpus` are UUIDs, where others than this process sees are to be recorded.
 
     with smaragdine.record("runs/first"):
         train()
@@ -49,7 +52,7 @@ def record(folder: str | os.PathLike[str] | None = None, *, period_ms: float = 4
     marks = hook_module("marks")
     where = None if folder is None else Path(folder)
     label = "block" if where is not None else Path(sys.argv[0]).stem or "block"
-    with record_here(where, RecordOptions(int(period_ms * 1e6)), label) as path:
+    with record_here(where, RecordOptions(int(period_ms * 1e6), gpus=tuple(gpus)), label) as path:
         marks.set_spool(str(path / SPOOL_FOLDER))
         marks.install_all()
         try:

@@ -31,6 +31,7 @@ class Used:
     machine: str
     energy_j: dict[str, float]
     estimated: tuple[str, ...]
+    missing: tuple[str, ...]  # GPUs of ranks that could not be recorded
 
 
 class Measured:
@@ -56,6 +57,7 @@ class Measured:
         self._open = contextlib.ExitStack()
         self._recording: Any = None
         self._machine = ""
+        self._missing: list[str] = []
         self._begin_s = 0.0
 
     def begin(self) -> None:
@@ -67,8 +69,8 @@ class Measured:
             try:
                 if self._rank == ranks[0]:
                     self._begin(ranks, places)
-            except UserError as refused:
-                error = str(refused)
+            except Exception as refused:  # whatever it is, the other ranks wait for a word
+                error = str(refused) or repr(refused)
             errors = [each for each in self._gather(error) if each]
             if errors:
                 self._open.close()
@@ -95,7 +97,8 @@ class Measured:
         if self._record:
             from smaragdine.api import record
 
-            self._recording = self._open.enter_context(record(self._folder))
+            gpus, self._missing = gpus_of([places[rank].gpu_uuid for rank in ranks])
+            self._recording = self._open.enter_context(record(self._folder, gpus=gpus))
 
     def _used(self) -> Used | None:
         if self._recording is None:
@@ -109,6 +112,7 @@ class Measured:
             self._machine,
             {name: device.energy_j or 0.0 for name, device in counted.items()},
             tuple(name for name, device in counted.items() if device.provenance == "estimated"),
+            tuple(self._missing),
         )
 
     def _gather(self, mine: Any) -> list[Any]:
@@ -129,6 +133,16 @@ def _place() -> Place:
         uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     name = socket.gethostname()
     return Place(f"{boot_id()}/{name}", name, uuid)
+
+
+def gpus_of(uuids: Sequence[str | None]) -> tuple[list[str], list[str]]:
+    """The GPUs of a machine's ranks that NVML knows here, and those that it does not: each rank may see its
+    own alone."""
+    from smaragdine.sweep.limits import devices_here
+
+    found = list(dict.fromkeys(uuid for uuid in uuids if uuid is not None))
+    known = devices_here([], {}).values() if found else ()
+    return [uuid for uuid in found if uuid in known], [uuid for uuid in found if uuid not in known]
 
 
 def set_limits(opened: contextlib.ExitStack, wanted: Sequence[tuple[str | None, float]]) -> None:
@@ -158,4 +172,6 @@ def _lines(time_s: float, used: Sequence[Used]) -> list[str]:
             for device, energy_j in each.energy_j.items()
         ]
         lines.append(f"  {each.machine}: {', '.join(devices)}")
+        if each.missing:
+            lines.append(f"  {each.machine}: not seen by the rank that records: {', '.join(each.missing)}")
     return lines

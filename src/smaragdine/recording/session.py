@@ -30,6 +30,7 @@ class RecordOptions:
     period_ns: int = COUNTER_PERIOD_NS
     pcie: bool = False
     live: bool = False
+    gpus: tuple[str, ...] = ()  # UUIDs; none: those that the environment lets a program see
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,15 @@ def record_here(
 ) -> Iterator[Path]:
     """Record this process and its children while the block runs."""
     options = options or RecordOptions()
-    host = host_facts(settings_from_environment(os.environ))
+    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(options.gpus)} if options.gpus else {}
+    environment = {**os.environ, **chosen}
+    host = host_facts(settings_from_environment(environment))
     path = folders.create(folder, label).absolute()
     clocks = ClockWatch()
-    info = folders.initial_info([label], os.environ, host, clocks.pair)
+    info = folders.initial_info([label], environment, host, clocks.pair)
     folders.write_info(path, info)
     outcome = Supervision()
-    recorders = Recorders(_config(path, options), os.environ, outcome)
+    recorders = Recorders(_config(path, options), environment, outcome)
     _take_ready(info, outcome)
     folders.write_info(path, info)
     recorders.watch(os.getpid(), False, "")

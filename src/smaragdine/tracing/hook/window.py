@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 
 from . import marks
@@ -49,12 +50,19 @@ class Window:
     def discard(self):
         """End it, and keep nothing."""
         # Kineto says on stderr what it cannot write: it gets a folder that is there.
-        path = os.path.join(tempfile.gettempdir(), os.path.basename(self.path))
+        path = self.path
+        try:
+            folder = tempfile.mkdtemp()  # ours alone: nobody has put a link there
+            path = os.path.join(folder, os.path.basename(path))
+        except OSError:
+            folder = ""
         try:
             self.tracer.stop(self.session, path)
         except Exception:
             pass
         _remove(path)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(*paths):

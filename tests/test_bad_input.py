@@ -19,6 +19,7 @@ import pytest
 import smaragdine as api
 from cli import alive, environment, finish, info, show_json, smaragdine, start, wait_for, write_script
 from powercap_fake import PowercapTree
+from smaragdine.cli.main import main
 from smaragdine.errors import UserError
 
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
@@ -534,6 +535,39 @@ def test_a_table_with_any_byte_turned_over_opens_or_is_one_line(
 def test_a_spoilt_run_json_is_one_line(spoilt: Path, text: str) -> None:
     (spoilt / "run.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     refused(smaragdine("show", "spoilt"), "spoilt")
+
+
+def test_a_run_json_with_any_value_of_another_kind_is_shown_or_one_line(
+    recorded: Path, spoilt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = json.loads((recorded / "run.json").read_text())
+    refusals = 0
+    for path in paths_of(whole):
+        for other in (None, 5, "x", [], {}, ["x"], {"a": 1}, -1e300):
+            changed = json.loads(json.dumps(whole))
+            at = changed
+            for key in path[:-1]:
+                at = at[key]
+            at[path[-1]] = other
+            (spoilt / "run.json").write_text(json.dumps(changed))
+            code = main(["show", "spoilt"])
+            lines = capsys.readouterr().err.splitlines()
+            if code:
+                assert code == 2
+                assert len(lines) == 1
+                assert lines[0].startswith("smaragdine: spoilt")
+                refusals += 1
+    assert refusals > 100
+
+
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of all values in a document, but of the first one only in each list."""
+    inside = (
+        value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    )
+    for key, each in inside:
+        yield (*path, key)
+        yield from paths_of(each, (*path, key))
 
 
 def test_a_run_json_cut_off_anywhere_is_one_line(recorded: Path, spoilt: Path) -> None:

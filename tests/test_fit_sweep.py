@@ -59,6 +59,26 @@ def test_a_sweeps_table_comes_back_as_it_was(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [RESULTS]
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("parameters", "{"),
+        ("parameters", "[1]"),
+        ("parameters", 5),
+        ("limit_kind", "voltage"),
+        ("limit_kind", None),
+        ("time_s", "a"),
+        ("status", None),
+    ],
+)
+def test_a_table_with_a_column_of_another_kind(tmp_path: Path, column: str, value: object) -> None:
+    path = write_results(tmp_path, [_repetition(150, 0)])
+    table = pq.read_table(path)
+    at = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(at, column, pa.array([value])), path)
+    refused(lambda: read_results(tmp_path), f"{RESULTS} cannot be read", "Was it edited?")
+
+
 def test_a_table_that_is_no_sweeps(tmp_path: Path) -> None:
     refused(lambda: read_results(tmp_path), "is no sweep", RESULTS)
     pq.write_table(pa.table({"experiment": ["a"]}), tmp_path / RESULTS)

@@ -147,6 +147,19 @@ def test_a_plan_is_every_setting_in_every_repetition_by_its_seed(tmp_path: Path)
     assert command_environment(benchmark, task.setting) == {"B": "b32"}
 
 
+@pytest.mark.parametrize(
+    "tasks", [[5], "ab", [{"name": 5}], [{"experiment": "zz"}], [{"benchmark": "zz"}], [{"setting": None}]]
+)
+def test_a_plan_of_another_shape_is_one_line(tmp_path: Path, tasks: Any) -> None:
+    save_plan(tmp_path, make_plan(checked(GOOD, "e", tmp_path).experiments, 7))
+    values = json.loads((tmp_path / "plan.json").read_text())
+    changed = [{**values["tasks"][0], **each} if isinstance(each, dict) else each for each in tasks]
+    values["tasks"] = changed if isinstance(tasks, list) else tasks
+    (tmp_path / "plan.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"plan.json cannot be read.*Was it edited\?"):
+        read_plan(tmp_path)
+
+
 def test_a_plan_with_a_secret_is_its_owners_alone(tmp_path: Path) -> None:
     for word, mode in (("--fast", 0o644), ("--token=abc", 0o600)):
         values = {"name": "a", "parameters": {"x": [1]}, "benchmarks": [{"command": ["a", "{x}", word]}]}

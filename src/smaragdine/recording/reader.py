@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -200,7 +201,7 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
         info: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         version = int(info["format_version"])
         _check(info)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, msgspec.ValidationError) as error:
         raise UserError(
             f"{file} cannot be read", str(error), "Was it edited? The tables beside it are Arrow streams"
         ) from None
@@ -224,16 +225,37 @@ def _inside(folder: Path) -> str:
     return f"It holds {count}; the newest is {max(files, key=lambda file: file.stat().st_mtime).parent}"
 
 
-def _check(info: dict[str, Any]) -> None:
-    """The fields others rely on, so that an edited file is one clear message and not a failure later."""
-    begin_ns = info.get("begin_ns", info["clock"]["begin"]["wall_ns"])
-    end_ns = info.get("end_ns", begin_ns)
-    lists = [info.get(name, []) for name in ("channels", "problems", "command")]
-    if not (isinstance(begin_ns, int) and isinstance(end_ns, int)):
-        raise ValueError("its times are no whole nanoseconds")
-    if not all(isinstance(values, list) for values in lists):
-        raise ValueError("channels, problems and command must be lists")
-    for values in info.get("channels", []):
+class _Clock(TypedDict, total=False):
+    begin: Required[dict[Literal["wall_ns", "mono_ns"], int]]
+    end: dict[Literal["wall_ns", "mono_ns"], int]
+    step_ns: int
+
+
+class _Info(TypedDict, total=False):
+    """What others rely on in run.json."""
+
+    status: str
+    command: list[str]
+    working_folder: str | None
+    environment: dict[str, str]
+    host: dict[str, Any]
+    clock: Required[_Clock]
+    channels: list[dict[str, Any]]
+    absent: list[dict[str, str]]
+    problems: list[str]
+    monitor: list[dict[str, Any]]
+    libraries: dict[str, str]
+    begin_ns: int
+    end_ns: int
+    exit_code: int | None
+    signal: int | None
+    program_cpu_s: float
+
+
+def _check(info: Any) -> None:
+    """That an edited file is one clear message and not a failure later."""
+    checked = msgspec.convert(info, _Info)
+    for values in checked.get("channels", []):
         channel_from_dict(values)
 
 

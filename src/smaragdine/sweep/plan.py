@@ -135,12 +135,16 @@ def read_plan(folder: Path) -> Plan:
             raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
         experiments = {"experiments": values.pop("experiments")}
         found = checked(experiments, str(path), folder).experiments
-        tasks = tuple(Task(setting=Setting(**task.pop("setting")), **task) for task in values.pop("tasks"))
+        tasks = msgspec.convert(values.pop("tasks"), tuple[Task, ...])
+        known = {(each.name, benchmark.name) for each in found for benchmark in each.benchmarks}
+        for task in tasks:
+            if (task.experiment, task.benchmark) not in known:
+                raise ValueError(f"its experiments have no {task.experiment}, {task.benchmark}")
         return Plan(int(values.pop("seed")), tuple(found), tasks, values)
     except FileNotFoundError:
         remedy = "Name the folder that smaragdine sweep made"
         raise UserError(f"{folder} is no sweep", f"it has no {PLAN}", remedy) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise UserError(f"{path} cannot be read", str(error), "Was it edited?") from None
 
 

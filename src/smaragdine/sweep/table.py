@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pyarrow as pa
 
 from smaragdine.errors import UserError
@@ -75,8 +76,8 @@ class Repetition:
     time_s: float | None = None
     energy_j: float | None = None  # Σ Δt·P of the power readings
     energy_counter_j: float | None = None
-    epoch_time_s: Sequence[float] = ()
-    epoch_energy_j: Sequence[float | None] = ()
+    epoch_time_s: tuple[float, ...] = ()
+    epoch_energy_j: tuple[float | None, ...] = ()
     steps: int | None = None  # that were announced
     steps_time_s: float | None = None  # of all of them, without the program's start and end
     steps_energy_j: float | None = None
@@ -125,7 +126,10 @@ def read_results(folder: str | os.PathLike[str]) -> list[Repetition]:
         raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
     if missing:
         raise UserError(f"{path} is no table of a sweep", f"it has no column {missing[0]}")
-    return [_row(values) for values in table.to_pylist()]
+    try:
+        return [_row(values) for values in table.to_pylist()]
+    except (ValueError, TypeError, msgspec.ValidationError) as error:
+        raise UserError(f"{path} cannot be read", str(error), "Was it edited?") from None
 
 
 def counts_steps(folder: str | os.PathLike[str]) -> bool:
@@ -153,7 +157,7 @@ def _row(values: dict[str, Any]) -> Repetition:
     known["parameters"] = json.loads(values["parameters"]) if values["parameters"] else {}
     for name in ("epoch_time_s", "epoch_energy_j"):
         known[name] = tuple(values[name] or ())
-    return Repetition(**known)
+    return msgspec.convert(known, Repetition)
 
 
 def _version(path: Path) -> int:

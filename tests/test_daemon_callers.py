@@ -317,6 +317,14 @@ def test_tcp_without_one_of_the_three_is_refused(missing: str) -> None:
         Settings(listen=("0.0.0.0", 1), **given).check()
 
 
+def test_a_file_that_is_no_text_gets_no_token(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(bytes(range(128, 192)))
+    with pytest.raises(UserError, match="is no file of tokens"):
+        add_token(path, "ci", "root", 30, frozenset({"read"}))
+    assert path.read_bytes() == bytes(range(128, 192))
+
+
 def test_tokens_are_hashes_that_expire(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     now_s = 1_900_000_000.0

@@ -235,8 +235,9 @@ def test_a_closed_standard_stream_stays_closed(closed: int) -> None:
     assert Path("fds").read_text() == without
 
 
-def test_nothing_is_put_on_stdout_when_stderr_is_closed() -> None:
-    command = [*SMARAGDINE, "run", "sh", "-c", "echo out; exit 5"]
+@pytest.mark.parametrize("options", [[], ["--live"]])
+def test_nothing_is_put_on_stdout_when_stderr_is_closed(options: list[str]) -> None:
+    command = [*SMARAGDINE, "run", *options, "sh", "-c", "echo out; exit 5"]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" 2>&-', "sh", *command],
         stdout=subprocess.PIPE,

@@ -152,8 +152,9 @@ class LastLine:
 
 @contextlib.contextmanager
 def live_line() -> Iterator[Feed]:
-    if not sys.stderr.isatty():
-        print("smaragdine: --live needs a terminal; recording without it", file=sys.stderr)
+    if sys.stderr is None or not sys.stderr.isatty():
+        if sys.stderr is not None:
+            print("smaragdine: --live needs a terminal; recording without it", file=sys.stderr)
         yield lambda *_: None
         return
     last_line = LastLine(sys.stderr.fileno())

@@ -111,11 +111,6 @@ class ProcessTree:
     def __contains__(self, pid: int) -> bool:
         return pid in self._processes
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no process is left."""
-        return not self._processes
-
     def drain_places(self) -> list[Place]:
         """Where threads were first seen and where they moved since the last call; on one socket, nothing.
 

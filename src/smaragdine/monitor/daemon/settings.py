@@ -40,7 +40,6 @@ class Settings:
     group: str = ""  # may read; empty: `smaragdine` where there is one, else root's
     control_group: str = ""  # may set limits besides root
     user: str = ""  # whom to run as once the sensors are open; empty: as privilege.py chooses
-    keep_root: bool = False
     state: Path | None = Path("/var/lib/smaragdine")
     listen: tuple[str, int] | None = None
     tls_cert: Path | None = None

@@ -152,20 +152,10 @@ class Source:
             self._periods_ns.pop(session_id, None)
             self._sampler.retime(self._periods())
 
-    def set_period(self, session_id: str, period_ns: int) -> None:
-        with self._lock:
-            self._periods_ns[session_id] = _in_bounds(period_ns)
-            self._trees.set_every(session_id, self._share_period_ns(self._periods_ns[session_id]))
-            self._sampler.retime(self._periods())
-
     @property
     def period_ns(self) -> int:
         """What the finest session wants."""
         return min(self._periods_ns.values(), default=IDLE_PERIOD_NS)
-
-    def ended(self) -> list[str]:
-        """Sessions of which no process is left, each once. They stay until `remove`."""
-        return self._trees.take_ended()
 
     def inside(self) -> dict[str, str]:
         """Sessions that lie in another one: session → the innermost one around it."""

@@ -139,6 +139,8 @@ def add_token(path: Path, name: str, user: str, days: float, rights: frozenset[s
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text("utf-8").splitlines()
     except FileNotFoundError:
         return []
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is no file of tokens", "it is not text", "Move it away") from None

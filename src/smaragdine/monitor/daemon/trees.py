@@ -33,7 +33,6 @@ class _Member:
     start_s: Mapping[int, float]
     every_ns: int
     next_ns: int = 0
-    ended: bool = False
 
 
 class Trees:
@@ -54,7 +53,6 @@ class Trees:
         self._lock = threading.Lock()
         self._members: dict[str, _Member] = {}
         self._inside: dict[str, str] = {}
-        self._ended: list[str] = []
         self._t_ns, self._number, self._value = array("q"), array("I"), array("d")
         self._loadavg_fd = os.open(proc / "loadavg", os.O_RDONLY | os.O_CLOEXEC)
         self._last_pid = newest_pid(self._loadavg_fd)
@@ -100,11 +98,6 @@ class Trees:
                     del self._inside[inner]
             self._share_scans()
 
-    def set_every(self, session_id: str, every_ns: int) -> None:
-        with self._lock:
-            member = self._members[session_id]
-            member.every_ns, member.next_ns = every_ns, 0
-
     def inside(self) -> dict[str, str]:
         """Sessions whose first process is another session's: session → the innermost one around it."""
         with self._lock:
@@ -118,12 +111,6 @@ class Trees:
                 members = {key for key, member in self._members.items() if pid in member.tree}
                 found |= members - {self._inside[key] for key in members if key in self._inside} or {""}
             return frozenset(found)
-
-    def take_ended(self) -> list[str]:
-        """Sessions of which no process is left, each once."""
-        with self._lock:
-            ended, self._ended = self._ended, []
-            return ended
 
     def drain(self) -> tuple[array[int], array[int], array[float]]:
         """Times, channel numbers and CPU-seconds since the last call."""
@@ -139,15 +126,12 @@ class Trees:
         with self._lock:
             if now_ns >= self._next_scan_ns and self._members:
                 self._look(now_ns)
-            for session_id, member in self._members.items():
+            for member in self._members.values():
                 if member.next_ns > due_ns:
                     continue
                 member.next_ns = now_ns + member.every_ns
                 member.tree.update()
                 self._note(member)
-                if member.tree.is_empty and not member.ended:
-                    member.ended = True
-                    self._ended.append(session_id)
         return ()
 
     def close(self) -> Sequence[tuple[int, int, float]]:

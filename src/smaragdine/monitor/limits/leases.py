@@ -83,9 +83,6 @@ class Leases:
     def held(self) -> list[Lease]:
         return list(self._held.values())
 
-    def next_deadline_ns(self) -> int | None:
-        return min((lease.deadline_ns for lease in self._held.values()), default=None)
-
     def set_limit(
         self,
         owner: Hashable,
@@ -140,10 +137,6 @@ class Leases:
         now_ns = self._clock.mono_ns()
         due = [lease for lease in self._held.values() if lease.deadline_ns <= now_ns]
         return void + self._end_all(due, "it expired")
-
-    def end_all(self, why: str) -> list[Lease]:
-        self._drop_void()
-        return self._end_all(self.held(), why)
 
     def _renew(self, lease: Lease, device: str, kind: Kind, asked: Setting, length_s: float) -> Lease:
         if (device, kind) != (lease.device, lease.kind):

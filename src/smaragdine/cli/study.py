@@ -13,7 +13,7 @@ from typing import Any
 from smaragdine.cli.study_options import custom_parser, figures_parser, study_parser, wanted_of
 from smaragdine.errors import UserError
 from smaragdine.study.catalogue import STUDIES, Planned, runs_of
-from smaragdine.study.folder import Study, check_script, check_words, expected_s, left_of, read_made
+from smaragdine.study.folder import LOGS, Study, check_script, check_words, expected_s, left_of, read_made
 from smaragdine.study.machine import machine_here
 from smaragdine.study.programs import check_packages
 from smaragdine.study.settings import Run
@@ -134,8 +134,10 @@ def _figures(words: list[str]) -> int:
     folder = Path(options.folder)
     if not any(folder.glob("results/*.json")):
         made = read_made(folder)
-        why = "nothing has been run" if made is None else "no run has ended well"
-        raise UserError(f"{folder} has no results", why, f"Run: smaragdine study bert -o {folder}")
+        if made is None:
+            remedy = f"Run: smaragdine study bert -o {folder}"
+            raise UserError(f"{folder} has no results", "nothing has been run", remedy)
+        raise UserError(f"{folder} has no results", "no run has ended well", f"See {folder / LOGS}")
     _draw(folder)
     _print_findings(folder, [], options.json)
     return 0

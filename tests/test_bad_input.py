@@ -123,6 +123,11 @@ def test_output_where_no_folder_can_be_is_refused(here: Path) -> None:
     assert files() == ["file", "runs"]
 
 
+def test_a_folder_whose_name_is_no_text_is_refused(here: Path) -> None:
+    refused(smaragdine("run", "-o", os.fsencode(here) + b"/w\xff", "true"), "not UTF-8")
+    assert files() == []
+
+
 def test_a_working_folder_that_is_gone_is_no_traceback(here: Path) -> None:
     (here / "gone").mkdir()
     done = smaragdine("run", "-o", here / "out", "true", preexec_fn=lambda: enter_and_remove(here / "gone"))

@@ -31,6 +31,29 @@ def changes(a: list[Footprint], b: list[Footprint]) -> dict[str, Change]:
     return {change.name: change for change in compare(a, b).changes}
 
 
+def test_one_step_is_not_compared_with_several() -> None:
+    several = footprint([{"name": "net/x", "energy_j": 10.0}], steps=10)
+    with pytest.raises(UserError, match=r"one step cannot be compared.*--per-step"):
+        compare([per_step(several)], [several])
+    assert compare([per_step(several)], [several], by_step=True).total.difference_j == 0
+
+
+def test_summaries_of_both_sides_have_the_same_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"net/layer_{n}/{op}" for n in range(4) for op in ("mm", "add")]
+    for file, left in (("a.json", ""), ("b.json", "net/layer_2/add")):
+        rows = [{"name": name, "energy_j": 1.0} for name in names if name != left]
+        save(footprint(rows), tmp_path / file)
+    assert main([str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--summary", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["difference_j"]) for one in values["changes"]] == [
+        ("net/layer_*/add", -1.0),
+        ("net/layer_*/mm", 0.0),
+    ]
+    assert values["only_a"] == values["only_b"] == []
+
+
 @pytest.mark.parametrize(
     ("freedom", "t"),
     [(1, 12.706205), (2, 4.302653), (2.5, 3.574655), (4, 2.776445), (10, 2.228139), (1e9, 1.959964)],

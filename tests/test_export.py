@@ -58,6 +58,7 @@ def test_csv_tables_have_the_figures_of_the_report(run: Path, figures: Figures) 
                 else found[name] == (value or "")
             )
     for total in rows_of(folder / "totals.csv"):
+        assert total["per_step"] == "true"
         mine = [float(row["energy_j"]) for row in footprint if row["device"] == total["device"]]
         assert math.fsum(mine) + float(total["idle_j"]) == pytest.approx(float(total["total_j"]), rel=1e-12)
     for row in rows_of(folder / "devices.csv"):

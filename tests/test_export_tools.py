@@ -8,16 +8,20 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from exports import Figures, export, figures_of, scalars
+from footprints import footprint
 from perfetto_trace import CPU, GPU
 from recordings import RUN_S, T0, S, gpu_w, make
 from smaragdine.cli.export import main
 from smaragdine.recording.reader import open_recording
-from smaragdine.report.export import tensorboard
+from smaragdine.report.export import paper, tensorboard
+from smaragdine.report.export.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +175,22 @@ def test_digits_are_those_the_uncertainty_allows(run: Path, figures: Figures) ->
     assert 1 <= row["uncertainty_j"] < 3  # so that two digits are allowed, and no more
     assert copy.split(" | ")[2] == f"{row['energy_j']:.1f} ± {row['uncertainty_j']:.1f}"
     assert f"| {row['power_w'] / 10:.0f}0 |" in copy
+
+
+@pytest.mark.parametrize(
+    ("largest_j", "unit", "shown"),
+    [(0.9996, "J", 1.0), (999.7, "kJ", 1.0), (0.0123, "mJ", 12.3), (5.0, "J", 5.0)],
+)
+def test_numbers_are_in_the_unit_of_their_column(
+    monkeypatch: pytest.MonkeyPatch, largest_j: float, unit: str, shown: float
+) -> None:
+    rows = [{"name": "mm", "energy_j": largest_j}, {"name": "add", "energy_j": largest_j / 10}]
+    monkeypatch.setattr(paper, "_caption", lambda *_: "")
+    run = cast("Run", SimpleNamespace(name="run"))
+    table = paper._table(run, footprint(rows), "gpu:0", 10)  # pyright: ignore[reportPrivateUsage]
+    assert table.headers[2] == f"Energy ({unit})"
+    assert float(table.rows[0][2]) == pytest.approx(shown, rel=0.01)
+    assert float(table.sums[-1][2]) == pytest.approx(1.1 * shown, rel=0.01)
 
 
 def test_latex_table_is_escaped(run: Path) -> None:

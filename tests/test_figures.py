@@ -31,7 +31,7 @@ from smaragdine.accounting.account import recording_inputs, thinned
 from smaragdine.accounting.arithmetic import average, scale
 from smaragdine.accounting.diagram import diagram as tree
 from smaragdine.accounting.diagram import walk
-from smaragdine.accounting.merge import merge
+from smaragdine.accounting.merge import merge, renaming
 from smaragdine.accounting.overview import overview, overview_json
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import assw as widened
@@ -257,7 +257,10 @@ def test_top_energy_of_one_run_is_the_report_to_the_last_digit(base: list[Run]) 
 def test_the_deviation_of_merged_names_is_that_of_their_sum_over_steps(base: list[Run]) -> None:
     """Siblings that rise and fall together spread more than their own deviations say."""
     run = base[0]
-    rows = {(r["name"], r["phase"]): r for r in run.summary_footprint.device_rows(GPU).to_pylist()}
+    rows = {
+        (r["name"], r["phase"]): r
+        for r in run.summary_footprint(renaming([run.footprint])).device_rows(GPU).to_pylist()
+    }
     key = ("bert/encoder/layer_*/intermediate/dense/MatMul", "forward")
     one_by_one = [
         row["step_std_j"]
@@ -267,6 +270,13 @@ def test_the_deviation_of_merged_names_is_that_of_their_sum_over_steps(base: lis
     assert len(one_by_one) == 3
     assert 0 < rows[key]["step_std_j"] <= sum(one_by_one) * (1 + 1e-9)
     assert rows[key]["step_std_j"] != pytest.approx(math.hypot(*one_by_one), rel=1e-6)
+
+
+def test_power_of_one_run_has_no_whiskers() -> None:
+    """Steps that are long or short at the same power spread in energy alone."""
+    rows = [{"name": "a", "energy_j": 90.0, "step_mean_j": 9.0, "step_std_j": 3.0, "uncertainty_j": 5.0}]
+    assert whiskers(top_energy([footprint(rows, steps=10)]).axes[0]) != []
+    assert whiskers(top_power([footprint(rows, steps=10)]).axes[0]) == []
 
 
 def test_top_power_leaves_out_what_hardly_ran() -> None:

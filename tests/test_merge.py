@@ -10,7 +10,7 @@ from hypothesis import given
 
 from footprints import assert_conserved, energies, footprint, footprints, row
 from smaragdine.accounting.footprint import ROWS, Footprint
-from smaragdine.accounting.merge import merge, merge_edges, parse_rule, renaming
+from smaragdine.accounting.merge import merge, merge_all, merge_edges, parse_rule, renaming
 from smaragdine.errors import UserError
 
 
@@ -29,6 +29,19 @@ def test_the_papers_example() -> None:
     assert energies(merge(made_of)) == {"bert/encoder/layer_*/output/dense/MatMul": 8.0}
     rule = parse_rule(r"layer_(\d+)=transformer")
     assert energies(merge(made_of, [rule])) == {"bert/encoder/transformer/output/dense/MatMul": 8.0}
+
+
+def test_footprints_that_are_compared_merge_alike() -> None:
+    """The one lacks an operation of a layer: that layer's others stay where the other one has them."""
+    names = [f"net/layer_{n}/{op}" for n in range(4) for op in ("mm", "add")]
+    whole = footprint([{"name": name, "energy_j": 1.0} for name in names])
+    lacking = footprint([{"name": name, "energy_j": 1.0} for name in names if name != "net/layer_2/add"])
+    both = merge_all([whole, lacking])
+    assert [energies(each) for each in both] == [
+        {"net/layer_*/mm": 4.0, "net/layer_*/add": 4.0},
+        {"net/layer_*/mm": 4.0, "net/layer_*/add": 3.0},
+    ]
+    assert energies(merge(lacking)) != energies(both[1])
 
 
 @pytest.mark.parametrize(
@@ -142,7 +155,7 @@ def test_a_pattern_may_have_an_equals_sign() -> None:
 def test_edges_follow_the_names() -> None:
     run = made("emb/x", "l_0/x", "l_1/x")
     edges = pa.table({"source": ["emb/x", "l_0/x", "l_1/quiet"], "target": ["l_0/quiet", "l_1/x", "other"]})
-    assert merge_edges(edges, renaming(run)).to_pylist() == [
+    assert merge_edges(edges, renaming([run])).to_pylist() == [
         {"source": "emb/x", "target": "l_*/quiet"},
         {"source": "l_*/x", "target": "l_*/x"},
         {"source": "l_*/quiet", "target": "other"},

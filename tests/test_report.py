@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 
 from cli import smaragdine
 from smaragdine.accounting.summary import Owners, RunSummary
+from smaragdine.recording.events import write_events
+from smaragdine.recording.reader import open_recording
 from smaragdine.report.terminal import console, run_tables
 from traced_recording import event, mark, recording, ten_and_three, window
 
@@ -183,6 +186,39 @@ def test_by_step(runs: Path) -> None:
     assert all("(traced)" in row for row in rows)  # they are the longest
     assert "mean ± std, untraced" in text
     assert "announced no steps" in report(runs, "slices", "--by", "step")
+
+
+def test_one_step_is_not_put_beside_all_that_was_traced(runs: Path) -> None:
+    """One of them has no steps: both are of all that was traced."""
+    shutil.copytree(runs / "steps", runs / "stepless")
+    recording = open_recording(runs / "stepless")
+    none = pa.nulls(recording.events.num_rows, recording.events.schema.field("step").type)
+    at = recording.events.schema.get_field_index("step")
+    events = recording.events.set_column(at, "step", none)
+    (runs / "stepless" / "events.arrows").unlink()
+    assert write_events(runs / "stepless", events) is None
+    text = report(runs, "steps", "stepless")
+    assert "energy of the traced steps" in text
+    found = json.loads(report(runs, "steps", "stepless", "--json"))
+    assert found["devices"]["gpu:0"]["difference_j"] == pytest.approx(0, abs=1e-9)
+    assert "energy of one step" in report(runs, "steps", "steps")
+
+
+def test_summary_merges_in_json_too(runs: Path) -> None:
+    plain, merged = (json.loads(report(runs, "steps", "--json", *more)) for more in ([], ["--summary"]))
+    names = [{row["name"] for row in each["step"]["devices"]["gpu:0"]["rows"]} for each in (plain, merged)]
+    assert len(names[1]) < len(names[0])
+    assert any("*" in name for name in names[1])
+    assert merged["step"]["devices"]["gpu:0"]["total_j"] == plain["step"]["devices"]["gpu:0"]["total_j"]
+
+
+def test_a_pipe_that_is_closed_is_no_error(runs: Path) -> None:
+    for verb in ("show", "report"):
+        read_fd, write_fd = os.pipe()
+        os.close(read_fd)
+        done = smaragdine(verb, "steps", cwd=runs, stdout=write_fd)
+        os.close(write_fd)
+        assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_two_runs_side_by_side(runs: Path) -> None:

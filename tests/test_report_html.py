@@ -261,7 +261,7 @@ def test_dataflow_is_drawn(visit, bert_page):
 
 def test_merged_layers(visit, by_hand):
     seen = overview(by_hand)
-    names = renaming(seen.footprint)
+    names = renaming([seen.footprint])
     assert names["net/layer_1/MatMul"] == names["net/layer_2/MatMul"] == "net/layer_*/MatMul"
     rows = json_rows(overview_json(seen), device="gpu:0")
     merged = [{**row, "name": names[row["name"]]} for row in rows]

@@ -25,6 +25,7 @@ from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFac
 from smaragdine.accounting.mixing import Windows, join, windows
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
+from smaragdine.accounting.rows import numbers
 from smaragdine.accounting.step_spans import Spans, traced_spans
 from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import Look, combine, infer, sensor_of
@@ -167,6 +168,8 @@ def _account_device(
     if abs(rows_j + ledger.idle_j - total_j) > CONSERVED_TO * max(total_j, 1e-300):
         raise ArithmeticError(f"{device}: {rows_j} J of events + {ledger.idle_j} J idle are not {total_j} J")
     uncertainty_j, basis = combine(looks, ledger, meter.sensor)
+    if not trace.start_ns.size:
+        uncertainty_j = np.full_like(uncertainty_j, np.nan)  # a zero that nobody measured
     key = np.flatnonzero(ledger.count)
     key = key[np.argsort(-ledger.energy_j[key], kind="stable")]
     name, phase = source.key_names(key)
@@ -179,7 +182,7 @@ def _account_device(
             "energy_j": ledger.energy_j[key],
             "busy_s": ledger.busy_ns[key] / 1e9,
             "count": ledger.count[key].astype(np.float64),
-            "uncertainty_j": uncertainty_j[key],
+            "uncertainty_j": numbers(uncertainty_j[key]),
             "basis": pa.array([basis[k] for k in key], pa.string()),
             "step_mean_j": pa.array(ledger.step_mean_j[key], mask=np.full(key.size, not stepped)),
             "step_std_j": pa.array(ledger.step_std_j()[key], mask=np.full(key.size, ledger.steps < 2)),

@@ -83,6 +83,12 @@ def compare(
         raise UserError("nothing to compare with", remedy="Give at least one run on each side")
     if by_step:
         a, b = [per_step(run) for run in a], [per_step(run) for run in b]
+    if len({total.per_step for run in [*a, *b] for total in run.devices.values()}) > 1:
+        raise UserError(
+            "one step cannot be compared with all that was traced",
+            "some runs are of one step, others of several",
+            "Use --per-step",
+        )
     left_out = _not_everywhere([*a, *b])
     if device is None:
         # A sum over other devices would be no change of the program.
@@ -278,7 +284,7 @@ def _remarks(
     if left_out:
         said.append(f"left out, because not every run has it: {', '.join(left_out)}")
     steps_a, steps_b = (max((t.steps for t in side.devices.values()), default=0) for side in (a, b))
-    whole = not any(total.per_step for side in (a, b) for total in side.devices.values())
+    whole = not any(total.per_step for total in a.devices.values())  # and so of b's
     if steps_a != steps_b and whole:
         said.append(f"A has {steps_a} steps, B has {steps_b}: --per-step compares what one costs")
     for side, mean in (("A", a), ("B", b)):

@@ -59,10 +59,21 @@ def parse_rule(text: str) -> Rule:
 
 def merge(footprint: Footprint, rules: Sequence[Rule] = ()) -> Footprint:
     """Rules first, then what repeats by itself among the segments no rule has named. Totals do not change."""
-    names = renaming(footprint, rules)
+    return merge_all([footprint], rules)[0]
+
+
+def merge_all(footprints: Sequence[Footprint], rules: Sequence[Rule] = ()) -> list[Footprint]:
+    """Each by the names of all together, so that they can be compared: an operation that one of them lacks
+    would part its layers, and move their joules to other names."""
+    names = renaming(footprints, rules)
+    return [renamed(footprint, names) for footprint in footprints]
+
+
+def renamed(footprint: Footprint, names: Mapping[str, str]) -> Footprint:
+    """With `renaming`'s names; rows of the same name become one."""
     texts = footprint.rows["name"].combine_chunks().dictionary_encode()
-    renamed = pa.array([names[name] for name in texts.dictionary.to_pylist()], type=pa.string())
-    rows = replace(footprint.rows, {"name": renamed.take(texts.indices)})
+    new = pa.array([names[name] for name in texts.dictionary.to_pylist()], type=pa.string())
+    rows = replace(footprint.rows, {"name": new.take(texts.indices)})
     return dataclasses.replace(footprint, rows=ordered(combine(rows, group(rows)), footprint.devices))
 
 
@@ -90,9 +101,9 @@ def merge_edges(edges: pa.Table, names: Mapping[str, str]) -> pa.Table:
     )
 
 
-def renaming(footprint: Footprint, rules: Sequence[Rule] = ()) -> dict[str, str]:
-    """What `merge` calls each name."""
-    tree, node_of = _grow(footprint, rules)
+def renaming(footprints: Sequence[Footprint], rules: Sequence[Rule] = ()) -> dict[str, str]:
+    """What `merge_all` calls each name."""
+    tree, node_of = _grow(footprints, rules)
     _join(tree)
     path = [""] * len(tree.parent)
     for node in range(1, len(path)):
@@ -101,10 +112,10 @@ def renaming(footprint: Footprint, rules: Sequence[Rule] = ()) -> dict[str, str]
     return {name: path[node] for name, node in node_of.items()}
 
 
-def _grow(footprint: Footprint, rules: Sequence[Rule]) -> tuple[_Tree, dict[str, int]]:
+def _grow(footprints: Sequence[Footprint], rules: Sequence[Rule]) -> tuple[_Tree, dict[str, int]]:
     tree, node_of = _Tree(), dict[str, int]()
     ruled: dict[str, tuple[str, bool]] = {}
-    pairs = footprint.rows.select(["name", "phase"])
+    pairs = pa.concat_tables([footprint.rows.select(["name", "phase"]) for footprint in footprints])
     for name, phase in zip(pairs["name"].to_pylist(), pairs["phase"].to_pylist(), strict=True):
         node = node_of.get(name)
         if node is None:

@@ -93,16 +93,18 @@ def _parser() -> Parser:
 
 def main(words: list[str]) -> int:
     options = _parser().parse_args(words)
+    if options.thin and options.sum:
+        raise UserError("--thin is of each device", "--sum leaves none", "Leave one of them out")
     events, meters, edges = _inputs(options)
     footprint = account_meters(events, meters)
-    precision = thinned(events, meters, options.thin) if options.thin and not options.sum else {}
+    precision = thinned(events, meters, options.thin) if options.thin else {}
     if options.summary or options.merge:
-        from smaragdine.accounting.merge import merge, merge_edges, parse_rule, renaming
+        from smaragdine.accounting.merge import merge_edges, parse_rule, renamed, renaming
 
-        rules = [parse_rule(text) for text in options.merge]
+        names = renaming([footprint], [parse_rule(text) for text in options.merge])
         if edges is not None:
-            edges = merge_edges(edges, renaming(footprint, rules))
-        footprint = merge(footprint, rules)
+            edges = merge_edges(edges, names)
+        footprint = renamed(footprint, names)
     if options.sum:
         from smaragdine.accounting.arithmetic import over_devices
 

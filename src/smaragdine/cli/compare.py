@@ -11,7 +11,7 @@ from typing import Any
 from smaragdine.accounting.arithmetic import per_step
 from smaragdine.accounting.comparison import compare, to_json
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.merge import merge, parse_rule
+from smaragdine.accounting.merge import merge_all, parse_rule
 from smaragdine.accounting.precision import assw, score_json, stability
 from smaragdine.accounting.similarity import Correlation, constant_power, matrix
 from smaragdine.cli.parsing import Parser, add_merge_options, count, positive_count
@@ -26,7 +26,7 @@ def main(words: list[str]) -> int:
     rules = [parse_rule(text) for text in options.merge]
     footprints = [_footprint(path) for path in paths]
     if options.summary or rules:
-        footprints = [merge(footprint, rules) for footprint in footprints]
+        footprints = merge_all(footprints, rules)
     if options.experiment:
         return _print_precision(paths, footprints, options)
     if len(paths) > 2 and not options.against:

@@ -57,13 +57,18 @@ def program() -> NoReturn:
     """The command itself. Its process ends here: on the way out of an interpreter, threads of libraries that
     nobody has joined can abort it (Arrow's, once in hundreds of runs on a busy machine)."""
     sys.meta_path.insert(0, _WithoutPandas())
-    code = main()
+    try:
+        code = main()
+    except SystemExit as end:  # --help
+        code = end.code if isinstance(end.code, int) else 0
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # closed by the caller
                 stream.flush()
-    except OSError:
+    except BrokenPipeError:
         code = code or 141
+    except OSError:
+        code = code or 2
     os._exit(code)
 
 
@@ -100,6 +105,9 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         # A full disk behind the standard output, say.
         print(f"smaragdine: {error}", file=sys.stderr)
+        return 2
+    except UnicodeEncodeError:
+        print("smaragdine: a path is not UTF-8. Rename it", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def main(words: list[str]) -> int:
             "smaragdine compare takes more; so does --figures",
         )
     baseline = open_recording(options.baseline) if options.baseline else None
-    found = [overview(recording, baseline) for recording in recordings]
+    found = _merged([overview(recording, baseline) for recording in recordings], options)
     if len(found) == 2:
         return _print_both(recordings, found, options)
     if options.json:
@@ -101,14 +102,20 @@ def _opened(path: str) -> Recording:
     return open_recording(path)
 
 
-def _shown(found: Overview, options: argparse.Namespace) -> Footprint | None:
-    """The footprint that is printed: of one step, where there are steps."""
-    from smaragdine.accounting.merge import merge, parse_rule
+def _merged(found: Sequence[Overview], options: argparse.Namespace) -> Sequence[Overview]:
+    """With self-similar names merged where that is asked for, in all alike."""
+    if not (options.summary or options.merge):
+        return found
+    from smaragdine.accounting.merge import parse_rule, renamed, renaming
 
-    shown = found.footprint if options.traced or found.step is None else found.step
-    if shown is not None and (options.summary or options.merge):
-        shown = merge(shown, [parse_rule(text) for text in options.merge])
-    return shown
+    rules = [parse_rule(text) for text in options.merge]
+    known = [part for each in found for part in (each.step, each.footprint) if part is not None]
+    names = renaming(known, rules) if known else {}
+
+    def called(footprint: Footprint | None) -> Footprint | None:
+        return None if footprint is None else renamed(footprint, names)
+
+    return [replace(each, step=called(each.step), footprint=called(each.footprint)) for each in found]
 
 
 def _print_one(recording: Recording, found: Overview, options: argparse.Namespace) -> None:
@@ -116,7 +123,7 @@ def _print_one(recording: Recording, found: Overview, options: argparse.Namespac
     from smaragdine.report.overview import overview_tables, step_tables
     from smaragdine.report.terminal import console, run_tables
 
-    shown = _shown(found, options)
+    shown = found.footprint if options.traced or found.step is None else found.step
     out = console()
     out.print(" ".join(recording.info.get("command", [])), style="bold", markup=False, soft_wrap=True)
     if options.by == "device":
@@ -139,8 +146,9 @@ def _print_both(
 
     sides: list[Footprint] = []
     alone: list[UserError] = []
+    by_step = not options.traced and all(each.step is not None for each in found)
     for recording, each in zip(recordings, found, strict=True):
-        footprint = _shown(each, options)
+        footprint = each.step if by_step else each.footprint
         if footprint is None:
             why = "it has no events" if each.absent is None else each.absent
             alone.append(UserError(f"{recording.path} cannot be compared by operation", why))
@@ -153,7 +161,7 @@ def _print_both(
         paths = [str(recording.path) for recording in recordings]
         reports = [overview_json(each) for each in found]
         return _print_json({"a": paths[0], "b": paths[1], **to_json(comparison), "reports": reports})
-    from smaragdine.report.comparison import comparison_tables
+    from smaragdine.report.comparison import comparison_tables, what_is_compared
     from smaragdine.report.overview import both_summaries
     from smaragdine.report.terminal import console
 
@@ -163,6 +171,8 @@ def _print_both(
     out.print()
     out.print(both_summaries(found[0].summary, found[1].summary))
     if comparison is not None:
+        compared = "energy of one step" if by_step else what_is_compared(sides[:1], sides[1:], False)
+        out.print(f"\n{compared}", style="dim", markup=False, soft_wrap=True)
         out.print(comparison_tables(comparison, options.top))
     for reason in alone:
         out.print(f"! {reason}", markup=False, soft_wrap=True)

@@ -39,6 +39,7 @@ STORED_VARIABLES = (
 def create(folder: Path | None, label: str, root: Path = Path("runs")) -> Path:
     """Make the folder of a new recording: the named one if it is free, else `runs/<date>-<label>`."""
     if folder is not None:
+        _refuse_unreadable(folder)
         _refuse_taken(folder)
         _mkdir(folder)
         _claim(folder)
@@ -57,6 +58,14 @@ def create(folder: Path | None, label: str, root: Path = Path("runs")) -> Path:
         _claim(candidate)
         return candidate
     raise UserError(f"{root} is full of recordings named {name}", remedy="Name another folder (-o DIR)")
+
+
+def _refuse_unreadable(folder: Path) -> None:
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        # Arrow could not open what is in it.
+        raise UserError("the folder's name is not UTF-8", remedy="Name another one (-o DIR)") from None
 
 
 def _refuse_taken(folder: Path) -> None:

@@ -45,14 +45,14 @@ def matrix_tables(
     labels: Sequence[str], matrices: Sequence[tuple[str, Sequence[Sequence[Correlation]]]]
 ) -> RenderableType:
     """The similarity of many runs, for each of several quantities."""
-    letters = [_letter(i) for i in range(len(labels))]
+    letters = [letter(i) for i in range(len(labels))]
     parts: list[RenderableType] = [
-        Text(f"{letter}  {label}") for letter, label in zip(letters, labels, strict=True)
+        Text(f"{name}  {label}") for name, label in zip(letters, labels, strict=True)
     ]
     for title, rows in matrices:
         table = _table(title, *letters)
-        for letter, row in zip(letters, rows, strict=True):
-            table.add_row(letter, *(correlation_text(score) for score in row))
+        for name, row in zip(letters, rows, strict=True):
+            table.add_row(name, *(correlation_text(score) for score in row))
         reasons = dict.fromkeys(score.reason for row in rows for score in row if score.reason)
         parts += [Text(""), table, *(Text(f"–: {reason}", style="dim") for reason in reasons)]
     return Group(*parts)
@@ -141,6 +141,6 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _letter(i: int) -> str:
+def letter(i: int) -> str:
     """a … z, then a1 … z1 and so on."""
     return chr(ord("a") + i % 26) + (str(i // 26) if i >= 26 else "")

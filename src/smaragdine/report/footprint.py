@@ -107,7 +107,8 @@ def _device_remarks(total: DeviceTotal) -> list[Text]:
             f"{seconds(total.missing_s)} are missing"
         )
     if total.steps:
-        lines.append(f"{total.steps} step{'s' if total.steps > 1 else ''}")
+        steps = f"{total.steps} step{'s' if total.steps > 1 else ''}"
+        lines.append(f"of one step, from {steps}" if total.per_step else steps)
     if total.static_j is not None:
         lines.append(f"of this {joules(total.static_j)} are the program's part of the idle device's power")
     if total.other_j is not None:

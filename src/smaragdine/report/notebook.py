@@ -67,8 +67,17 @@ def text(found: Overview) -> str:
     out.print(run_tables(found.summary))
     shown = found.footprint if found.step is None else found.step
     if shown is not None:
-        out.print("", footprint_tables(merge(shown), _TOP), sep="\n")
+        out.print(f"\n{_what(found)}; self-similar layers merged", style="dim")
+        out.print(footprint_tables(merge(shown), _TOP))
     return written.getvalue().rstrip()
+
+
+def _what(found: Overview) -> str:
+    """What the operations' energy is of."""
+    if found.step is None or found.steps is None:
+        return "all that was traced"
+    in_all = f"; {found.steps.count} steps in all" if found.steps.count else ""
+    return f"one step, of {len(found.steps.traced_ns)} traced{in_all}"
 
 
 def _whole(parts: Iterable[str]) -> str:
@@ -89,10 +98,7 @@ def overview_html(found: Overview) -> list[str]:
         return [*parts, _line(found.absent, "warn")]
     if shown is None:
         return [*parts, _line("no operations: nothing was traced", "dim")]
-    if found.steps is not None:
-        in_all = f"; {found.steps.count} steps in all" if found.steps.count else ""
-        what = f"one step, of {len(found.steps.traced_ns)} traced{in_all}"
-        parts.append(_line(f"{what}; self-similar layers merged", "dim"))
+    parts.append(_line(f"{_what(found)}; self-similar layers merged", "dim"))
     # Twelve layers alike would fill the table with the same operation.
     parts += footprint_html(merge(shown))
     if found.tracing is not None:

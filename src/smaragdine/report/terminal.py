@@ -36,7 +36,13 @@ def console(stream: IO[str] | None = None) -> Console:
     """A console that keeps its tables whole in a pipe or a log, where there is no width to ask for."""
     out: IO[str] = stream or sys.stdout or io.StringIO()  # none at all: closed by the caller
     width = None if out.isatty() or "COLUMNS" in os.environ else 110
-    return Console(file=out, width=width, highlight=False, soft_wrap=False)
+    return _Console(file=out, width=width, highlight=False, soft_wrap=False)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the program with exit code 1; whoever called us knows what a closed pipe means."""
+        raise BrokenPipeError
 
 
 def shortest_path(path: Path) -> str:

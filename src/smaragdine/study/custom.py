@@ -13,7 +13,7 @@ from pathlib import Path
 
 from smaragdine.accounting.arithmetic import adding_devices, average, working_device
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.merge import merge
+from smaragdine.accounting.merge import merge_all
 from smaragdine.accounting.similarity import Correlation, constant_power, correlation, matrix, mean_difference
 from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command
@@ -89,7 +89,8 @@ def customs_of(results: Sequence[Result], program: str) -> Customs:
     own = [result for result in results if result.facts.get(PROGRAM) == program]
     groups = by_setting(sorted(own, key=varied))
     device = working_device([run.step for runs in groups.values() for run in runs]) if groups else None
-    means = [average([merge(run.step) for run in runs]).mean for runs in groups.values()]
+    merged = iter(merge_all([run.step for runs in groups.values() for run in runs]) if groups else [])
+    means = [average([next(merged) for _ in runs]).mean for runs in groups.values()]
     return Customs(
         device,
         tuple(_own(name, runs, device) for name, runs in groups.items()),

@@ -193,7 +193,7 @@ def hardware_named(gpus: Sequence[str], cpu: object) -> str:
 def _asss(recording: Recording, step: Footprint) -> dict[str, list[dict[str, float | int | None]]]:
     """Of summary footprints, as the paper has it: the same operation of all layers is one."""
     events, meters = recording_inputs(recording)
-    called = renaming(step)
+    called = renaming([step])
     texts = events["name"].combine_chunks()
     names = pa.array([called.get(name, name) for name in texts.dictionary.to_pylist()], pa.string())
     at = events.schema.get_field_index("name")

@@ -6,18 +6,13 @@ summary footprints, as the paper's are, on the device that does the work.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
-from smaragdine.accounting.arithmetic import add
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.merge import renaming
+from smaragdine.accounting.merge import merge_all
 from smaragdine.accounting.precision import Stability, Widening, assw, stability
-from smaragdine.accounting.rows import combine, group, ordered, replace
 from smaragdine.accounting.similarity import Correlation, select
 from smaragdine.errors import UserError
 from smaragdine.study.results import Result, by_setting
@@ -125,19 +120,8 @@ def _working_device(runs: Sequence[Result]) -> str:
 
 
 def summaries(results: Sequence[Result], device: str) -> list[Footprint]:
-    """Of one device, with self-similar layers merged: the paper's STEF and STPF.
-
-    By the names of all runs together: an operation that one of them lacks must not part its layers.
-    """
-    found = [select(result.step, device) for result in results]
-    called = renaming(add(found))
-    return [_renamed(footprint, called) for footprint in found]
-
-
-def _renamed(footprint: Footprint, called: Mapping[str, str]) -> Footprint:
-    names = pa.array([called[name] for name in footprint.rows["name"].to_pylist()], pa.string())
-    rows = replace(footprint.rows, {"name": names})
-    return dataclasses.replace(footprint, rows=ordered(combine(rows, group(rows)), footprint.devices))
+    """Of one device, with self-similar layers merged: the paper's STEF and STPF."""
+    return merge_all([select(result.step, device) for result in results])
 
 
 def _thinned(runs: Sequence[Result], device: str) -> list[Thinned]:

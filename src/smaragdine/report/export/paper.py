@@ -81,9 +81,8 @@ def _table(run: Run, footprint: Footprint, device: str, top: int) -> PaperTable:
     rows = with_power(footprint.device_rows(device))
     shown, hidden = rows.slice(0, top).to_pylist(), rows.slice(top)
     largest_j = max([row["energy_j"] for row in shown], default=total.total_j)
-    unit = si(largest_j or 1.0, "J").partition(" ")[2]
-    scale = largest_j / float(si(largest_j, "J", 9).partition(" ")[0]) if largest_j > 0 else 1.0
-    scale = 10.0 ** round(math.log10(scale))
+    number, _, unit = si(largest_j or 1.0, "J").partition(" ")
+    scale = 10.0 ** round(math.log10((largest_j or 1.0) / float(number)))
     sums: list[tuple[str, ...]] = []
     if hidden.num_rows:
         left_j = float(hidden["energy_j"].to_numpy().sum())

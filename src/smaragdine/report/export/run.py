@@ -14,7 +14,7 @@ import pyarrow as pa
 from smaragdine.accounting.account import recording_inputs
 from smaragdine.accounting.event_energy import Floats, event_energies_j
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.merge import Rule, merge, merge_edges, renaming
+from smaragdine.accounting.merge import Rule, merge_edges, renamed, renaming
 from smaragdine.accounting.overview import Overview, overview
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.errors import UserError
@@ -70,8 +70,9 @@ def gather(
     if footprint is not None:
         footprint = _of_devices(footprint, devices)
         if merged or rules:
-            edges = merge_edges(edges, renaming(footprint, rules))
-            footprint = merge(footprint, rules)
+            names = renaming([footprint], rules)
+            edges = merge_edges(edges, names)
+            footprint = renamed(footprint, names)
     return Run(recording, found, footprint, _what(found, traced), edges, why_none, tuple(devices), baseline)
 
 

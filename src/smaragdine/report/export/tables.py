@@ -38,9 +38,8 @@ _SPANS: dict[str, pa.DataType] = {
     "missing_s": pa.float64(),
 }
 _TOTALS = {
-    field.name: pa.string() if field.name == "provenance" else pa.float64()
+    field.name: {"provenance": pa.string(), "per_step": pa.bool_()}.get(field.name, pa.float64())
     for field in dataclasses.fields(DeviceTotal)
-    if field.name != "per_step"
 }
 
 
@@ -96,7 +95,7 @@ def _footprint(run: Run) -> dict[str, pa.Table]:
     totals: dict[str, Any] = {"device": pa.array(list(footprint.devices), pa.string())}
     for name, kind in _TOTALS.items():
         values = [getattr(total, name) for total in footprint.devices.values()]
-        totals[name] = pa.array([float(v) if isinstance(v, int) else v for v in values], kind)
+        totals[name] = pa.array([float(v) if type(v) is int else v for v in values], kind)
     return {"footprint": with_power(footprint.rows), "totals": pa.table(totals)}
 
 

@@ -81,8 +81,9 @@ def diagram_of_runs(runs: Sequence[Run], path: str | None = None) -> Figure:
     levels = [zoom(root, path)] if path is not None else main_levels(root)
     if not levels or not levels[0].children:
         raise NotDrawn(f"{runs[0].label} has no layer with parts")
+    of = ["of one step" if runs[0].overview.step is not None else "of all that was traced", "idle left out"]
     first = [f"of {len(runs)} runs: {runs[0].label}"] if len(runs) > 1 else []
-    return diagram(levels, working_device([runs[0].footprint]), None, first)
+    return diagram(levels, working_device([runs[0].footprint]), None, [*of, *first])
 
 
 def main_levels(root: Node, most: int = _LEVELS) -> list[Node]:
@@ -140,7 +141,7 @@ def _title(axes: Axes, node: Node, y_mm: float, width_mm: float) -> None:
         energy = plus_minus(node.energy_j, _interval(node), "J")
     room_mm = width_mm - lettering.width_mm(energy) - 2 * _MARGIN_MM - 3
     size_pt = style.TEXT_PT + 0.5
-    name = "whole program" if node.is_root else lettering.shortened(node.path, room_mm * 0.92, size_pt)
+    name = "all operations" if node.is_root else lettering.shortened(node.path, room_mm * 0.92, size_pt)
     axes.text(_MARGIN_MM, y_mm, name, va="top", weight="bold", fontsize=size_pt)
     axes.text(width_mm - _MARGIN_MM, y_mm + 0.2, energy, va="top", ha="right")
 
@@ -225,4 +226,4 @@ def _said(node: Node, texts: dict[str, tuple[str, str]], rest: Sequence[Node]) -
     shares = [f"{child.name} {child.share or 0.0:.2%}" for child in node.children if child.name in texts]
     if rest:
         shares.append(f"{len(rest)} more {sum(child.share or 0.0 for child in rest):.2%}")
-    return f"{'Whole program' if node.is_root else node.path} ({joules(node.energy_j)}): {', '.join(shares)}"
+    return f"{'All operations' if node.is_root else node.path} ({joules(node.energy_j)}): {', '.join(shares)}"

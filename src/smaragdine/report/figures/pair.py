@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.grouping import grouped
-from smaragdine.accounting.merge import merge
+from smaragdine.accounting.merge import merge_all
 from smaragdine.accounting.similarity import correlation, values
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import NotDrawn, footprint_notes
@@ -32,7 +32,7 @@ def pair(
     a: Footprint, b: Footprint, labels: tuple[str, str], device: str, notes: Sequence[str] = ()
 ) -> Figure:
     """Both by layer, as deep as a table has room for; the correlation is that of the rows shown."""
-    of_a, of_b = (coarse(footprint, a) for footprint in (a, b))
+    of_a, of_b = coarse(*merge_all([a, b]))
     score = correlation(of_a, of_b, "energy", device)
     if score.value is None:
         raise NotDrawn(score.reason)
@@ -90,13 +90,11 @@ def _endings(names: Sequence[str], room_mm: float) -> list[str]:
     return found
 
 
-def coarse(footprint: Footprint, like: Footprint) -> Footprint:
-    """By the layers of `like` merged, as deep as leaves few enough of them."""
-    found = grouped(merge(like), "layer", 1)
+def coarse(a: Footprint, b: Footprint) -> tuple[Footprint, Footprint]:
+    """By layers, as deep as leaves few enough of them in `a`."""
     depth = 1
     for deeper in range(2, _DEEPEST + 1):
-        found = grouped(merge(like), "layer", deeper)
-        if found.rows.num_rows > MOST_ROWS:
+        if grouped(a, "layer", deeper).rows.num_rows > MOST_ROWS:
             break
         depth = deeper
-    return grouped(merge(footprint), "layer", depth)
+    return grouped(a, "layer", depth), grouped(b, "layer", depth)

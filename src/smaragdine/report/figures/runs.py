@@ -15,7 +15,7 @@ from smaragdine.accounting import arithmetic
 from smaragdine.accounting.account import account_meters, recording_inputs
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.merge import merge, merge_edges, renaming
+from smaragdine.accounting.merge import merge_edges, renamed, renaming
 from smaragdine.accounting.overview import Overview, overview
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.rows import numbers, replace
@@ -57,14 +57,13 @@ class Run:
             raise NotDrawn(found.absent or f"{self.label} has no events: nothing was traced")
         return footprint
 
-    @cached_property
-    def summary_footprint(self) -> Footprint:
-        """With self-similar siblings merged, and how their sum spreads over steps.
+    def summary_footprint(self, names: Mapping[str, str]) -> Footprint:
+        """With self-similar siblings merged, as `names` calls them, and how their sum spreads over steps.
 
         That spread cannot be had from those of the parts: the events are accounted again by merged names.
         """
-        merged = merge(self.footprint)
-        again = self.accounted_as(renaming(self.footprint))
+        merged = renamed(self.footprint, names)
+        again = self.accounted_as(names)
         key = ("device", "name", "phase")
         spread_j = {
             tuple(row[part] for part in key): (row["step_mean_j"], row["step_std_j"])
@@ -92,8 +91,9 @@ class Run:
     @cached_property
     def diagram(self) -> Node:
         """Of the device that does the work: a share of joules over all devices says little about any."""
-        edges = _inside(self.recording.edges, merge_edges(self.recording.edges, renaming(self.footprint)))
-        one = only(merge(self.footprint), [working_device([self.footprint])])
+        names = renaming([self.footprint])
+        edges = _inside(self.recording.edges, merge_edges(self.recording.edges, names))
+        one = only(renamed(self.footprint, names), [working_device([self.footprint])])
         return diagram(one, edges)
 
     @cached_property

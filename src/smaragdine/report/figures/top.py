@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.merge import renaming
 from smaragdine.accounting.rows import Floats, column
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting, only, working_device
@@ -73,7 +74,8 @@ def top_power_of_runs(runs: Sequence[Run]) -> Figure:
 
 def _summaries(runs: Sequence[Run]) -> list[Footprint]:
     one_setting(runs)
-    return [run.summary_footprint for run in runs]
+    names = renaming([run.footprint for run in runs])
+    return [run.summary_footprint(names) for run in runs]
 
 
 def energies(footprints: Sequence[Footprint], device: str) -> Bars:
@@ -90,9 +92,9 @@ def powers(footprints: Sequence[Footprint], device: str) -> Bars:
     energy_j, busy_s = column(rows, "energy_j"), column(rows, "busy_s")
     with np.errstate(divide="ignore", invalid="ignore"):
         power_w, interval_w = energy_j / busy_s, column(rows, "uncertainty_j") / busy_s
-    std_w = column(spread, "power_std_w") if spread is not None else _of_steps(rows) * power_w
+    std_w = np.full(power_w.size, np.nan)  # of one run: steps are long or short at the same power
     if spread is not None:
-        power_w = column(spread, "power_mean_w")
+        power_w, std_w = column(spread, "power_mean_w"), column(spread, "power_std_w")
     least_j = LEAST_SHARE * footprints[0].devices[device].total_j
     kept = np.isfinite(power_w) & (energy_j >= least_j)
     power_w = np.where(kept, power_w, np.nan)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.merge import Rule, merge, merge_edges, renaming
+from smaragdine.accounting.merge import Rule, merge_edges, renamed, renaming
 
 Ints = npt.NDArray[np.int64]
 
@@ -59,10 +59,10 @@ def merged_tree(
 
     None where nothing merges.
     """
-    names = renaming(footprint, rules)
+    names = renaming([footprint], rules)
     if all(old == new for old, new in names.items()):
         return None
-    tree = tree_of(merge(footprint, rules), None if edges is None else merge_edges(edges, names))
+    tree = tree_of(renamed(footprint, names), None if edges is None else merge_edges(edges, names))
     to = np.zeros(len(plain.paths), dtype=np.int64)
     for old, new in names.items():
         while True:  # a merged name has as many segments as before

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from smaragdine.accounting.similarity import Correlation
-from smaragdine.report.comparison import matrix_tables
+from smaragdine.report.comparison import letter, matrix_tables
 from smaragdine.study.custom import Customs
 from smaragdine.units import joules, plus_minus, seconds, watts
 
@@ -66,10 +66,10 @@ def customs_json(found: Customs) -> dict[str, Any]:
 def _differences(
     title: str, rows: Sequence[Sequence[float | None]], words: Callable[[float | None], str]
 ) -> Table:
-    letters = [chr(ord("a") + n % 26) for n in range(len(rows))]
+    letters = [letter(n) for n in range(len(rows))]
     table = _table(title, *letters)
-    for letter, row in zip(letters, rows, strict=True):
-        table.add_row(letter, *(words(value).replace("-", "−") for value in row))
+    for name, row in zip(letters, rows, strict=True):
+        table.add_row(name, *(words(value).replace("-", "−") for value in row))
     return table
 
 

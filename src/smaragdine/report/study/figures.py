@@ -226,7 +226,8 @@ def _variants(material: Material) -> dict[str, Footprint]:
     found = material.variants()
     if len(found) < 2:
         raise NotDrawn("it takes two variants or more")
-    return {label: average(summaries(results, material.device)).mean for label, results in found.items()}
+    merged = iter(summaries([result for results in found.values() for result in results], material.device))
+    return {label: average([next(merged) for _ in results]).mean for label, results in found.items()}
 
 
 def _models(material: Material) -> dict[str, list[Footprint]]:

@@ -170,9 +170,8 @@ def top_table(materials: Sequence[Material]) -> Table:
             power_w = dict(_means(watts, len(results)))
             for key, energy in _means(energies(footprints, material.device), len(results))[:TOP]:
                 share = 100 * energy.mean / total_j.mean if total_j and total_j.mean > 0 else None
-                rows.append(
-                    (material.kind, model.upper(), *key, energy, share, power_w.get(key), len(results))
-                )
+                called = model.upper() if "model" in results[0].facts else results[0].setting
+                rows.append((material.kind, called, *key, energy, share, power_w.get(key), len(results)))
     columns = (
         _KIND,
         Column("model", "Model"),

@@ -262,6 +262,16 @@ def test_a_window_without_a_step_leaves_nothing(program: Any) -> None:
     assert list(run.folder.iterdir()) == []
 
 
+def test_a_window_has_the_rank_found_at_run_time(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "_rank", None)
+    for name in (*marks._RANKS, "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    run = program(steps=3, skip=2)
+    marks.learn_rank(3)
+    run.steps(10)
+    assert [meta["rank"] for meta in run.metas()] == [3]
+
+
 def test_a_second_source_is_inside_the_first_ones_steps(program: Any) -> None:
     run = program(steps=4, skip=2)
     for _ in range(20):

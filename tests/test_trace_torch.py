@@ -396,6 +396,35 @@ def test_a_forked_child_records_nothing(tmp_path):
     assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
 
 
+@pytest.mark.parametrize("library", [True, False])
+def test_a_forked_childs_own_profiler_records(tmp_path, library):
+    body = f"""
+    import os
+    from torch.profiler import profile
+    model, x = Model(), torch.randn(3, 5, 8)
+    def own():
+        with profile() as profiler:
+            model(x)
+        return sum(event.name.startswith("aten::") for event in profiler.events())
+    expected = own()
+    if RAW and not {library}:
+        trace_torch.aside_torch._found = False  # the functions, as on other processors
+    session = start()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(writer, b"%d %d" % (own(), own()))
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    seen = [int(word) for word in os.read(reader, 99).split()]
+    stop(session)
+    result(model, status=status, expected=expected, seen=seen)
+    """
+    found = quiet(tmp_path, body, tmp_path / "raw.json")
+    assert found["status"] == 0
+    assert found["seen"] == [found["expected"]] * 2
+
+
 def test_the_fork_of_a_loaders_workers_does_not_disturb(tmp_path):
     body = """
     from torch.utils.data import DataLoader, TensorDataset

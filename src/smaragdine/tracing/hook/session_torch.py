@@ -174,6 +174,7 @@ class Session:
 def _watch_forks():
     global _forks_watched
     if not _forks_watched:
+        aside_torch.possible()  # looked for here: a child may find the loader's lock held
         os.register_at_fork(
             before=_before_fork, after_in_parent=aside_torch.after_fork, after_in_child=_after_fork
         )
@@ -205,7 +206,15 @@ def _after_fork():
         session.calls.forget_threads()
         session.let_go()
         session.forget()
-        torch._C._autograd._enable_record_function(False)
+        if not (aside_torch.possible() and aside_torch.unhear()):
+            torch._C._autograd._enable_record_function(False)
+            profiler_torch.listening.append(_record_again)
         say_stopped()
     except Exception:
         pass
+
+
+def _record_again(prepares):
+    # A profiler of the child's own would see nothing.
+    profiler_torch.listening.remove(_record_again)
+    torch._C._autograd._enable_record_function(True)

@@ -262,6 +262,23 @@ def test_a_window_without_a_step_leaves_nothing(program: Any) -> None:
     assert list(run.folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("steps", [3, 0])
+def test_a_window_that_cannot_be_closed_is_closed_later(
+    program: Any, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    run = program(steps=steps, skip=2)
+    run.steps(4)
+    monkeypatch.setattr(run.tracer, "may_stop", lambda: False, raising=False)
+    run.plan.interrupted()
+    run.steps(30)
+    run.steps(30, "torch:1")  # another training, which is not mixed with it
+    assert (run.tracer.calls, run.plan.source) == (["start"], "keras")
+    monkeypatch.setattr(run.tracer, "may_stop", lambda: True)
+    run.steps(1)
+    assert run.tracer.calls == ["start", "stop"]
+    assert run.traced() == [[2, 3]]
+
+
 def test_a_window_has_the_rank_found_at_run_time(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(marks, "_rank", None)
     for name in (*marks._RANKS, "SLURM_PROCID"):

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import types
 import zipapp
 
 import pytest
 
 from smaragdine.tracing.hook import environment as hook_environment
-from smaragdine.tracing.hook import marks
+from smaragdine.tracing.hook import lightning, marks, training
 from smaragdine.tracing.hook.environment import environment
 
 HOOK = pathlib.Path(hook_environment.__file__).parent
@@ -462,6 +463,41 @@ def test_marks_of_a_running_process(tmp_path, monkeypatch):
 )
 def test_rank(variables, rank):
     assert marks.rank_of(variables) == rank
+
+
+@pytest.fixture
+def unranked(monkeypatch):
+    """A process whose environment names no rank."""
+    monkeypatch.setattr(marks, "_rank", None)
+    for name in (*marks._RANKS, "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("unranked")
+def test_rank_of_lightnings_own_launcher():
+    module = types.SimpleNamespace(_call_callback_hooks=lambda trainer, name, **kwargs: marks.rank())
+    lightning.patch_call(module)
+    assert marks.rank() == 0
+    trainer = types.SimpleNamespace(global_rank=3)
+    assert module._call_callback_hooks(trainer, "setup", stage="fit") == 3
+
+
+@pytest.mark.usefixtures("unranked")
+@pytest.mark.parametrize(
+    ("group", "rank"),
+    [
+        ({"is_initialized": lambda: True, "get_rank": lambda: 3}, 3),
+        ({"is_initialized": lambda: False}, 0),
+        ({}, 0),
+    ],
+)
+def test_rank_where_a_trainer_begins(monkeypatch, group, rank):
+    """As those of transformers and Keras do."""
+    monkeypatch.setitem(sys.modules, "torch.distributed", types.SimpleNamespace(**group))
+    trainer = type("Trainer", (), {})()
+    assert training.begin(trainer)
+    training.end(trainer)
+    assert marks.rank() == rank
 
 
 def test_environment(tmp_path, monkeypatch):

@@ -71,7 +71,8 @@ import smaragdine
 def train(make_callbacks):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((32,))
-    hidden = keras.layers.Dense(64, activation="relu", name="first")(inputs)
+    first = keras.layers.Dense(32, activation="relu", name="first")
+    hidden = first(first(inputs))  # TensorFlow numbers both calls, unless it is asked not to
     model = keras.Model(inputs, keras.layers.Dense(8, name="second")(hidden), name="net")
     model.compile("sgd", "mse")
     x, y = np.random.rand(640, 32).astype("float32"), np.random.rand(640, 8).astype("float32")

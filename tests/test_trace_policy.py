@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -261,6 +262,33 @@ def test_a_window_without_a_step_leaves_nothing(program: Any) -> None:
     assert list(run.folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("steps", [3, 0])
+def test_a_window_that_cannot_be_closed_is_closed_later(
+    program: Any, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    run = program(steps=steps, skip=2)
+    run.steps(4)
+    monkeypatch.setattr(run.tracer, "may_stop", lambda: False, raising=False)
+    run.plan.interrupted()
+    run.steps(30)
+    run.steps(30, "torch:1")  # another training, which is not mixed with it
+    assert (run.tracer.calls, run.plan.source) == (["start"], "keras")
+    monkeypatch.setattr(run.tracer, "may_stop", lambda: True)
+    run.steps(1)
+    assert run.tracer.calls == ["start", "stop"]
+    assert run.traced() == [[2, 3]]
+
+
+def test_a_window_has_the_rank_found_at_run_time(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "_rank", None)
+    for name in (*marks._RANKS, "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    run = program(steps=3, skip=2)
+    marks.learn_rank(3)
+    run.steps(10)
+    assert [meta["rank"] for meta in run.metas()] == [3]
+
+
 def test_a_second_source_is_inside_the_first_ones_steps(program: Any) -> None:
     run = program(steps=4, skip=2)
     for _ in range(20):
@@ -427,6 +455,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
     monkeypatch.setattr(trace, "_TICK_S", 0.01)
     monkeypatch.setattr(trace, "_SLICE_S", 0.05)
     monkeypatch.setattr(trace, "_watching", None)
+    monkeypatch.setattr(trace, "_plan", None)  # of another test
     monkeypatch.setattr(trace.atexit, "register", lambda function: None)
     monkeypatch.setattr(marks, "_failed", set())
     marks.set_spool(str(made.spool))
@@ -513,6 +542,63 @@ def test_that_the_program_profiled_itself_is_said_where_nothing_was_traced(
     assert watched.errors() == []
     trace.finish()
     assert watched.errors() == ([] if ends else ["ProfilerBusy: the program profiles itself"])
+
+
+@pytest.fixture
+def on_signal() -> Iterator[Callable[[Callable[[], Any]], None]]:
+    """Sets what is done on SIGUSR1."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda work: signal.signal(signal.SIGUSR1, lambda *args: work()) and None
+    signal.signal(signal.SIGUSR1, before)
+
+
+def announce_evaluation() -> None:
+    marks.mark("evaluate_begin", source="user")
+    marks.mark("evaluate_end", source="user")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("moment", ["start", "stop"])
+def test_a_signals_handler_may_announce_while_a_window_opens_or_closes(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, on_signal: Any, moment: str
+) -> None:
+    original = getattr(watched.tracer, moment)
+
+    def interrupted(*args: Any) -> Any:
+        if not handled:
+            signal.raise_signal(signal.SIGUSR1)
+        return original(*args)
+
+    handled: list[bool] = []
+    on_signal(lambda: (handled.append(True), announce_evaluation()))
+    monkeypatch.setattr(watched.tracer, moment, interrupted)
+    watched.begin(steps=3, skip=2, quiet_s=60)
+    for index in range(10):
+        marks.mark("step_end", index, source="keras")
+    trace.finish()
+    assert (handled, watched.errors(), watched.tracer.running) == ([True], [], 0)
+    metas = [json.loads(path.read_text()) for path in watched.folder.glob("*.meta.json")]
+    # The one that was being opened had no step when the evaluation was announced.
+    assert [[step[0] for step in meta["steps"]] for meta in metas] == [
+        [3, 4, 5] if moment == "start" else [2, 3, 4]
+    ]
+
+
+@pytest.mark.timeout(60)
+def test_a_signals_handler_may_end_the_trace_while_a_window_opens(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, on_signal: Any
+) -> None:
+    original = watched.tracer.start
+
+    def interrupted() -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return original()
+
+    on_signal(trace.end)
+    monkeypatch.setattr(watched.tracer, "start", interrupted)
+    watched.begin(steps=3, skip=1, quiet_s=60)
+    marks.mark("step_end", 0, source="keras")
+    assert watched.tracer.calls == ["start", "stop"]
 
 
 @pytest.mark.parametrize("traced", [True, False])

@@ -396,6 +396,35 @@ def test_a_forked_child_records_nothing(tmp_path):
     assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
 
 
+@pytest.mark.parametrize("library", [True, False])
+def test_a_forked_childs_own_profiler_records(tmp_path, library):
+    body = f"""
+    import os
+    from torch.profiler import profile
+    model, x = Model(), torch.randn(3, 5, 8)
+    def own():
+        with profile() as profiler:
+            model(x)
+        return sum(event.name.startswith("aten::") for event in profiler.events())
+    expected = own()
+    if RAW and not {library}:
+        trace_torch.aside_torch._found = False  # the functions, as on other processors
+    session = start()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(writer, b"%d %d" % (own(), own()))
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    seen = [int(word) for word in os.read(reader, 99).split()]
+    stop(session)
+    result(model, status=status, expected=expected, seen=seen)
+    """
+    found = quiet(tmp_path, body, tmp_path / "raw.json")
+    assert found["status"] == 0
+    assert found["seen"] == [found["expected"]] * 2
+
+
 def test_the_fork_of_a_loaders_workers_does_not_disturb(tmp_path):
     body = """
     from torch.utils.data import DataLoader, TensorDataset
@@ -414,6 +443,54 @@ def test_the_fork_of_a_loaders_workers_does_not_disturb(tmp_path):
     """
     _, table, _ = traced(tmp_path, body)
     assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
+
+
+def test_nobody_waits_for_the_gpu_while_a_graph_is_captured(tmp_path):
+    """Which would break it, in any thread."""
+    body = """
+    import threading
+    from _smaragdine_hook import captures_torch
+    model, waited, here = Model(), [], []
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.is_current_stream_capturing = lambda: bool(here)
+    torch.cuda.synchronize = lambda: waited.append(1)
+    class Graphs:
+        class CUDAGraph:
+            def capture_begin(self, pool=None): pass
+            def capture_end(self): raise RuntimeError
+    captures_torch.patch_graphs(Graphs)
+
+    def asked():
+        return [trace_torch.ready(), trace_torch.may_stop()]
+
+    here.append(1)
+    captured = [asked()]
+    here.clear()
+    graph = Graphs.CUDAGraph()
+    thread = threading.Thread(target=graph.capture_begin)
+    thread.start()
+    thread.join()
+    captured.append(asked())
+    called = []
+    take_back = trace_torch.at_next_call(lambda: called.append(1))
+    model(torch.randn(3, 5, 8))
+    captured.append(list(called))
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        pass
+    captured.append(asked())
+    model(torch.randn(3, 5, 8))
+    captured.append(list(called))
+    session = start()
+    captured.append(len(waited))
+    here.append(1)
+    session.end()
+    captured.append(len(waited))
+    result(model, captured=captured)
+    """
+    found = program(tmp_path, body, tmp_path / "raw.json")
+    assert found["captured"] == [[False, False], [False, False], [], [True, True], [1], 1, 1]
 
 
 def test_a_model_changed_and_a_step_that_fails_between_others(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 import smaragdine as package
 from cli import environment, smaragdine, write_script
 from nvml_fake import write_spec
+from smaragdine.callbacks.tune import _is_tuned
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 from sweep_bench import GPU, Bench, make_bench
@@ -178,6 +179,26 @@ def test_where_somebody_else_tunes_it_does_nothing(bench: Bench, env: dict[str, 
     done = python(bench, SHORT, **env)
     assert (done.returncode, done.stdout, done.stderr) == (0, "None \n", "")
     assert bench.set_values() == []
+
+
+@pytest.mark.parametrize(
+    ("env", "tuned"),
+    [
+        ({}, False),
+        ({"SMARAGDINE_TUNED": "1"}, True),
+        ({"LOCAL_RANK": "0"}, False),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, True),
+        ({"MPI_LOCALRANKID": "1"}, True),
+        ({"PMIX_LOCAL_RANK": "2"}, True),
+        ({"SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, False),
+        ({"SLURM_NTASKS": "4", "SLURM_LOCALID": "3"}, True),
+        ({"SLURM_NTASKS": "1", "SLURM_LOCALID": "3"}, False),
+        ({"SLURM_LOCALID": "3"}, False),
+        ({"LOCAL_RANK": "gold"}, False),
+    ],
+)
+def test_one_process_of_a_machine_tunes(env: dict[str, str], tuned: bool) -> None:
+    assert _is_tuned(env) is tuned
 
 
 def test_without_permission_the_training_goes_on(bench: Bench) -> None:

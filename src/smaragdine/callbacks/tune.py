@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from smaragdine.sweep.tune.outcome import Outcome
     from smaragdine.sweep.tune.setup import TuneOptions
 
+# The number of a process among those of its machine: torchrun, Open MPI, Intel MPI and MPICH, and PMIx.
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMIX_LOCAL_RANK")
+
 
 class Tune:
     """Limits are tuned until `stop`, the end of a `with` block or of the process, and are then as before.
@@ -143,7 +146,12 @@ def _is_tuned(environment: Mapping[str, str]) -> bool:
     """By somebody else: the command, or the first process of this machine's."""
     from smaragdine.sweep.tune.client import TUNED_VARIABLE
 
-    others = (environment.get(name, "0") for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"))
+    names = _LOCAL_RANKS
+    # Without srun a batch script has a SLURM_LOCALID too, which says nothing about the program.
+    tasks = environment.get("SLURM_NTASKS", "")
+    if tasks.isdigit() and int(tasks) > 1:
+        names = (*names, "SLURM_LOCALID")
+    others = (environment.get(name, "0") for name in names)
     return TUNED_VARIABLE in environment or any(rank.isdigit() and int(rank) for rank in others)
 
 

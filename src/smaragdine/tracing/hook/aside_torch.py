@@ -87,13 +87,19 @@ def _look():
     return found
 
 
+def unhear():
+    """The profiler of all threads listens no more. Whether there is one."""
+    state = _functions()[4](True)
+    if state:
+        _functions()[5](state)
+    return bool(state)
+
+
 def silence():
     """The profiler of all threads listens no more. Threads that may be inside an operator it has heard of, or
     None where there is no such profiler."""
-    state = _functions()[4](True)
-    if not state:
+    if not unhear():
         return None
-    _functions()[5](state)
     own = threading.get_ident()
     return {
         ident: (stack[0][:2], _calling(stack), _worked(ident))

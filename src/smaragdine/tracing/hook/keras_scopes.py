@@ -11,10 +11,9 @@ event of their own around what is done in them.
 """
 
 import functools
-import os
 import re
 
-from . import graph_tensorflow, marks, wrapping
+from . import graph_tensorflow, marks, windows, wrapping
 
 MARK = "smaragdine:"
 BACKWARD = "gradient_tape"
@@ -26,7 +25,7 @@ _VALID = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
 def patch_scopes(module):
     """`module`: keras.src.backend.tensorflow.core."""
-    if os.environ.get("SMARAGDINE_TRACE_FOLDER"):
+    if windows.wanted():
         from tensorflow.python import pywrap_tfe
 
         wrapping.replace(module.name_scope, "__enter__", functools.partial(_enter, module.tf, pywrap_tfe))

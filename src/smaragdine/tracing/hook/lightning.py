@@ -40,6 +40,12 @@ def _event(table, trainer, name, args, kwargs):
             marks.error(SOURCE, exception)
 
 
+def _setup(trainer, args, kwargs):
+    # The processes are all there, and nothing is marked yet. Lightning's own launcher names no rank in the
+    # environment.
+    marks.learn_rank(trainer.global_rank)
+
+
 def _train_begin(trainer, args, kwargs):
     global _step
     if training.begin(trainer):
@@ -86,6 +92,7 @@ def _plain(name):
 
 
 _BEFORE = {
+    "setup": _setup,
     "on_train_start": _train_begin,
     "on_train_epoch_start": _epoch_begin,
     "on_train_batch_end": _step_end,

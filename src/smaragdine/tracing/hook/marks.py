@@ -102,14 +102,11 @@ def _waiting(pid):
 
 
 def _line(pid, t_ns, name, index, source):
-    rank = _rank
-    if rank is None or rank[0] != pid:
-        rank = _set_rank(pid, rank_of(os.environ))
     return '{"t_ns":%d,"name":%s,"index":%s,"rank":%d,"pid":%d,"source":%s' % (
         t_ns,
         _quoted.get(name) or _quote(name),
         "null" if index is None else "%d" % index,
-        rank[1],
+        _rank_in(pid),
         pid,
         _quoted.get(source) or _quote(source),
     )
@@ -129,6 +126,11 @@ def learn_rank(rank):
         _set_rank(os.getpid(), int(rank))
 
 
+def rank():
+    """Of this process, as its marks have it."""
+    return _rank_in(os.getpid())
+
+
 def rank_of(environ):
     for name in _RANKS:
         value = environ.get(name, "")
@@ -139,6 +141,13 @@ def rank_of(environ):
     if tasks.isdigit() and int(tasks) > 1 and value.isdigit():
         return int(value)
     return 0
+
+
+def _rank_in(pid):
+    known = _rank
+    if known is None or known[0] != pid:
+        known = _set_rank(pid, rank_of(os.environ))
+    return known[1]
 
 
 def _set_rank(pid, rank):

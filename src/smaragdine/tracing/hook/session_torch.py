@@ -10,13 +10,14 @@ import threading
 import torch
 import torch.autograd.profiler as profiler
 
-from . import aside_torch, compiled_torch, forks, marks, profiler_torch
+from . import aside_torch, captures_torch, compiled_torch, forks, marks, profiler_torch
 from .calls_torch import Calls
 from .tracers import ProfilerBusy
 
 _DETACH = "TEARDOWN_CUPTI"
 
 profiler_torch.patch_profiler(profiler)  # if it is not yet
+captures_torch.patch_graphs(torch.cuda.graphs)
 
 current = None  # the Session that runs
 ending = None  # the aside_torch.Ending of the last one
@@ -86,8 +87,8 @@ class Session:
 
     def begin(self):
         # Kineto reads its log level here; as it is, it would say on stderr that profiling begins and ends.
-        if torch.cuda.is_initialized() and self.thread in threading._active:
-            torch.cuda.synchronize()  # what was launched before would run into the window, for nobody
+        if self.thread in threading._active:
+            captures_torch.wait_for_gpu()  # what was launched before would run into the window, for nobody
         quiet = "KINETO_LOG_LEVEL" not in os.environ
         if quiet:
             os.environ["KINETO_LOG_LEVEL"] = "99"
@@ -133,8 +134,8 @@ class Session:
             return None
         if not self.everywhere and threading.get_ident() != self.thread:
             return None  # only its own thread could; here it would crash
-        if torch.cuda.is_initialized() and not self.abandoned:
-            torch.cuda.synchronize()
+        if not self.abandoned:
+            captures_torch.wait_for_gpu()
         if inside:
             aside_torch.drain(inside)
         attach = detach()
@@ -174,6 +175,7 @@ class Session:
 def _watch_forks():
     global _forks_watched
     if not _forks_watched:
+        aside_torch.possible()  # looked for here: a child may find the loader's lock held
         os.register_at_fork(
             before=_before_fork, after_in_parent=aside_torch.after_fork, after_in_child=_after_fork
         )
@@ -205,7 +207,15 @@ def _after_fork():
         session.calls.forget_threads()
         session.let_go()
         session.forget()
-        torch._C._autograd._enable_record_function(False)
+        if not (aside_torch.possible() and aside_torch.unhear()):
+            torch._C._autograd._enable_record_function(False)
+            profiler_torch.listening.append(_record_again)
         say_stopped()
     except Exception:
         pass
+
+
+def _record_again(prepares):
+    # A profiler of the child's own would see nothing.
+    profiler_torch.listening.remove(_record_again)
+    torch._C._autograd._enable_record_function(True)

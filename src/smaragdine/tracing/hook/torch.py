@@ -233,7 +233,7 @@ class _Loop:
                     0,
                 ]
                 self.sources += 1
-                _learn_rank()
+                training.learn_rank()
             self.latest = (weakref.ref(optimizer), seen)
         self.stepping[thread] = (id(optimizer), id(frame), frame.f_code, self._begin(now_ns), seen)
 
@@ -280,9 +280,3 @@ class _Loop:
         self.epoch = iteration
         marks.mark("epoch_begin", self.epochs, source="torch.dataloader", t_ns=iteration.begin_ns)
         self.epochs += 1
-
-
-def _learn_rank():
-    distributed = getattr(torch, "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        marks.learn_rank(distributed.get_rank())

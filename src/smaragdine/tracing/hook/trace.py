@@ -16,7 +16,8 @@ from . import marks, tracers, training, windows
 
 _settings = None
 _plan = None  # the windows.Plan of this process
-_lock = _thread.allocate_lock()
+_lock = _thread.RLock()  # it knows whose it is, from the instant it is taken: see _alone
+_postponed = []  # (plan, work) of signals' handlers
 _watching = None  # (process, settings) of the watch that runs
 
 _SLICE_S = 1.0
@@ -71,17 +72,9 @@ def marked(name, index, source, t_ns):
     if _settings is None or not (name in _TELLING or name in _INTERRUPTING):
         return
     plan = _plan if _plan.pid == os.getpid() else _plan_of_child()
-    with _held():
-        if name == "step_end":
-            _try(plan, lambda: plan.step_ended(source, index, t_ns))
-        elif name == "train_end":
-            _try(plan, plan.close)  # saving is none of the steps' business
-        elif name in _INTERRUPTING:
-            _try(plan, plan.interrupted)
-        else:
-            plan.step_begins(t_ns)
+    told = _alone(plan, lambda: _tell(plan, name, index, source, t_ns))
     # Calls of a model give way to its training, should there be one.
-    if plan.done and plan.window is None and plan.source != windows.FORWARD:
+    if told and plan.done and plan.window is None and plan.source != windows.FORWARD:
         marks.follower = None  # from now on a step costs what it costs without us
 
 
@@ -89,12 +82,7 @@ def finish():
     """What has been traced is kept, and nothing more is: the program ends, or the training."""
     plan = _plan
     if plan is not None and plan.pid == os.getpid():
-        with _held():
-            plan.done = True
-            _try(plan, plan.close)
-            _try(plan, plan.settle)
-            if plan.refusal is not None and not plan.windows:
-                marks.error("trace", plan.refusal)
+        _alone(plan, lambda: _finish(plan))
 
 
 def at_exit():
@@ -109,9 +97,9 @@ def at_exit():
 def _plan_of_child():
     """A forked child traces nothing where its parent did: that profiler is not its own. Nor is a lock it may
     find held."""
-    global _plan, _lock
+    global _plan, _lock, _postponed
     used = _plan.used()
-    _lock = _thread.allocate_lock()
+    _lock, _postponed = _thread.RLock(), []
     _plan = windows.Plan(_settings)
     _plan.done = _plan.failed = used
     if _is_worker():
@@ -125,13 +113,36 @@ def _worker_ends():
     marks.flush()
 
 
-class _held:
-    def __enter__(self):
-        self.lock = _lock
-        self.lock.acquire()
+def _tell(plan, name, index, source, t_ns):
+    if name == "step_end":
+        plan.step_ended(source, index, t_ns)
+    elif name == "train_end":
+        plan.close()  # saving is none of the steps' business
+    elif name in _INTERRUPTING:
+        plan.interrupted()
+    else:
+        plan.step_begins(t_ns)
 
-    def __exit__(self, *exception):
-        self.lock.release()
+
+def _finish(plan):
+    plan.done = True
+    _try(plan, plan.close)
+    _try(plan, plan.settle)
+    if plan.refusal is not None and not plan.windows:
+        marks.error("trace", plan.refusal)
+
+
+def _alone(plan, work):
+    """Whether it was done, by one thread at a time. A signal's handler may interrupt one that opens or closes
+    a window, and would wait for itself: what it wants is done after that."""
+    if _lock._is_owned():
+        _postponed.append((plan, work))
+        return False
+    with _lock:
+        _try(plan, work)
+        while _postponed:
+            _try(*_postponed.pop(0))
+    return True
 
 
 def _try(plan, work):
@@ -151,7 +162,7 @@ def _watch(plan):
         while _follows(plan):
             time.sleep(_TICK_S)
             busy = load.cores() >= _LEAST_LOAD
-            with _held():
+            with _lock:
                 if plan.overdue():
                     _try(plan, plan.close)
             if plan.source is not None or taken == _SLICES or time.monotonic() < next_s:
@@ -177,7 +188,7 @@ def _take_slice(plan, tracer):
     if _done_by(plan, tracer, lambda: plan.open(tracer), _LONGEST_WAIT_S):
         time.sleep(_SLICE_S)
         if not _done_by(plan, tracer, plan.close, _SLICE_S):
-            with _held():
+            with _lock:
                 if plan.source is None:
                     _try(plan, plan.close)
 
@@ -188,13 +199,17 @@ def _done_by(plan, tracer, work, most_s):
 
     def guarded():
         # Reached from the program's own code: whoever holds the lock may be further up the same stack.
-        if plan.pid == os.getpid() and _lock.acquire(False):
-            try:
-                if plan.source is None and _follows(plan):
-                    _try(plan, work)
-                    done.append(True)
-            finally:
-                _lock.release()
+        lock = _lock
+        if plan.pid != os.getpid() or lock._is_owned():
+            return
+        try:
+            if lock.acquire(False) and plan.source is None and _follows(plan):
+                _try(plan, work)
+                done.append(True)
+        finally:
+            # Asked, for a signal's exception may have come just before or just after it was taken.
+            if lock._is_owned():
+                lock.release()
 
     at_next_call = getattr(tracer, "at_next_call", None)
     if at_next_call is None:

@@ -11,7 +11,7 @@ import time
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from . import aside_torch, compiled_torch, marks, session_torch
+from . import aside_torch, captures_torch, compiled_torch, marks, session_torch
 
 FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
 
@@ -20,11 +20,17 @@ _hooked = False  # what waits for the next call does so by a hook
 
 def ready():
     """Whether a profiler may begin: the last one is over, and what it has heard of too."""
+    if captures_torch.going_on():
+        return False
     ending = session_torch.ending
     if ending is None:
         return True
     ending.wait()
     return ending.forgotten()
+
+
+def may_stop():
+    return not captures_torch.going_on()
 
 
 def start():
@@ -46,6 +52,8 @@ def at_next_call(work):
     def once(module, args):
         if torch.compiler.is_compiling() or threading.current_thread() is not threading.main_thread():
             return
+        if captures_torch.going_on():
+            return  # at a later one
         take_back()
         work()
 
@@ -87,7 +95,7 @@ def stop_aside(session, path, then):
     if inside is None or not session.let_go():
         return None
     if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+        captures_torch.wait_for_gpu()
         aside_torch.leave_gpu()
     facts = _facts(session)
     attach = session_torch.detach()

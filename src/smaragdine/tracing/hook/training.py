@@ -4,7 +4,10 @@ One stream of steps: what runs underneath a trainer (an optimizer, a session) ke
 """
 
 import os
+import sys
 import weakref
+
+from . import marks
 
 _owner = None  # (pid, weak reference to the object that trains)
 
@@ -15,6 +18,7 @@ def begin(trainer):
     if active():
         return False
     _owner = (os.getpid(), weakref.ref(trainer))
+    learn_rank()
     return True
 
 
@@ -35,6 +39,15 @@ def active():
     # A trainer that died in an exception nobody told us about, or that was left behind by fork, owns nothing.
     owner = _owner
     return owner is not None and owner[1]() is not None and owner[0] == os.getpid()
+
+
+def learn_rank():
+    """From PyTorch's process group, where there is one."""
+    distributed = sys.modules.get("torch.distributed")
+    # A PyTorch without it has the module, but nothing in it.
+    initialized = getattr(distributed, "is_initialized", None)
+    if initialized is not None and initialized():
+        marks.learn_rank(distributed.get_rank())
 
 
 def model():

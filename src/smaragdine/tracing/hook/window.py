@@ -29,7 +29,7 @@ class Window:
             "framework": self.tracer.FRAMEWORK,
             "format": self.tracer.FORMAT,
             "suffix": self.tracer.SUFFIX,
-            "rank": marks.rank_of(os.environ),
+            "rank": marks.rank(),
             "pid": os.getpid(),
             "begin_ns": self.begin_ns,
             "end_ns": end_ns,

@@ -95,6 +95,7 @@ class Plan:
                 self.open(tracers.of_source(source))
         elif window.complete:
             self.cost.traced((t_ns - window.last_ns) * 1e-9)
+            window.last_ns = t_ns  # should it not be closed yet
             self.close()
         else:
             self.cost.traced(window.add(index, t_ns))
@@ -128,9 +129,14 @@ class Plan:
 
     def close(self):
         """The window that is open, if any. What it saw is kept, unless it should have steps and has none."""
-        window, self.window = self.window, None
+        window = self.window
         if window is None:
             return
+        may_stop = getattr(window.tracer, "may_stop", None)
+        if may_stop is not None and not may_stop():
+            window.complete = True  # the next step ends it, or the watch
+            return
+        self.window = None
         ended = self.done
         self.done = ended or (0 < self.settings.steps <= self.traced)
         end_ns = self._clock_ns()
@@ -246,6 +252,8 @@ class Plan:
                 return False
         # So far a slice, or calls of a model that turns out to be trained, or a training that ended early.
         self.close()
+        if self.window is not None:
+            return False  # it cannot be closed just now
         if self.source is not None:
             self.seen = self.traced = self._next = 0
             self.done = self.failed

@@ -114,3 +114,49 @@ def test_a_meta_file_of_another_shape_is_named(run: Path, text: str) -> None:
     assert [line for line in said if line.startswith("the trace torch-7-0.meta.json cannot be used: ")]
     assert open_recording(run).windows.num_rows == WINDOWS - 1
     assert raw_files(run) == ["torch-7-0.json", "torch-7-0.meta.json"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"rank": "x"},
+        {"rank": 2**40},
+        {"steps": [[2**70, BEGIN_NS, BEGIN_NS + 10**8]]},
+        {"compiled": [1]},
+        {"edges": [["a", "\ud800"]]},
+        {"pid": []},
+        {"suffix": "/"},
+    ],
+)
+def test_a_window_of_another_shape_costs_no_other(run: Path, odd: dict[str, Any]) -> None:
+    path = run / "traces" / "torch-7-0.meta.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **odd}))
+    check_only_the_first_is_named(run)
+
+
+@pytest.mark.parametrize("time", ["1e999999999", '"NaN"', str(2**70)])
+def test_a_trace_of_another_shape_costs_no_other(run: Path, time: str) -> None:
+    path = run / "traces" / "torch-7-0.json"
+    event = '"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "dur": 1'
+    path.write_text(f'{{"baseTimeNanoseconds": 0, "traceEvents": [{{{event}, "ts": {time}}}]}}')
+    check_only_the_first_is_named(run)
+
+
+def check_only_the_first_is_named(run: Path) -> None:
+    said = assemble(run)
+    assert [line for line in said if line.startswith("the trace torch-7-0.meta.json cannot be used: ")]
+    recording = open_recording(run)
+    assert recording.events["step"].to_pylist() == [1, 2]
+    assert recording.windows.num_rows == WINDOWS - 1
+    assert raw_files(run) == ["torch-7-0.json", "torch-7-0.meta.json"]
+
+
+def test_a_slice_of_another_shape_costs_no_other(run: Path) -> None:
+    for n in range(WINDOWS):
+        path = run / "traces" / f"torch-7-{n}.meta.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "steps": [], "rank": 0 if n else "x"}))
+    said = assemble(run)
+    assert [line for line in said if line.startswith("the trace torch-7-0.meta.json cannot be used: ")]
+    recording = open_recording(run)
+    assert recording.windows.num_rows == recording.events.num_rows == WINDOWS - 1
+    assert raw_files(run) == ["torch-7-0.json", "torch-7-0.meta.json"]

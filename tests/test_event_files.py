@@ -42,6 +42,13 @@ def x(name: str, ts: Any, dur: Any, pid: Any = 1, tid: Any = 1, **more: Any) -> 
     return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, **more}
 
 
+def marks(begin: Any, end: Any) -> bytes:
+    thread = {"pid": 1, "tid": 1}
+    return json.dumps(
+        [{"ph": "B", "name": "a", "ts": begin, **thread}, {"ph": "E", "ts": end, **thread}]
+    ).encode()
+
+
 def process(pid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
 
@@ -252,6 +259,20 @@ HEADER = b"name,device,start_ns,duration_ns\n"
             b'[{"ph": "X", "name": "a", "ts": 9223372036854775, "dur": 1}]',
             ["(a)", "beyond 64 bits"],
         ),
+        ("e.json", b'[{"ph": "X", "name": "a", "ts": 1e999999999, "dur": 1}]', ["(a)", "beyond 64 bits"]),
+        ("e.json", b'[{"ph": "X", "name": "a", "ts": 1, "dur": 1e999999999}]', ["(a)", "beyond 64 bits"]),
+        ("e.json", b'[{"ph": "X", "name": "a", "ts": -9e15, "dur": 17e15}]', ["(a)", "beyond 64 bits"]),
+        (
+            "e.json",
+            b'{"baseTimeNanoseconds": -%d, "traceEvents": '
+            b'[{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}]}' % 2**64,
+            ["(a)", "beyond 64 bits"],
+        ),
+        ("e.json", marks("NaN", 2), ["event 1 (a)", "no number"]),
+        ("e.json", marks("Infinity", "Infinity"), ["event 1 (a)", "no number"]),
+        ("e.json", marks(1, "1e999999999"), ["event 1 (a)", "beyond 64 bits"]),
+        ("e.json", b'{"traceEvents": [{"args": {"name": ' + b"[" * 100_000, ["nested too deeply"]),
+        ("e.json", b'[{"ph": 5}, {"args": {"name": ' + b"[" * 100_000, ["no Chrome trace"]),
         ("e.json", b'[{"ph": "X", "name": "a", "ts": 1, "dur": 1},{"ph": "X", "na', ["cut off"]),
         ("e.json", b'[{"ph": "X", "name": "a", "ts": 1, "dur": 1, "args": {"x": {}}', ["cut off"]),
         ("e.json", b'{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1}', ["cut off"]),
@@ -314,6 +335,31 @@ def test_any_chrome_trace(tmp_path: Path) -> None:
         ("other", "cpu:0", 3_000, 4_000, None, 2, None),
         ("more", "cpu:0", 3_000, 4_000, None, 3, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("events", "device", "lane"),
+    [
+        ([x("a", 1, 2, cat="cpu_op", tid=2**64 - 1)], "cpu:0", 0),
+        ([x("a", 1, 2, cat="kernel", args={"stream": 2**63, "device": 0})], "gpu:0", None),
+        (
+            [x("a", 1, 2, cat="cpu_op"), x(f"ProfilerStep#{'9' * 20}", 1, 2, cat="user_annotation")],
+            "cpu:0",
+            1,
+        ),
+        (
+            [x("a", 1, 2, cat="cpu_op"), x(f"ProfilerStep#{'9' * 5000}", 1, 2, cat="user_annotation")],
+            "cpu:0",
+            1,
+        ),
+        ([process(1, f"GPU {'9' * 5000}"), x("a", 1, 2)], "gpu:0", 0),
+        ([process(1, f"/device:GPU:0/stream:{'9' * 20} Compute"), x("a", 1, 2)], "gpu:0", None),
+        ([process(1, "/device:GPU:0/stream:² Compute"), x("a", 1, 2)], "gpu:0", None),
+    ],
+)
+def test_numbers_of_any_size(tmp_path: Path, events: Any, device: str, lane: int | None) -> None:
+    rows = read_events(write_json(tmp_path / "t.json", {"traceEvents": events})).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [("a", device, 1_000, 2_000, None, lane, None)]
 
 
 @pytest.mark.parametrize("end", ["", ",", "\n", ",\n ", "]", "]\n"])

@@ -438,8 +438,11 @@ class Space:
         self.host = self.message.planes.add(name="/host:CPU")
         for key, name in enumerate(("hlo_op", "hlo_module", "program_id", "run_id", "_p", "_c"), start=1):
             self.host.stat_metadata[key].name = name
-        self.line = self.host.lines.add(name="tf_XLAEigen/1")
+        self.line = self.thread()
         self.metadata = self.message.planes.add(name="/host:metadata")
+
+    def thread(self):
+        return self.host.lines.add(name=f"tf_XLAEigen/{len(self.host.lines) + 1}")
 
     def event(self, text, begin, end, **stats):
         key = len(self.host.event_metadata) + 1
@@ -529,11 +532,12 @@ def test_runs_behind_the_marks_belong_to_their_step(tmp_path, said):
         space.event("fusion.2", begin, begin + 3, hlo_op="fusion.2", _p=50 - run, **stats)
         space.event("fusion.1", begin + 3, begin + 5, hlo_op="fusion.1", _p=100 + run, **stats)
     space.event("end: fusion.2", 42, 43, _c=50)
-    space.event("end: fusion.2", 53, 54, _c=49)  # on another thread, while the next was running
     if said:
         for begin in (1, 5, 11, 15, 21, 25):
             space.event("PjitFunction(<lambda>)", begin, begin + 3)
             space.event("PjitFunction(<lambda>)", begin + 1, begin + 2)
+    space.line = space.thread()
+    space.event("end: fusion.2", 53, 54, _c=49)  # while the next was running
     meta = {"framework": "jax", "steps": [[8, 1_000_000, 1_000_010], [9, 1_000_010, 1_000_020]]}
     table, coverage = events_of(space.write(tmp_path / "a.xplane.pb"), meta)
     assert table["step"].to_pylist() == [8, 8, 8, 8, 9, 9, 9, 9, None, None, None, None]
@@ -545,6 +549,75 @@ def test_runs_behind_the_marks_belong_to_their_step(tmp_path, said):
         (1_000_053, 2, NO_THREAD),
     ]
     assert coverage.counts_divide
+
+
+def spans(space, folder):
+    """(operation, begin, end, thread) of each event, threads by their position."""
+    meta = {"framework": "jax", "steps": [[0, 1_000_000, 1_001_000]]}
+    table, _ = events_of(space.write(folder / "a.xplane.pb"), meta)
+    return [
+        (
+            row["name"].rpartition("/")[2],
+            row["start_ns"] - 1_000_000,
+            row["start_ns"] + row["duration_ns"] - 1_000_000,
+            None if row["lane"] is None else row["lane"] - NO_THREAD,
+        )
+        for row in table.to_pylist()
+    ]
+
+
+def test_an_operation_lasts_until_what_waited_for_it_began(tmp_path):
+    # As XLA on a CPU has it: its mark comes after all that could run in the same task, once it was done.
+    space = Space()
+    space.event("ThreadpoolListener::StartRegion", 0, 0)
+    space.event("dot.1", 1, 3, hlo_op="dot.1", _p=1)
+    space.event("sine.2", 4, 30, hlo_op="sine.2", _p=2)  # does not need the product
+    space.event("end: sine.2", 30, 30, _c=2)
+    space.line = space.thread()
+    space.event("ThreadpoolListener::StartRegion", 2, 2)
+    space.event("cosine.3", 5, 20, hlo_op="cosine.3", _p=3)  # nor does this, in a task before
+    space.event("ThreadpoolListener::StopRegion", 21, 21)
+    space.event("ThreadpoolListener::StartRegion", 22, 22)  # the last part of the product
+    space.event("tanh.4", 40, 50, hlo_op="tanh.4", _p=4)
+    space.event("add.5", 51, 90, hlo_op="add.5", _p=5)
+    space.event("end: dot.1", 91, 91, _c=1)
+    assert spans(space, tmp_path) == [
+        ("dot", 1, 40, None),
+        ("sine", 4, 30, 0),
+        ("cosine", 5, 20, 1),
+        ("tanh", 40, 50, 1),
+        ("add", 51, 90, 1),
+    ]
+
+
+def test_an_operation_that_nothing_waited_for_lasts_until_its_mark(tmp_path):
+    space = Space()
+    space.event("dot.1", 1, 3, hlo_op="dot.1", _p=1)
+    space.event("sine.2", 4, 30, hlo_op="sine.2", _p=2)
+    space.line = space.thread()
+    space.event("ThreadpoolListener::StartRegion", 2, 2)
+    space.event("end: dot.1", 60, 61, _c=1)
+    assert spans(space, tmp_path) == [("dot", 1, 61, None), ("sine", 4, 30, 0)]
+
+
+@pytest.mark.parametrize("opcode", ["while", "conditional", "call"])
+def test_what_contains_others_stays_around_them(tmp_path, opcode):
+    inside = [instruction(11, "dot.2", "dot")]
+    module = {
+        "computations": [
+            {"id": 1, "root_id": 11, "instructions": inside},
+            {"id": 2, "root_id": 20, "instructions": [instruction(20, "outer.1", opcode, calls=[1])]},
+        ]
+    }
+    space = Space()
+    space.program(7, module)
+    space.event("outer.1", 1, 20, hlo_op="outer.1", program_id=7, _p=1)
+    space.event("dot.2", 2, 15, hlo_op="dot.2", program_id=7, _p=2)
+    space.line = space.thread()
+    space.event("ThreadpoolListener::StartRegion", 19, 19)
+    space.event("dot.2", 25, 80, hlo_op="dot.2", program_id=7, _p=3)  # it goes on here
+    space.event("end: outer.1", 90, 90, _c=1)
+    assert [span[1:] for span in spans(space, tmp_path)] == [(1, 20, 0), (2, 15, 0), (25, 80, 1)]
 
 
 def test_operations_in_some_steps_only_are_said(tmp_path):

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
     said: list[str] = []
     _remove_half(folder)
     found = _needed(_metas(folder / TRACES_FOLDER, said), keep)
-    windows: list[dict[str, Any]] = []
+    windows: list[pa.Table] = []
     edges: dict[tuple[str, str], None] = {}
     writer: EventsWriter | None = None
     places, guessed = Recording(folder, {}).places, 0
@@ -95,64 +95,76 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
     def write(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> None:
         nonlocal writer, guessed
         table, more = on_sockets(_within(table, meta), places, int(meta["pid"]))
-        guessed += more
-        windows.append(_window(meta, table, coverage))
+        window = _window(meta, table, coverage)  # before the events: a window of another shape has none
         writer = writer or _events_writer(folder)
         writer.write(table)
+        windows.append(window)
+        guessed += more
 
     for number, (meta_path, meta) in enumerate(found):
-        try:
+        with _named(meta_path, said):
             raw = _raw(meta_path, meta)
             table, coverage = _events_of(raw, meta)
-            edges |= dict.fromkeys((str(source), str(target)) for source, target in _edges(meta, coverage))
+            edges |= dict.fromkeys(_edges(meta, coverage))
             if meta["steps"]:
                 write(meta, table, coverage)
+                read += [raw, meta_path]
             else:
                 slices.append(Slice(int(meta["pid"]), (raw, meta_path), meta, table, coverage))
-        except NotWritten:
-            raise
-        except (UserError, OSError, ValueError, KeyError, TypeError) as failure:
-            said.append(f"the trace {meta_path.name} cannot be used: {failure}")
-            continue
-        if meta["steps"]:
-            read += [raw, meta_path]
         if on_window is not None:
             on_window(number + 1, len(found))
     counted = 0  # steps that nobody announced, in all slices so far
-    for each in agreed(slices):
-        table = each.table
-        if each.coverage.found_steps:
-            table = _numbered(table, each.meta, each.coverage, counted)
+    kept = agreed(slices)
+    tried = {each.files for each in kept}
+    read += [path for each in slices if each.files not in tried for path in each.files]
+    for each in kept:
+        with _named(each.files[-1], said):
+            table = each.table
+            if each.coverage.found_steps:
+                table = _numbered(table, each.meta, each.coverage, counted)
+            write(each.meta, table, each.coverage)
             counted += len(each.coverage.found_steps)
-        write(each.meta, table, each.coverage)
-    read += [path for each in slices for path in each.files]
+            read += each.files
+    table = pa.concat_tables([WINDOWS.empty_table(), *windows])
     if writer is not None:
         writer.close()
-        _finish(folder, writer, windows, edges)
+        _finish(folder, writer, table, edges)
     for path in [] if keep else read:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (folder / TRACES_FOLDER).rmdir()
-    return said + _remarks(windows) + remarks_on(guessed)
+    return said + _remarks(table.to_pylist()) + remarks_on(guessed)
+
+
+@contextlib.contextmanager
+def _named(meta_path: Path, said: list[str]) -> Iterator[None]:
+    """A trace that cannot be used costs no other: whatever is odd about it, it is named and stays."""
+    try:
+        yield
+    except NotWritten:
+        raise
+    except Exception as failure:
+        said.append(f"the trace {meta_path.name} cannot be used: {str(failure) or repr(failure)}")
 
 
 def _metas(folder: Path, said: list[str]) -> list[tuple[Path, dict[str, Any]]]:
     found: list[tuple[Path, dict[str, Any]]] = []
     for path in sorted(folder.glob("*.meta.json"), key=_order):
-        try:
+        with _named(path, said):
             meta = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(meta, dict) or not isinstance(meta.get("suffix"), str):
                 raise ValueError("it does not say which file it is about")
+            if not isinstance(meta.get("pid"), int):
+                raise ValueError("it does not say whose it is")
+            _raw(path, meta)  # a suffix may be no part of a name
             found.append((path, meta))
-        except (OSError, ValueError) as failure:
-            said.append(f"the trace {path.name} cannot be used: {failure}")
     return found
 
 
 def _order(path: Path) -> tuple[str, int]:
     """torch-4711-2.meta.json comes before torch-4711-10.meta.json."""
     stem, _, number = path.name.removesuffix(".meta.json").rpartition("-")
-    return stem, int(number) if number.isdigit() else 0
+    return stem, int(number) if number.isdecimal() else 0
 
 
 def _needed(found: list[tuple[Path, dict[str, Any]]], keep: bool) -> list[tuple[Path, dict[str, Any]]]:
@@ -207,13 +219,19 @@ def _within(table: pa.Table, meta: dict[str, Any]) -> pa.Table:
     return table.filter(pc.is_valid(table["step"])) if meta["steps"] else table
 
 
-def _edges(meta: dict[str, Any], coverage: Coverage) -> Iterable[tuple[str, str]]:
-    yield from (meta.get("edges") or ())
-    yield from getattr(coverage, "edges", ())
+def _edges(meta: dict[str, Any], coverage: Coverage) -> list[tuple[str, str]]:
+    found = [(str(source), str(target)) for source, target in (*(meta.get("edges") or ()), *coverage.edges)]
+    _edges_table(found)  # JSON may hold text that no table can
+    return found
 
 
-def _window(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> dict[str, Any]:
-    return {
+def _edges_table(edges: Iterable[tuple[str, str]]) -> pa.Table:
+    rows = [{"source": source, "target": target} for source, target in edges]
+    return pa.Table.from_pylist(rows, schema=EDGES)
+
+
+def _window(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> pa.Table:
+    row = {
         **{name: meta.get(name) for name in WINDOWS.names},
         "steps": [dict(zip(("index", "begin_ns", "end_ns"), step, strict=True)) for step in meta["steps"]],
         "events": table.num_rows,
@@ -222,6 +240,7 @@ def _window(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> dict[s
         "counts_divide": coverage.counts_divide,
         "remarks": list(coverage.remarks),
     }
+    return pa.Table.from_pylist([row], schema=WINDOWS)
 
 
 def _events_writer(folder: Path) -> EventsWriter:
@@ -232,14 +251,13 @@ def _events_writer(folder: Path) -> EventsWriter:
 
 
 def _finish(
-    folder: Path, writer: EventsWriter, windows: list[dict[str, Any]], edges: Iterable[tuple[str, str]]
+    folder: Path, writer: EventsWriter, windows: pa.Table, edges: Collection[tuple[str, str]]
 ) -> None:
-    rows = [{"source": source, "target": target} for source, target in edges]
     error = writer.error
-    if error is None and rows:
-        error = write_edges(folder, pa.Table.from_pylist(rows, schema=EDGES))
+    if error is None and edges:
+        error = write_edges(folder, _edges_table(edges))
     if error is None:
-        error = write_windows(folder, pa.Table.from_pylist(windows, schema=WINDOWS))
+        error = write_windows(folder, windows)
     if error is not None:
         _remove_half(folder)
         raise NotWritten(error.strerror or str(error))

@@ -55,7 +55,7 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     except (DecodeError, OSError) as error:
         raise UserError(f"{raw.name} is no XPlane file", str(error)) from None
     known = programs(space)
-    events = with_runs(out_of_buffers(read_rows(space, raw.name, line_threads(meta)), known), known)
+    events = with_runs(out_of_buffers(read_rows(space, raw.name, known, line_threads(meta)), known), known)
     if not meta["steps"]:
         events = _within(events, meta)
     names = _names(events, known, _products(events, meta), _outside(meta))

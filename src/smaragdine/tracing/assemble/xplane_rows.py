@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from smaragdine.tracing.assemble.eager_rows import eager_rows
+from smaragdine.tracing.assemble.hlo import NO_PROGRAM, Program
 from smaragdine.tracing.assemble.line_threads import NO_THREAD
 from smaragdine.tracing.assemble.tensorflow_names import contains_others
 from smaragdine.tracing.files.xplane import (
@@ -26,7 +28,9 @@ _STATS = frozenset(
     }
 )
 _DISPATCH = re.compile(r"PjitFunction\((.*)\)", re.DOTALL)  # on the program's own thread
-_NO_PROGRAM = -1
+_NO_PROGRAM_ID = -1
+_TASK_BEGINS = "ThreadpoolListener::StartRegion"  # on a thread of a pool
+_CONTAINERS = frozenset({"while", "conditional", "call"})  # what they run is recorded itself
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Row:
     run: int | None = None  # which execution of the program, where it is known
     path: str = ""  # that a GPU's kernel carries
     producer: int | None = None  # XLA's own number of this execution of this operation
-    consumer: int | None = None  # the number of the execution that ends here
+    consumer: int | None = None  # no work: the task, up to where the execution of this number was seen done
     dispatches: bool = False  # no work: `module` is handed to the device
     graph: int | None = None  # the CUDA graph that a kernel is part of
     node: int | None = None  # of that graph, in the order in which it was built
@@ -63,10 +67,21 @@ class Rows:
     dispatched_ns: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
 
-def read_rows(space: Any, where: str, threads: Mapping[int, int] | None = None) -> Rows:
+@dataclass(frozen=True)
+class _Seen:
+    """Where an operation was seen to be done: in the task that did the last of it, or behind that."""
+
+    task_ns: int
+    marked_ns: int
+    begun_ns: Sequence[int]  # when operations began on this thread, in order
+
+
+def read_rows(
+    space: Any, where: str, known: Mapping[int, Program], threads: Mapping[int, int] | None = None
+) -> Rows:
     """`threads`: of the lines of the host, by their number; a line without one is a lane of its own."""
     begin_ns = profile_start_ns(space)
-    events, ends = Rows(), dict[int, int]()
+    events, seen = Rows(), dict[int, _Seen]()
     for plane in space.planes:
         gpu = GPU_PLANE.fullmatch(plane.name)
         if gpu is None and plane.name != HOST_PLANE:
@@ -81,6 +96,9 @@ def read_rows(space: Any, where: str, threads: Mapping[int, int] | None = None) 
             offsets_ps, durations_ps = [row.offset_ps for row in rows], [row.duration_ps for row in rows]
             start_ns, duration_ns = event_times(line, offsets_ps, durations_ps, begin_ns, where)
             end_ns = (start_ns + duration_ns).tolist()
+            begun_ns = sorted(
+                start for row, start in zip(rows, start_ns.tolist(), strict=True) if row.operation
+            )
             dispatched_until_ns = 0
             for row, start, end in zip(rows, start_ns.tolist(), end_ns, strict=True):
                 if row.dispatches:
@@ -90,14 +108,14 @@ def read_rows(space: Any, where: str, threads: Mapping[int, int] | None = None) 
                         dispatched_until_ns = end
                     continue
                 if row.consumer is not None:
-                    ends[row.consumer] = end
+                    seen[row.consumer] = _Seen(start, end, begun_ns)
                     continue
                 events.rows.append(row)
                 events.devices.append(device)
                 events.lanes.append(lane)
                 events.start_ns.append(start)
                 events.end_ns.append(end)
-    _last_until_done(events, ends)
+    _last_until_done(events, seen, known)
     return events
 
 
@@ -110,8 +128,11 @@ def _rows(plane: Any, line: Any, is_gpu: bool) -> Iterator[Row]:
     if not is_gpu:
         for each in eager_rows(texts, line):
             yield Row(*each, is_eager=True)
+    task_ps = 0
     for event in line.events:
         text = texts.get(event.metadata_id, "")
+        if text == _TASK_BEGINS:
+            task_ps = event.offset_ps
         # Python frames, and what the runtime says of itself.
         if event.num_occurrences or text.startswith("$") or (not is_gpu and "::" in text):
             continue
@@ -135,7 +156,8 @@ def _rows(plane: Any, line: Any, is_gpu: bool) -> Iterator[Row]:
             yield Row(text, event.offset_ps, event.duration_ps, module=module, dispatches=True)
         elif text.startswith("end: "):
             if stats.get("_c"):
-                yield Row(text, event.offset_ps, event.duration_ps, consumer=stats["_c"])
+                lasted_ps = event.offset_ps + event.duration_ps - task_ps
+                yield Row(text, task_ps, lasted_ps, consumer=stats["_c"])
         elif is_gpu or stats.get("hlo_op"):
             run = stats.get("run_id")
             yield Row(
@@ -144,7 +166,7 @@ def _rows(plane: Any, line: Any, is_gpu: bool) -> Iterator[Row]:
                 event.duration_ps,
                 operation=str(stats.get("hlo_op") or ""),
                 module=str(stats.get("hlo_module") or ""),
-                program=int(stats.get("program_id", _NO_PROGRAM)),
+                program=int(stats.get("program_id", _NO_PROGRAM_ID)),
                 run=None if run in (None, 0, -1) else int(run),  # -1: TensorFlow does not count them
                 path=str(stats.get("name") or stats.get("tf_op") or ""),
                 producer=stats.get("_p"),
@@ -154,11 +176,28 @@ def _rows(plane: Any, line: Any, is_gpu: bool) -> Iterator[Row]:
             )
 
 
-def _last_until_done(events: Rows, ends: dict[int, int]) -> None:
+def _last_until_done(events: Rows, seen: Mapping[int, _Seen], known: Mapping[int, Program]) -> None:
     """A product may go on in a pool of threads after the thread that began it took up the next operation: it
     lasts until it is done, and nests in no lane."""
     for i, row in enumerate(events.rows):
-        done_ns = ends.get(row.producer) if row.producer is not None else None
-        if done_ns is not None and done_ns > events.end_ns[i]:
+        found = seen.get(row.producer) if row.producer is not None else None
+        if found is None or _contains_others(row, known):
+            continue
+        done_ns = _done_ns(found, events.start_ns[i])
+        if done_ns > events.end_ns[i]:
             events.end_ns[i] = done_ns
             events.lanes[i] = None
+
+
+def _done_ns(seen: _Seen, start_ns: int) -> int:
+    """XLA marks an operation's end only when all that waited for it has run, in the task that did the last of
+    it: it was done when the first of these began. Tasks before may have run anything."""
+    at = max(bisect_left(seen.begun_ns, seen.task_ns), bisect_right(seen.begun_ns, start_ns))
+    return min([seen.marked_ns, *seen.begun_ns[at : at + 1]])
+
+
+def _contains_others(row: Row, known: Mapping[int, Program]) -> bool:
+    """A loop goes on in tasks on other threads; on its own it lasts as long as it says."""
+    program = NO_PROGRAM if row.program is None else known.get(row.program, NO_PROGRAM)
+    origin = program.origins.get(row.operation)
+    return origin is not None and origin.opcode in _CONTAINERS

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from itertools import repeat
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -27,7 +27,8 @@ Id = int | float | str | None
 
 _EXACT = Context(prec=80, rounding=ROUND_HALF_EVEN)
 _ABSENT = Decimal("NaN")
-_DEVICE = re.compile(r"(?<![a-z])(gpu|cuda|cpu)(?:[\s:#]*(\d+))?(?![a-z])", re.IGNORECASE)
+_BEYOND = "its time is beyond 64 bits"
+_DEVICE = re.compile(r"(?<![a-z])(gpu|cuda|cpu)(?:[\s:#]*(\d{1,9})(?!\d))?(?![a-z])", re.IGNORECASE)
 
 
 class Args(msgspec.Struct, gc=False):
@@ -98,6 +99,8 @@ def _decode(data: memoryview, where: str) -> Trace:
         if "truncated" in str(error):
             raise UserError(f"{where} is cut off", "the JSON has no end", "Copy it anew") from None
         raise UserError(f"{where} is not JSON", str(error)) from None
+    except RecursionError:
+        raise UserError(f"{where} is no Chrome trace", "its JSON is nested too deeply") from None
 
 
 def _decode_array(data: memoryview) -> list[Event]:
@@ -132,12 +135,12 @@ def _with_row(message: str, data: memoryview, plain_array: bool) -> str:
             if plain_array
             else msgspec.json.decode(data, type=_RawTrace).events
         )
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return message
     for row, event in enumerate(raw, 1):
         try:
             msgspec.json.decode(event, type=Event)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return f"event {row:,}: {error}"
     return message
 
@@ -160,8 +163,9 @@ def _paired(events: Sequence[Event], where: str) -> list[Event]:
     open_by_thread: dict[tuple[Id, Id], list[tuple[int, Event]]] = {}
     marks = [(row, event) for row, event in enumerate(events, 1) if event.ph in ("B", "E")]
     for row, event in marks:
-        if event.ts is _ABSENT:
-            raise UserError(f"{where}, event {row:,} ({event.name})", "it has no ts")
+        if not event.ts.is_finite():
+            why = "it has no ts" if event.ts is _ABSENT else "its time is no number"
+            raise UserError(f"{where}, event {row:,} ({event.name})", why)
     whole: dict[int, Event] = {}
     # Chrome orders by time; entries of one time stay as they were written.
     for row, event in sorted(marks, key=lambda mark: mark[1].ts):
@@ -176,7 +180,10 @@ def _paired(events: Sequence[Event], where: str) -> list[Event]:
                 "B and E must nest within a thread",
             )
         begun, begin = stack.pop()
-        dur = _EXACT.subtract(event.ts, begin.ts)
+        try:
+            dur = _EXACT.subtract(event.ts, begin.ts)
+        except ArithmeticError:
+            raise UserError(f"{where}, event {begun:,} ({begin.name})", _BEYOND) from None
         whole[begun] = Event("X", begin.name, begin.cat, begin.pid, begin.tid, begin.ts, dur, begin.args)
     for stack in open_by_thread.values():
         if stack:
@@ -193,10 +200,12 @@ def times_ns(events: Sequence[Event], base_ns: int, where: str) -> tuple[Ints, I
             raise OverflowError
         start_ns = np.array(_nanoseconds(ts, base_ns), dtype=np.int64)
         end_ns = np.array(_nanoseconds(map(_EXACT.add, ts, dur), base_ns), dtype=np.int64)
-        return start_ns, end_ns - start_ns
+        duration_ns = end_ns - start_ns
+        if dur and int(duration_ns.min()) < 0:
+            raise OverflowError
+        return start_ns, duration_ns
     except (ValueError, OverflowError, ArithmeticError):
         _refuse_times(events, base_ns, where)
-        raise
 
 
 def _nanoseconds(times_us: Iterable[Decimal], base_ns: int) -> list[int]:
@@ -205,18 +214,21 @@ def _nanoseconds(times_us: Iterable[Decimal], base_ns: int) -> list[int]:
     return list(map(base_ns.__add__, whole) if base_ns else whole)
 
 
-def _refuse_times(events: Sequence[Event], base_ns: int, where: str) -> None:
-    most_us = Decimal(MOST_NS - base_ns).scaleb(-3)
+def _refuse_times(events: Sequence[Event], base_ns: int, where: str) -> NoReturn:
+    most_us, longest_us = (_EXACT.scaleb(Decimal(ns), -3) for ns in (MOST_NS - base_ns, MOST_NS))
+    least_us = _EXACT.scaleb(Decimal(-MOST_NS - base_ns), -3)
     for event in events:
         if not (event.ts.is_finite() and event.dur.is_finite()):
             why = "its time is no number"
         elif event.dur < 0:
             why = "its duration is negative"
-        elif abs(event.ts) >= most_us or event.ts + event.dur >= most_us:
-            why = "its time is beyond 64 bits"
+        # One after the other: a sum of numbers of any size may be none.
+        elif not least_us <= event.ts < most_us or event.dur >= longest_us or event.ts + event.dur >= most_us:
+            why = _BEYOND
         else:
             continue
         raise UserError(f"{where}, event at ts {event.ts} ({event.name})", why)
+    raise UserError(where, _BEYOND)
 
 
 def argument(event: Event, name: str) -> Any:

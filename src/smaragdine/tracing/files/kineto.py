@@ -6,6 +6,8 @@ that launched it. Launches themselves, Python frames and annotations are no oper
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +27,7 @@ _GPU = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
 _LAUNCH = {"cuda_runtime", "cuda_driver", "Runtime"}
 _ANNOTATION = {"user_annotation"}
 _NO_STEP = -(2**63)
-_STEP = "ProfilerStep#"
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
 def is_kineto(trace: Trace) -> bool:
@@ -119,13 +121,16 @@ def _devices(cpu: Sequence[Event], gpu: Sequence[Event], where: str) -> pa.Array
 def _cpu_lanes(cpu: Sequence[Event]) -> pa.Array:
     threads = [event.tid for event in cpu]
     if set(map(type, threads)) <= {int} and len({event.pid for event in cpu}) <= 1:
-        return pa.array(threads, pa.int64())
+        with contextlib.suppress(OverflowError):  # 64 bits without a sign
+            return pa.array(threads, pa.int64())
     return codes((event.pid, event.tid) for event in cpu)
 
 
 def _streams(gpu: Sequence[Event]) -> pa.Array:
     streams = [argument(event, "stream") for event in gpu]
-    return pa.array([stream if is_int(stream) else None for stream in streams], pa.int64())
+    return pa.array(
+        [stream if is_int(stream) and abs(stream) <= MOST_NS else None for stream in streams], pa.int64()
+    )
 
 
 def _external_ids(events: Sequence[Event]) -> Ints:
@@ -204,9 +209,9 @@ def _inside(
 def _steps(annotations: Sequence[Event], begin_ns: Ints, end_ns: Ints, asked_ns: Ints) -> Ints:
     steps = np.full(asked_ns.size, _NO_STEP, dtype=np.int64)
     named_steps = [
-        (int(begin_ns[i]), int(end_ns[i]), int(event.name.removeprefix(_STEP)))
+        (int(begin_ns[i]), int(end_ns[i]), int(step[1]))
         for i, event in enumerate(annotations)
-        if event.name.startswith(_STEP) and event.name.removeprefix(_STEP).isdecimal()
+        if (step := _STEP.fullmatch(event.name))
     ]
     if not named_steps:
         return steps

@@ -17,7 +17,8 @@ from smaragdine.tracing.files.chrome import Event, Id, argument, named, times_ns
 from smaragdine.tracing.files.phases import phases_by_name
 from smaragdine.tracing.files.table import built
 
-_COMPUTE = re.compile(r"^/.*device:(CPU|GPU):(\d+)(?:/(stream:\w+|memcpy))? Compute$", re.IGNORECASE)
+_COMPUTE = re.compile(r"^/.*device:(CPU|GPU):(\d{1,9})(?:/(stream:\w+|memcpy))? Compute$", re.IGNORECASE)
+_NUMBER = re.compile(r"\d{1,18}")
 
 
 def is_timeline(processes: Mapping[Id, str]) -> bool:
@@ -39,11 +40,12 @@ def events(complete: Sequence[Event], processes: Mapping[Id, str], where: str) -
         for event in complete
         if event.pid in place and (place[event.pid][1] or place[event.pid][0] not in traced)
     ]
-    own = Counter(_key(event, place[event.pid][0]) for event in rows if place[event.pid][1].isdigit())
+    number = {stream: int(stream) for _, stream in place.values() if _NUMBER.fullmatch(stream)}
+    own = Counter(_key(event, place[event.pid][0]) for event in rows if place[event.pid][1] in number)
     kept: list[Event] = []
     for event in rows:
         device, stream = place[event.pid]
-        if stream and not stream.isdigit():
+        if stream and stream not in number:
             key = _key(event, device)
             if own[key] > 0:
                 own[key] -= 1
@@ -51,7 +53,6 @@ def events(complete: Sequence[Event], processes: Mapping[Id, str], where: str) -
         kept.append(event)
     start_ns, duration_ns = times_ns(kept, 0, where)
     names = named(kept, [_name(event) for event in kept], where)
-    streams = [place[event.pid][1] for event in kept]
     return built(
         names,
         encode([place[event.pid][0] for event in kept]),
@@ -59,7 +60,7 @@ def events(complete: Sequence[Event], processes: Mapping[Id, str], where: str) -
         duration_ns,
         phases_by_name(names),
         # A CPU operation's tid is a place in the picture, no thread.
-        pa.array([int(stream) if stream.isdigit() else None for stream in streams], pa.int64()),
+        pa.array([number.get(place[event.pid][1]) for event in kept], pa.int64()),
     )
 
 

@@ -569,6 +569,36 @@ def test_a_driver_that_is_loaded_anew(tmp_path: Path, tree: PowercapTree, monkey
             assert run.source.gpu_sessions() == {"gpu:0": frozenset({""})}
 
 
+def test_gpus_that_a_new_driver_numbers_otherwise(
+    tmp_path: Path, tree: PowercapTree, monkeypatch: pytest.MonkeyPatch
+):
+    """First one is missing, so that the other has its index; then it comes back behind that."""
+    spec = tmp_path / "gpus.spec"
+    monkeypatch.setenv("FAKE_NVML", str(spec))
+    one, other = (GpuSpec(high_w=watts, pcie=False).at(n) for n, watts in enumerate((100.0, 200.0)))
+    write_spec(spec, [one, other])
+    with in_process(tmp_path), program() as process:
+        settings = sensor_settings(tmp_path, tree.root, visible=None)
+        with running(settings) as run:
+            run.source.add("a", process.pid, True, 100 * MS)
+            powers = [run.number(device, "power") for device in ("gpu:0", "gpu:1")]
+
+            def comes_back(device: str) -> None:
+                power = run.number(device, "power")
+                wait_until(lambda: any(f"{device} power" in text for text in run.notes("sensor_back")))
+                seen = len(run.readings(power))
+                wait_until(lambda: len(run.readings(power)) > seen)
+
+            wait_until(lambda: all(run.readings(power) for power in powers))
+            write_spec(spec, [other], driver_load=1)
+            comes_back("gpu:1")
+            assert not any("gpu:0 power" in text for text in run.notes("sensor_back"))
+            write_spec(spec, [other, one], driver_load=2)
+            comes_back("gpu:0")
+            watts = [{value for _, value in run.readings(power)} for power in powers]
+            assert watts == [{100.0}, {200.0}]
+
+
 def test_clock_step_and_suspension_are_told_apart(tmp_path: Path, tree: PowercapTree):
     now = {"wall": 1_700_000_000 * SECOND, "mono": 5 * SECOND, "boot": 5 * SECOND}
     clock = Clock(lambda: now["wall"], lambda: now["mono"], lambda _: None)

@@ -598,6 +598,7 @@ class FakeProc:
     idle: list[int] = field(default_factory=lambda: [100, 200, 300, 400])
     iowait: list[int] = field(default_factory=lambda: [10, 10, 10, 10])
     steal: list[int] = field(default_factory=lambda: [5, 5, 5, 5])
+    offline: set[int] = field(default_factory=lambda: set[int]())
 
     def clock(self) -> Clock:
         return Clock(wall_ns=lambda: self.now_ns + 10**18, mono_ns=lambda: self.now_ns)
@@ -605,7 +606,11 @@ class FakeProc:
     def write(self) -> None:
         rows = list(zip(self.idle, self.iowait, self.steal, strict=True))
         total = [sum(column) for column in zip(*rows, strict=True)]
-        lines = [f"cpu{name} 7 7 7 {i} {w} 0 0 {s} 0 0" for name, (i, w, s) in zip("0123", rows, strict=True)]
+        lines = [
+            f"cpu{cpu} 7 7 7 {i} {w} 0 0 {s} 0 0"
+            for cpu, (i, w, s) in enumerate(rows)
+            if cpu not in self.offline
+        ]
         head = f"cpu  28 28 28 {total[0]} {total[1]} 0 0 {total[2]} 0 0"
         (self.root / "stat").write_text("\n".join([head, *lines, "intr 12345", "ctxt 1", ""]))
 
@@ -750,4 +755,41 @@ def test_a_cpu_without_a_line_in_stat_is_not_busy(fake: FakeProc):
     activity = Activity(offline, fake.root, clock=fake.clock())
     fake.move(1.0, idle=[100, 100, 100, 100])
     assert busy(activity)[0] == pytest.approx(0, abs=0.05)
+    activity.close()
+
+
+@pytest.mark.parametrize("cpus", [ONE_SOCKET, TWO_SOCKETS], ids=["one socket", "two sockets"])
+def test_a_cpu_that_goes_and_returns_is_not_busy_meanwhile(fake: FakeProc, cpus: CpuInfo):
+    """Its line is gone with all its idle time since boot, and may begin anew when it is back."""
+    ten_days = 10 * 86400 * 100
+    fake.idle = [ten_days] * 4
+    fake.write()
+    activity = Activity(cpus, fake.root, clock=fake.clock())
+
+    def busy_s(seconds: float, idle: list[int]) -> float:
+        fake.move(seconds, idle)
+        return sum(busy(activity).values())
+
+    assert busy_s(1.0, [50, 50, 50, 50]) == 2.0
+    fake.offline = {1}
+    assert busy_s(1.0, [50, 0, 50, 50]) == 3.5
+    assert busy_s(1.0, [50, 0, 50, 50]) == 5.0
+    fake.offline = set()
+    fake.idle[1] = 7
+    assert busy_s(1.0, [50, 0, 50, 50]) == 6.5
+    assert busy_s(1.0, [50, 50, 50, 50]) == 8.5
+    activity.close()
+
+
+@pytest.mark.parametrize("cpus", [ONE_SOCKET, TWO_SOCKETS], ids=["one socket", "two sockets"])
+def test_a_cpu_that_went_and_returned_between_two_reads_begins_anew(fake: FakeProc, cpus: CpuInfo):
+    fake.idle = [10 * 86400 * 100] * 4
+    fake.write()
+    activity = Activity(cpus, fake.root, clock=fake.clock())
+    fake.move(1.0, idle=[50, 50, 50, 50])
+    fake.idle[1] = 7
+    fake.write()
+    assert sum(busy(activity).values()) == 1.5
+    fake.move(1.0, idle=[50, 50, 50, 50])
+    assert sum(busy(activity).values()) == 3.5
     activity.close()

@@ -6,7 +6,7 @@ program does: it holds a pidfd, which also tells of `kill -9`. It talks to whoev
     in   watch PID INCLUDE_PAST MARKER    the program to follow
          stop                             finish and go
     out  {"ready": {...}}                 sensors are open and the first readings are in
-         {"feed": {...}}                    once a second, for `--live`
+         {"feed": {...}}                  once a second, for `--live`; left out while nobody reads
          {"done": {...}}                  all is on disk; figures about the sampler itself
 """
 
@@ -30,6 +30,7 @@ from smaragdine.monitor.priority import prioritise_thread
 from smaragdine.monitor.sampler import Sampler
 from smaragdine.monitor.through_daemon import through_daemon
 from smaragdine.recording.format import SPOOL_FOLDER, channel_to_dict, table_of
+from smaragdine.recording.outbox import Outbox
 from smaragdine.recording.recorder_config import GROUP_SIGNALS, RecorderConfig
 from smaragdine.recording.waiting import readable
 from smaragdine.recording.writer import ReadingsWriter
@@ -37,12 +38,8 @@ from smaragdine.sensors.base import Absent
 from smaragdine.sensors.discover import Machine, discover, settings_from_environment
 
 FLUSH_EVERY_NS = 1_000_000_000
-
-
-def _say(message: dict[str, Any]) -> None:
-    # Whoever listened may be gone; the recording goes on without them.
-    with contextlib.suppress(OSError):
-        os.write(1, json.dumps(message).encode() + b"\n")
+# Whoever started us may be stopped for a while: so long they may take to hear that we are ready or done.
+_HEARD_WITHIN_S = 30.0
 
 
 class Recorder:
@@ -57,6 +54,7 @@ class Recorder:
         self._writer = ReadingsWriter(self._folder, self._sampler.channels, config.segment)
         self._power_channels = {i for i, c in enumerate(self._sampler.channels) if table_of(c) == "power"}
         self._clocks = ClockWatch()
+        self._outbox = Outbox(1)
         self._pidfd: int | None = None
         self._watched = 0
         self._input = b""
@@ -69,7 +67,7 @@ class Recorder:
         setup_wall_ns = time.monotonic_ns()
         self._sampler.start()
         self._wait_for_first_readings()
-        _say({"ready": self._describe()})
+        self._outbox.say({"ready": self._describe()}, _HEARD_WITHIN_S)
         next_flush_ns = time.monotonic_ns() + FLUSH_EVERY_NS
         waiting_on = [0]
         while not self._stopping:
@@ -88,7 +86,7 @@ class Recorder:
         self._sampler.stop()
         self._flush()
         self._writer.close()
-        _say({"done": self._figures(setup_cpu_s, setup_wall_ns)})
+        self._outbox.say({"done": self._figures(setup_cpu_s, setup_wall_ns)}, _HEARD_WITHIN_S)
 
     def _wait_for_first_readings(self) -> None:
         """Let every lane come round once, so that the program's first second has something to stand on."""
@@ -137,7 +135,7 @@ class Recorder:
         except OSError as error:
             self._errors.append(str(error))
         if self._config.live:
-            _say({"feed": self._feed(batches)})
+            self._outbox.offer({"feed": self._feed(batches)})
         self._flushes += 1
         if self._flushes % 60 == 0:
             gc.collect()

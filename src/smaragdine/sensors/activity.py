@@ -3,6 +3,9 @@
 Busy time is cores × wall − idle − iowait: the user and system columns of /proc/stat alias with the
 scheduler's tick, the idle ones do not. What the hypervisor took (steal) is nobody's work here, so it
 counts as not busy.
+
+CPUs come and go. One that is offline has no line of its own, and may return with another idle time than it
+left with: what counts is how much each CPU was idle between two reads that both have it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 # that it never costs more than this share of a core.
 _STAT_EVERY_NS = 40_000_000
 _STAT_SHARE = 0.005
+# iowait runs backwards a little (proc(5)); by more than this, a CPU was away and its idle time began anew.
+_BACKWARDS_TICKS = 10 * os.sysconf("SC_CLK_TCK")
 
 
 class Activity:
@@ -47,9 +52,17 @@ class Activity:
         self._tree: ProcessTree | None = None
         self._monitor_start_s = time.process_time()
         self._next_stat_ns = 0
-        self.cpu_count = self._count_cpus()
-        self._start_ns = clock.mono_ns()
-        self._idle_start_s = self._idle_s()
+        self._line_sockets = {b"cpu%d" % cpu: socket for cpu, socket in self.socket_of_cpu.items()}
+        self._last_ns = clock.mono_ns()
+        self._last_stat = self._stat_text()
+        self._last_sum = _cpus_and_idle_ticks(self._last_stat)
+        self._last_idle = _idle_ticks_by_line(self._last_stat)
+        self.cpu_count = {
+            socket: len(self._last_idle.keys() & {b"cpu%d" % cpu for cpu in members})
+            for socket, members in cpus.sockets.items()
+        }
+        self._present_ns = dict.fromkeys(self._sockets, 0)
+        self._idle_ticks = dict.fromkeys(self._sockets, 0)
         self._busy = dict.fromkeys(self._sockets, 0.0)
         self._busy_t_ns = clock.wall_ns()
         self._position = {"busy": 0, "program": 1, "monitor": 2}
@@ -121,13 +134,13 @@ class Activity:
 
     def _read_busy(self, readings: list[tuple[int, int, float]]) -> None:
         now_ns = self._clock.mono_ns()
-        idle_s = self._idle_s()
+        self._count_idle(self._stat_text(), now_ns - self._last_ns)
+        self._last_ns = now_ns
         t_ns = self._busy_t_ns = self._clock.wall_ns()
-        wall_s = (now_ns - self._start_ns) * 1e-9
         # The sampler is one process of short bursts: which socket it ran on is not worth a system call.
         monitor_s = (time.process_time() - self._monitor_start_s) / len(self._sockets)
         for i, socket in enumerate(self._sockets):
-            busy_s = self.cpu_count[socket] * wall_s - (idle_s[socket] - self._idle_start_s[socket])
+            busy_s = self._present_ns[socket] * 1e-9 - self._idle_ticks[socket] * _TICK_S
             # iowait may run backwards (proc(5)) and ticks are coarse: a running total must not.
             self._busy[socket] = max(self._busy[socket], busy_s)
             first = i * len(self._position)
@@ -136,12 +149,6 @@ class Activity:
         cost_ns = self._clock.mono_ns() - now_ns
         self._next_stat_ns = now_ns + max(_STAT_EVERY_NS, int(cost_ns / _STAT_SHARE))
 
-    def _count_cpus(self) -> dict[int, int]:
-        """CPUs per socket that /proc/stat has a line for: one that is offline is not busy."""
-        names = [line.split(None, 1)[0] for line in self._stat_text().split(b"\n") if line.startswith(b"cpu")]
-        numbers = {int(name[3:]) for name in names if name[3:].isdigit()}
-        return {socket: len(numbers.intersection(members)) for socket, members in self._cpus.sockets.items()}
-
     def _stat_text(self) -> bytes:
         text = os.pread(self._stat_fd, self._stat_bytes, 0)
         while len(text) == self._stat_bytes and b"\nintr" not in text:
@@ -149,21 +156,48 @@ class Activity:
             text = os.pread(self._stat_fd, self._stat_bytes, 0)
         return text
 
-    def _idle_s(self) -> dict[int, float]:
-        """Idle, iowait and steal seconds per socket since boot."""
-        text = self._stat_text()
-        if len(self._sockets) == 1:
-            fields = text[: text.index(b"\n")].split()
-            return {self._sockets[0]: _idle_ticks(fields) * _TICK_S}
-        idle_s = dict.fromkeys(self._sockets, 0.0)
-        for line in text.split(b"\n")[1:]:
-            if not line.startswith(b"cpu"):
-                break
-            fields = line.split()
-            socket = self.socket_of_cpu.get(int(fields[0][3:]))
-            if socket is not None:
-                idle_s[socket] += _idle_ticks(fields) * _TICK_S
-        return idle_s
+    def _count_idle(self, text: bytes, elapsed_ns: int) -> None:
+        """Add how long each socket's CPUs were there since the last read, and idle, waiting or stolen."""
+        if len(self._sockets) > 1:
+            idle = _idle_ticks_by_line(text)
+            self._count_lines(self._last_idle, idle, elapsed_ns)
+            self._last_idle = idle
+            return
+        # The first line is the sum of all CPUs: the others are needed only when one came or went.
+        cpus, ticks = _cpus_and_idle_ticks(text)
+        last_cpus, last_ticks = self._last_sum
+        if cpus == last_cpus and ticks - last_ticks >= -_BACKWARDS_TICKS:
+            self._present_ns[self._sockets[0]] += cpus * elapsed_ns
+            self._idle_ticks[self._sockets[0]] += ticks - last_ticks
+        else:
+            self._count_lines(_idle_ticks_by_line(self._last_stat), _idle_ticks_by_line(text), elapsed_ns)
+        self._last_sum, self._last_stat = (cpus, ticks), text
+
+    def _count_lines(self, last: dict[bytes, int], now: dict[bytes, int], elapsed_ns: int) -> None:
+        present_ns, idle_ticks, sockets = self._present_ns, self._idle_ticks, self._line_sockets
+        for name, ticks in now.items():
+            if name in last and name in sockets and (more := ticks - last[name]) >= -_BACKWARDS_TICKS:
+                present_ns[sockets[name]] += elapsed_ns
+                idle_ticks[sockets[name]] += more
+
+
+def _cpus_and_idle_ticks(text: bytes) -> tuple[int, int]:
+    """How many CPUs are online, and the idle, iowait and steal ticks of all together since boot."""
+    # The lines of CPUs have no letters but those of their names, and "intr" comes after them: to look for one
+    # letter takes a tenth of the time that whole names would.
+    cpus = text.count(b"u", 0, text.find(b"i")) - 1
+    return cpus, _idle_ticks(text[: text.index(b"\n")].split())
+
+
+def _idle_ticks_by_line(text: bytes) -> dict[bytes, int]:
+    """Idle, iowait and steal ticks since boot, by the names of the CPUs that are online: cpu0, …"""
+    ticks: dict[bytes, int] = {}
+    for line in text.split(b"\n")[1:]:
+        if not line.startswith(b"cpu"):
+            break
+        fields = line.split()
+        ticks[fields[0]] = _idle_ticks(fields)
+    return ticks
 
 
 def _idle_ticks(fields: list[bytes]) -> int:

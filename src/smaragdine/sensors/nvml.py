@@ -5,8 +5,9 @@ Only reads: no NVML setter is ever called here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from smaragdine.clock import SYSTEM, Clock
@@ -34,13 +35,19 @@ NO_DRIVER_REMEDY = (
 
 
 def open_sensors(
-    *, visible: str | None, device_order: str | None, pcie: bool = False, clock: Clock = SYSTEM
+    *,
+    visible: str | None,
+    device_order: str | None,
+    pcie: bool = False,
+    clock: Clock = SYSTEM,
+    numbers: Mapping[str, int] | None = None,
 ) -> Found:
     """Sensors of the GPUs that a program with this environment sees.
 
     `visible` is its CUDA_VISIBLE_DEVICES (None: not set, so all GPUs), `device_order` its
-    CUDA_DEVICE_ORDER. With `pcie`, PCIe throughput too, whose calls take 20 ms each. Takes up to about
-    1 s, during which each GPU's update period is found out.
+    CUDA_DEVICE_ORDER. With `pcie`, PCIe throughput too, whose calls take 20 ms each. `numbers` are what
+    GPUs, by their UUIDs, are called instead of NVML's index. Takes up to about 1 s, during which each GPU's
+    update period is found out.
     """
     if visible is not None and visible.strip() in ("", "-1"):
         return Found(absent=[_none_visible(f"CUDA_VISIBLE_DEVICES is {visible!r}: the program sees no GPU")])
@@ -52,14 +59,16 @@ def open_sensors(
     except nvml().NVMLError as error:
         return Found(absent=[_no_nvml(error)])
     try:
-        return _open(visible, device_order, pcie, clock)
+        return _open(visible, device_order, pcie, clock, numbers or {})
     except nvml().NVMLError as error:
         return Found(absent=[_no_nvml(error)])
     finally:
         release_library()
 
 
-def _open(visible: str | None, device_order: str | None, pcie: bool, clock: Clock) -> Found:
+def _open(
+    visible: str | None, device_order: str | None, pcie: bool, clock: Clock, numbers: Mapping[str, int]
+) -> Found:
     gpus, absent = _all_gpus()
     facts = _facts()
     if not gpus:
@@ -72,6 +81,7 @@ def _open(visible: str | None, device_order: str | None, pcie: bool, clock: Cloc
             ]
         return Found(absent=absent, facts={**facts, "gpus": []})
     chosen, note = _visible(gpus, visible, device_order)
+    chosen = [replace(gpu, index=numbers.get(gpu.uuid, gpu.index)) for gpu in chosen]
     absent.extend(note)
     facts["gpus"] = [_gpu_facts(gpu) for gpu in chosen]
     sensors: list[Sensor] = []

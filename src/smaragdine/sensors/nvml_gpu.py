@@ -47,7 +47,7 @@ def usual_step(stamps: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A physical GPU. `index` is NVML's, `handle` NVML's opaque one."""
+    """A physical GPU. `index` is NVML's, or the one it had before a reload; `handle` NVML's opaque one."""
 
     index: int
     handle: Any

@@ -101,13 +101,15 @@ def _zone_files(root: Path) -> dict[str, Path]:
 
 
 def _nvml(uuids: Mapping[str, str], lost: Sequence[Channel], pcie: bool, clock: Clock) -> list[Sensor]:
+    """By UUID: a driver that is loaded anew numbers the GPUs that it finds, and one may be missing."""
     sensors: list[Sensor] = []
     for device in sorted({channel.device for channel in lost}):
         uuid = uuids.get(device)
         # Opening takes a second of polling: only for a GPU that answers.
         if uuid is not None and _answers(uuid):
-            found = nvml.open_sensors(visible=uuid, device_order=None, pcie=pcie, clock=clock)
-            sensors += _matching(found.sensors, lost)
+            number = {uuid: int(device.removeprefix("gpu:"))}
+            found = nvml.open_sensors(visible=uuid, device_order=None, pcie=pcie, clock=clock, numbers=number)
+            sensors += _matching(found.sensors, [channel for channel in lost if channel.device == device])
     return sensors
 
 

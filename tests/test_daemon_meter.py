@@ -230,6 +230,33 @@ def test_dynamic_power_goes_by_busy_time_and_static_power_by_occupancy():
     assert "lowest second" in cpu.basis
 
 
+def lightly_loaded(asks: int) -> tuple[Energy, Energy]:
+    """A second at 20 W with a fiftieth of a CPU at work, ten times; asked so often in each step of 100 ms.
+
+    The socket is read 50 ms before the programs, as the coarse grid does it. Before the end, and at it.
+    """
+    meter = Meter(CHANNELS, {0: 4})
+    meter.add("a", program(100), begin_ns=START)
+    for i in range(100):
+        t_ns = START + i * 100 * MS
+        rows = [(t_ns - 50 * MS, CPU, 2.0 * i), (t_ns, BUSY, i / 500), (t_ns, 100, i / 1000)]
+        meter.update(batch(rows))
+        for _ in range(asks):
+            meter.energies("a", t_ns)
+    end_ns = START + 9_900 * MS
+    return of(meter.energies("a", end_ns), "cpu:0"), of(meter.remove("a", end_ns), "cpu:0")
+
+
+def test_asking_for_a_sessions_energy_does_not_change_it():
+    before_end, at_end = lightly_loaded(asks=0)
+    assert before_end.own_j is not None
+    assert at_end.own_j is not None
+    # All but nothing is dynamic: a hundredth of one CPU of four for ten seconds of 20 W.
+    assert 0.3 < before_end.own_j < at_end.own_j < 1.0
+    for asks in (1, 2, 3):
+        assert lightly_loaded(asks) == (before_end, at_end)
+
+
 def test_a_process_in_two_sessions_counts_once_in_the_sum():
     inside = {"inner": "outer"}
     machine = Machine(Meter(CHANNELS, {0: 4}, inside=lambda: inside))

@@ -266,8 +266,7 @@ class Daemon:
         self.say(f"session {session.id}: goes on")
 
     def _finish(self, session: Session, reason: str, end_ns: int) -> None:
-        session.energies = self.meter.energies(session.id, end_ns)
-        self.meter.remove(session.id)
+        session.energies = self.meter.remove(session.id, end_ns)
         session.end_ns = end_ns
         session.end_sequence = self.log.next_sequence
         session.end_reason = reason

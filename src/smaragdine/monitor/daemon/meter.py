@@ -94,13 +94,20 @@ class Meter:
             if socket in self._sockets:
                 self._sockets[socket].programs[session_id] = counter
 
-    def remove(self, session_id: str) -> None:
-        session = self._sessions.pop(session_id)
+    def remove(self, session_id: str, at_ns: int | None = None) -> list[Energy]:
+        """A session ends: its energies, own shares up to its last reading."""
+        session = self._sessions[session_id]
+        for socket, counter in session.programs.values():
+            if socket in self._sockets:
+                self._take(self._sockets[socket].cut_early(counter.line.last_ns, self._inside()))
+        energies = self.energies(session_id, at_ns)
+        del self._sessions[session_id]
         for number, (socket, _) in session.programs.items():
             del self._activity[number]
             self._latest_s.pop(number, None)
             if socket in self._sockets:
                 del self._sockets[socket].programs[session_id]
+        return energies
 
     def update(self, batch: Batch, sequence: int = 0) -> None:
         """Readings and notes; `sequence` is the batch's in the log."""
@@ -129,12 +136,13 @@ class Meter:
         self._share()
 
     def energies(self, session_id: str, at_ns: int | None = None) -> list[Energy]:
-        """What each device used since the session began; own shares up to its last reading."""
+        """What each device used since the session began; own shares up to about a second ago.
+
+        Asking changes nothing: an interval that is cut short to answer would be missing from the seconds
+        that static power is found in. So shares never fall, and add up at any time.
+        """
         session = self._sessions[session_id]
         at_ns = self._wall_ns() if at_ns is None else at_ns
-        for socket, counter in session.programs.values():
-            if socket in self._sockets:
-                self._take(self._sockets[socket].cut_early(counter.line.last_ns, self._inside()))
         return [
             self._energy(session, name, device, at_ns)
             for name, device in self._gauges.devices.items()

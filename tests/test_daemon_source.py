@@ -89,6 +89,19 @@ def cpu_s(process: subprocess.Popen[bytes]) -> float:
     return time.clock_gettime((~process.pid << 3) | 2)
 
 
+def test_a_tree_that_cannot_be_added_is_closed(monkeypatch: pytest.MonkeyPatch):
+    watch = Watch()
+    before = os.listdir("/proc/self/fd")
+
+    def fail(*_: object) -> None:
+        raise OSError("no more")
+
+    monkeypatch.setattr(watch.trees, "_nest", fail)
+    with pytest.raises(OSError, match="no more"):
+        watch.add("one", os.getpid(), 1)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_each_tree_follows_its_own_processes_on_one_look():
     burn = "end = time.process_time() + 0.05\nwhile time.process_time() < end: pass\n"
     with program(burn) as one, program() as two:

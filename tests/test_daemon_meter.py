@@ -372,6 +372,7 @@ def test_a_restart_goes_on_from_the_state_and_the_batches_after_it():
     state = json.loads(json.dumps(machine.meter.state()))
     machine.meter = Meter(CHANNELS, {0: 4}, wall_ns=lambda: machine.now_ns)
     machine.meter.load(state)
+    machine.meter.go_on()
     [last_s] = machine.meter.last_values([100])
     assert last_s == pytest.approx(3.0)
     machine.meter.add("a", program(100))
@@ -384,6 +385,40 @@ def test_a_restart_goes_on_from_the_state_and_the_batches_after_it():
     assert before.own_j is not None
     assert after.own_j > before.own_j + 50
     assert machine.meter.last_values([100]) == [pytest.approx(6.1)]
+
+
+@pytest.mark.parametrize("away_s", [45, 3600])
+@pytest.mark.parametrize("fed_again", [False, True], ids=["saved", "fed again"])
+def test_after_a_boot_no_counter_is_taken_for_one_that_wrapped_round(away_s: int, fed_again: bool):
+    now_ns = START + away_s * SECOND
+    before = Meter(CHANNELS, {0: 4})
+    before.update(batch([(START, CPU, 100_000.0), (START + SECOND, CPU, 100_020.0)]), 1)
+    state = json.loads(json.dumps(before.state()))
+    state["gauges"]["boot_id"] = "another"
+    meter = Meter(CHANNELS, {0: 4}, wall_ns=lambda: now_ns)
+    meter.load(state)
+    if fed_again:
+        meter.update(batch([(START + 2 * SECOND, CPU, 100_040.0)]), 2)
+    meter.go_on()
+    total_before_j = total_j(meter, "cpu:0")
+    # 150 J since the boot. As a wrap of the old count they would be 162 kJ.
+    meter.update(batch([(now_ns, CPU, 150.0)]), 3)
+    meter.update(batch([(now_ns + SECOND, CPU, 170.0)]), 4)
+    assert total_j(meter, "cpu:0") - total_before_j == 20.0
+
+
+def test_batches_fed_again_do_not_hide_how_long_nobody_looked():
+    now_ns = START + 3600 * SECOND
+    before = Meter(CHANNELS, {0: 4})
+    before.update(batch([(START, CPU, 100.0)]), 1)
+    meter = Meter(CHANNELS, {0: 4}, wall_ns=lambda: now_ns)
+    meter.load(json.loads(json.dumps(before.state())))
+    meter.update(batch([(START + SECOND, CPU, 120.0)]), 2)
+    meter.go_on()
+    before_j = total_j(meter, "cpu:0")
+    # The counter may have gone round any number of times in an hour.
+    meter.update(batch([(now_ns, CPU, 5000.0)]), 3)
+    assert total_j(meter, "cpu:0") == before_j
 
 
 def test_memory_does_not_grow_with_time():

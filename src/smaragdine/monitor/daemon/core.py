@@ -247,6 +247,7 @@ class Daemon:
         while (batch := self.log.read(sequence)) is not None:
             self._measure(batch, batch.sequence)
             sequence = batch.sequence + 1
+        self.meter.go_on()
 
     def _save(self) -> None:
         self._meter_file.save(self.meter.state())

@@ -12,6 +12,7 @@ from smaragdine.monitor.daemon.batch import Times, Values
 from smaragdine.monitor.daemon.line import Counter, Line, Samples
 from smaragdine.monitor.daemon.shares import Device
 from smaragdine.sensors.base import Channel, Provenance, Scope
+from smaragdine.sensors.kernel import boot_id
 
 _POWER_OVER_NS = 1_000_000_000
 _MOST_AWAY_NS = 60_000_000_000  # RAPL wraps round within minutes: a longer absence may hide one
@@ -38,6 +39,8 @@ class Gauges:
         self._lines: dict[int, Line] = {}
         self._counters: dict[int, Counter] = {}
         self._samples: dict[int, Samples] = {}
+        self._boot_id = boot_id()
+        self._same_boot = True
         self._levels: dict[int, Samples] = {}  # a counter's number → the samples it sets the level of
         whole = {number: channel for number, channel in channels.items() if channel.scope != "part"}
         counters = {n: c for n, c in whole.items() if c.quantity == "energy" and c.kind == "counter"}
@@ -100,18 +103,32 @@ class Gauges:
     def state(self) -> dict[str, Any]:
         """What a restarted daemon needs to go on counting."""
         counters = {n: [c.last, c.last_ns] for n, c in self._counters.items() if c.last is not None}
-        return {"totals": {n: line.total for n, line in self._lines.items()}, "counters": counters}
+        totals = {n: line.total for n, line in self._lines.items()}
+        return {"boot_id": self._boot_id, "totals": totals, "counters": counters}
 
     def load(self, state: Mapping[str, Any], now_ns: int) -> None:
         """Goes on from a `state`. What a counter counted while nobody looked is its device's."""
+        self._same_boot = state.get("boot_id") == self._boot_id
         for number, total in state["totals"].items():
             if int(number) in self._lines:
                 self._lines[int(number)].total = int(total)
         for number, (last, last_ns) in state["counters"].items():
             counter = self._counters.get(int(number))
-            if counter is not None and 0 <= now_ns - int(last_ns) <= _MOST_AWAY_NS:
+            if counter is not None:
                 counter.last, counter.last_ns = int(last), int(last_ns)
                 counter.line.add(int(last_ns), 0)
+        self.go_on(now_ns)
+
+    def go_on(self, now_ns: int) -> None:
+        """All that was read before a restart has come: from here on it is read anew.
+
+        A boot sets counters back, which would look like wrapping round.
+        """
+        if not self._same_boot:
+            self.break_off()
+        for counter in self._counters.values():
+            if not 0 <= now_ns - counter.last_ns <= _MOST_AWAY_NS:
+                counter.break_off()
 
     def _line(self, number: int, channel: Channel) -> Line:
         self.channel_of.setdefault(channel.device, channel)

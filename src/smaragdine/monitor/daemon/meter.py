@@ -170,13 +170,20 @@ class Meter:
         return {"sequence": self.sequence, "gauges": self._gauges.state(), "sessions": sessions}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`; then `add` each session that goes on. Raises where it makes no sense."""
+        """Go on from a `state`; then `add` each session that goes on, feed later batches, and `go_on`.
+
+        Raises where it makes no sense.
+        """
         self._gauges.load(state["gauges"], self._wall_ns())
         for key, kept in state["sessions"].items():
             used = {name: Used(own, alone) for name, (own, alone) in kept["used"].items()}
             self._sessions[key] = _Session(kept["begin_ns"], {}, dict(kept["begin"]), used)
             self._latest_s |= {int(number): value for number, value in kept["latest_s"].items()}
         self.sequence = state["sequence"]
+
+    def go_on(self) -> None:
+        """What was read before a restart has been fed again."""
+        self._gauges.go_on(self._wall_ns())
 
     def _share(self) -> None:
         inside = self._inside()

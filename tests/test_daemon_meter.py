@@ -123,6 +123,36 @@ def samples(meter: Meter, begin_ns: int, count: int, power_w: float) -> None:
     meter.update(batch([(begin_ns + (i + 1) * 20 * MS, GPU_W, power_w) for i in range(count)]))
 
 
+def gpu_power_w(meter: Meter) -> float | None:
+    [gpu] = meter.devices()
+    return gpu.power_w
+
+
+def test_a_device_that_is_lost_or_silent_has_no_power():
+    now_ns = START
+    meter = Meter({GPU_W: GPU[GPU_W]}, {}, wall_ns=lambda: now_ns)
+    samples(meter, START, 100, 700.0)
+    now_ns = START + 4 * SECOND  # samples come a second late, and more
+    assert gpu_power_w(meter) == pytest.approx(700.0)
+    lost = Note(START + 2 * SECOND, "sensor_lost", "gpu:0 power: fell off the bus", (GPU_W,))
+    meter.update(batch([], (lost,)))
+    assert gpu_power_w(meter) is None
+    # What is between is no second of low power.
+    samples(meter, START + 2_500 * MS, 10, 300.0)
+    assert gpu_power_w(meter) == pytest.approx(300.0)
+    now_ns = START + 3600 * SECOND
+    assert gpu_power_w(meter) is None
+    assert total_j(meter, "gpu:0") == 1460.0
+
+
+def test_a_slow_device_keeps_its_power_between_its_readings():
+    slow = Channel("wall", "power", "W", "sample", "measured", 10_000.0, "plug-in")
+    now_ns = START + 25 * SECOND
+    meter = Meter({0: slow}, {}, wall_ns=lambda: now_ns)
+    meter.update(batch([(START + 10 * SECOND, 0, 90.0)]))
+    assert gpu_power_w(meter) == pytest.approx(90.0)
+
+
 def test_samples_alone_are_summed_over_their_windows():
     meter = Meter({GPU_W: GPU[GPU_W]}, {})
     samples(meter, START, 50, 100.0)

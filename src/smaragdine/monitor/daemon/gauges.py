@@ -15,12 +15,18 @@ from smaragdine.sensors.base import Channel, Provenance, Scope
 from smaragdine.sensors.kernel import boot_id
 
 _POWER_OVER_NS = 1_000_000_000
+_STALE_PERIODS = 3
+# Whatever period a channel names: idle counters are read, and a GPU's samples fetched, once a second.
+_LEAST_PERIOD_NS = 1_000_000_000
 _MOST_AWAY_NS = 60_000_000_000  # RAPL wraps round within minutes: a longer absence may hide one
 
 
 @dataclass(frozen=True)
 class DeviceTotal:
-    """What a device has used since it was first read, and its power over the last second."""
+    """What a device has used since it was first read, and its power over the last second.
+
+    There is no power where nothing was read lately, or the sensor is lost.
+    """
 
     device: str
     energy_j: float
@@ -86,12 +92,12 @@ class Gauges:
         for line in lines:
             line.forget_before(line.last_ns)
 
-    def totals(self) -> list[DeviceTotal]:
+    def totals(self, now_ns: int) -> list[DeviceTotal]:
         return [
             DeviceTotal(
                 device=name,
                 energy_j=sum(line.total for line in device.lines) / 1e6,
-                power_w=_power_w(device),
+                power_w=_power_w(device, now_ns - self._stale_after_ns(name)),
                 provenance=self.channel_of[name].provenance,
                 scope=self.channel_of[name].scope,
                 last_ns=device.last_ns,
@@ -130,6 +136,9 @@ class Gauges:
             if not 0 <= now_ns - counter.last_ns <= _MOST_AWAY_NS:
                 counter.break_off()
 
+    def _stale_after_ns(self, name: str) -> int:
+        return _STALE_PERIODS * max(round(self.channel_of[name].period_ms * 1e6), _LEAST_PERIOD_NS)
+
     def _line(self, number: int, channel: Channel) -> Line:
         self.channel_of.setdefault(channel.device, channel)
         self._lines[number] = line = Line()
@@ -141,11 +150,13 @@ def _microjoules(value: Values) -> list[int]:
     return [round(joules * 1e6) for joules in value.tolist()]
 
 
-def _power_w(device: Device) -> float | None:
-    """Over the last second that was read; None where nothing was."""
+def _power_w(device: Device, oldest_ns: int) -> float | None:
+    """Over the last second that was read; None where that is older, or nothing has been read since a gap."""
     watts = 0.0
     for line in device.lines:
-        begin_ns = max(line.last_ns - _POWER_OVER_NS, line.t_ns[0] if line.t_ns else 0)
+        if line.since_ns is None or line.last_ns < oldest_ns:
+            return None
+        begin_ns = max(line.last_ns - _POWER_OVER_NS, line.since_ns, line.t_ns[0])
         if line.last_ns <= begin_ns:
             return None
         watts += (line.total - line.at(begin_ns)) * 1000 / (line.last_ns - begin_ns)

@@ -150,7 +150,7 @@ class Meter:
         ]
 
     def devices(self) -> list[DeviceTotal]:
-        return self._gauges.totals()
+        return self._gauges.totals(self._wall_ns())
 
     def last_values(self, numbers: Iterable[int]) -> list[float]:
         """The last CPU time read in each of these channels, for a session that goes on after a restart."""

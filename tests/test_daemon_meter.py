@@ -123,6 +123,36 @@ def samples(meter: Meter, begin_ns: int, count: int, power_w: float) -> None:
     meter.update(batch([(begin_ns + (i + 1) * 20 * MS, GPU_W, power_w) for i in range(count)]))
 
 
+def gpu_power_w(meter: Meter) -> float | None:
+    [gpu] = meter.devices()
+    return gpu.power_w
+
+
+def test_a_device_that_is_lost_or_silent_has_no_power():
+    now_ns = START
+    meter = Meter({GPU_W: GPU[GPU_W]}, {}, wall_ns=lambda: now_ns)
+    samples(meter, START, 100, 700.0)
+    now_ns = START + 4 * SECOND  # samples come a second late, and more
+    assert gpu_power_w(meter) == pytest.approx(700.0)
+    lost = Note(START + 2 * SECOND, "sensor_lost", "gpu:0 power: fell off the bus", (GPU_W,))
+    meter.update(batch([], (lost,)))
+    assert gpu_power_w(meter) is None
+    # What is between is no second of low power.
+    samples(meter, START + 2_500 * MS, 10, 300.0)
+    assert gpu_power_w(meter) == pytest.approx(300.0)
+    now_ns = START + 3600 * SECOND
+    assert gpu_power_w(meter) is None
+    assert total_j(meter, "gpu:0") == 1460.0
+
+
+def test_a_slow_device_keeps_its_power_between_its_readings():
+    slow = Channel("wall", "power", "W", "sample", "measured", 10_000.0, "plug-in")
+    now_ns = START + 25 * SECOND
+    meter = Meter({0: slow}, {}, wall_ns=lambda: now_ns)
+    meter.update(batch([(START + 10 * SECOND, 0, 90.0)]))
+    assert gpu_power_w(meter) == pytest.approx(90.0)
+
+
 def test_samples_alone_are_summed_over_their_windows():
     meter = Meter({GPU_W: GPU[GPU_W]}, {})
     samples(meter, START, 50, 100.0)
@@ -228,6 +258,33 @@ def test_dynamic_power_goes_by_busy_time_and_static_power_by_occupancy():
     assert cpu.energy_j == pytest.approx(20 * 2.2 + 1000, abs=1e-3)
     assert "20 W" in cpu.basis
     assert "lowest second" in cpu.basis
+
+
+def lightly_loaded(asks: int) -> tuple[Energy, Energy]:
+    """A second at 20 W with a fiftieth of a CPU at work, ten times; asked so often in each step of 100 ms.
+
+    The socket is read 50 ms before the programs, as the coarse grid does it. Before the end, and at it.
+    """
+    meter = Meter(CHANNELS, {0: 4})
+    meter.add("a", program(100), begin_ns=START)
+    for i in range(100):
+        t_ns = START + i * 100 * MS
+        rows = [(t_ns - 50 * MS, CPU, 2.0 * i), (t_ns, BUSY, i / 500), (t_ns, 100, i / 1000)]
+        meter.update(batch(rows))
+        for _ in range(asks):
+            meter.energies("a", t_ns)
+    end_ns = START + 9_900 * MS
+    return of(meter.energies("a", end_ns), "cpu:0"), of(meter.remove("a", end_ns), "cpu:0")
+
+
+def test_asking_for_a_sessions_energy_does_not_change_it():
+    before_end, at_end = lightly_loaded(asks=0)
+    assert before_end.own_j is not None
+    assert at_end.own_j is not None
+    # All but nothing is dynamic: a hundredth of one CPU of four for ten seconds of 20 W.
+    assert 0.3 < before_end.own_j < at_end.own_j < 1.0
+    for asks in (1, 2, 3):
+        assert lightly_loaded(asks) == (before_end, at_end)
 
 
 def test_a_process_in_two_sessions_counts_once_in_the_sum():
@@ -345,6 +402,7 @@ def test_a_restart_goes_on_from_the_state_and_the_batches_after_it():
     state = json.loads(json.dumps(machine.meter.state()))
     machine.meter = Meter(CHANNELS, {0: 4}, wall_ns=lambda: machine.now_ns)
     machine.meter.load(state)
+    machine.meter.go_on()
     [last_s] = machine.meter.last_values([100])
     assert last_s == pytest.approx(3.0)
     machine.meter.add("a", program(100))
@@ -357,6 +415,40 @@ def test_a_restart_goes_on_from_the_state_and_the_batches_after_it():
     assert before.own_j is not None
     assert after.own_j > before.own_j + 50
     assert machine.meter.last_values([100]) == [pytest.approx(6.1)]
+
+
+@pytest.mark.parametrize("away_s", [45, 3600])
+@pytest.mark.parametrize("fed_again", [False, True], ids=["saved", "fed again"])
+def test_after_a_boot_no_counter_is_taken_for_one_that_wrapped_round(away_s: int, fed_again: bool):
+    now_ns = START + away_s * SECOND
+    before = Meter(CHANNELS, {0: 4})
+    before.update(batch([(START, CPU, 100_000.0), (START + SECOND, CPU, 100_020.0)]), 1)
+    state = json.loads(json.dumps(before.state()))
+    state["gauges"]["boot_id"] = "another"
+    meter = Meter(CHANNELS, {0: 4}, wall_ns=lambda: now_ns)
+    meter.load(state)
+    if fed_again:
+        meter.update(batch([(START + 2 * SECOND, CPU, 100_040.0)]), 2)
+    meter.go_on()
+    total_before_j = total_j(meter, "cpu:0")
+    # 150 J since the boot. As a wrap of the old count they would be 162 kJ.
+    meter.update(batch([(now_ns, CPU, 150.0)]), 3)
+    meter.update(batch([(now_ns + SECOND, CPU, 170.0)]), 4)
+    assert total_j(meter, "cpu:0") - total_before_j == 20.0
+
+
+def test_batches_fed_again_do_not_hide_how_long_nobody_looked():
+    now_ns = START + 3600 * SECOND
+    before = Meter(CHANNELS, {0: 4})
+    before.update(batch([(START, CPU, 100.0)]), 1)
+    meter = Meter(CHANNELS, {0: 4}, wall_ns=lambda: now_ns)
+    meter.load(json.loads(json.dumps(before.state())))
+    meter.update(batch([(START + SECOND, CPU, 120.0)]), 2)
+    meter.go_on()
+    before_j = total_j(meter, "cpu:0")
+    # The counter may have gone round any number of times in an hour.
+    meter.update(batch([(now_ns, CPU, 5000.0)]), 3)
+    assert total_j(meter, "cpu:0") == before_j
 
 
 def test_memory_does_not_grow_with_time():

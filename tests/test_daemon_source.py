@@ -26,7 +26,7 @@ from smaragdine.monitor.daemon.numbers import machine_numbers
 from smaragdine.monitor.daemon.returning import Returning, mend
 from smaragdine.monitor.daemon.source import Source
 from smaragdine.monitor.daemon.trees import Trees
-from smaragdine.monitor.sampler import LagHistogram, Slot, run_slots
+from smaragdine.monitor.sampler import LagHistogram, Note, Slot, run_slots
 from smaragdine.sensors.base import Channel, Sensor, SensorLost
 from smaragdine.sensors.discover import Machine, SensorSettings, discover
 
@@ -87,6 +87,19 @@ class Watch:
 
 def cpu_s(process: subprocess.Popen[bytes]) -> float:
     return time.clock_gettime((~process.pid << 3) | 2)
+
+
+def test_a_tree_that_cannot_be_added_is_closed(monkeypatch: pytest.MonkeyPatch):
+    watch = Watch()
+    before = os.listdir("/proc/self/fd")
+
+    def fail(*_: object) -> None:
+        raise OSError("no more")
+
+    monkeypatch.setattr(watch.trees, "_nest", fail)
+    with pytest.raises(OSError, match="no more"):
+        watch.add("one", os.getpid(), 1)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_each_tree_follows_its_own_processes_on_one_look():
@@ -353,6 +366,30 @@ class Ward:
             return there
 
         mend([self.returning], {"test": reopen}, {})
+
+
+def test_the_loss_of_a_sensor_that_does_not_return_names_its_channels():
+    sensors = [Fallible(["a", "b"]), Fallible(["c", "d"])]
+    sensors[0].ended["b energy (d)"] = "no such device"
+    sensors[1].error = SensorLost("fell off the bus")
+    machine = Machine(list(sensors), [], {}, None)
+    source = Source(machine, SensorSettings(), next_channel=70, gpu_pids=dict)
+    number = {channel.device: number for number, channel in source.channels.items()}
+    assert min(number.values()) == 70
+    source.start()
+    notes: list[Note] = []
+
+    def heard() -> bool:
+        batch = source.drain()
+        notes.extend(batch.notes if batch is not None else ())
+        return len(notes) >= 2
+
+    try:
+        wait_until(heard)
+    finally:
+        source.stop()
+    assert {note.name for note in notes} == {"sensor_lost"}
+    assert {note.channels for note in notes} == {(number["b"],), (number["c"], number["d"])}
 
 
 def test_a_lost_sensor_comes_back_under_the_same_numbers():

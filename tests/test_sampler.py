@@ -68,7 +68,7 @@ class Ticker:
 class Outcome:
     slots: list[Slot]
     lag: LagHistogram
-    notes: list[tuple[str, str]]
+    notes: list[tuple[str, str, tuple[int, ...]]]
 
 
 def run(fake: FakeTime, sensors: Sequence[Ticker], until_s: float) -> Outcome:
@@ -190,7 +190,7 @@ def test_a_lost_sensor_leaves_the_rest():
     assert lost.tries == 6
     assert len(lost.reads_ns) == 5
     assert len(stays.reads_ns) == 250
-    assert outcome.notes == [("sensor_lost", "test:gone power: fell off the bus")]
+    assert outcome.notes == [("sensor_lost", "test:gone power: fell off the bus", (0,))]
     assert [slot.ended for slot in outcome.slots] == [True, False]
     assert len(outcome.slots[0].readings) == 5
 
@@ -217,7 +217,7 @@ def test_a_sensor_that_only_fails_is_given_up():
     outcome = run(fake, [sensor, other], 2)
     assert sensor.tries == 2 + 20
     assert len(other.reads_ns) == 500
-    assert outcome.notes == [("sensor_lost", "test:bad power: ValueError: no number")]
+    assert outcome.notes == [("sensor_lost", "test:bad power: ValueError: no number", (0,))]
 
 
 @given(st.lists(st.integers(0, 19_000_000), min_size=1, max_size=300), st.floats(0.01, 1.0))

@@ -34,6 +34,10 @@ class Note:
     channels: tuple[int, ...] = ()  # by number, where it is about some
 
 
+# What happened, in words, and the places of the channels it happened to.
+TakeNote = Callable[[str, str, tuple[int, ...]], None]
+
+
 def _no_readings() -> list[tuple[int, int, float]]:
     return []
 
@@ -153,14 +157,15 @@ class Sampler:
                 ended: dict[str, str] = getattr(slot.sensor, "ended", {})
                 for channel in ended.keys() - slot.channels_ended:
                     slot.channels_ended.add(channel)
-                    self.note("sensor_lost", f"{channel}: {ended[channel]}")
+                    self.note("sensor_lost", f"{channel}: {ended[channel]}", _named(slot, channel))
         count = len(self._notes)
         notes = self._notes[:count]
         del self._notes[:count]
         return notes
 
-    def note(self, name: str, detail: str) -> None:
-        self._notes.append(Note(self._clock.wall_ns(), name, detail))
+    def note(self, name: str, detail: str, channels: tuple[int, ...] = ()) -> None:
+        """`channels` by their places among `self.channels`."""
+        self._notes.append(Note(self._clock.wall_ns(), name, detail, channels))
 
     def _run_lane(self, lane: str, slots: list[Slot]) -> None:
         lag = self.lag[lane] = LagHistogram()
@@ -192,7 +197,7 @@ def run_slots(
     clock: Clock,
     stopped: Callable[[], bool],
     lag: LagHistogram,
-    note: Callable[[str, str], None],
+    note: TakeNote,
     wait_until: Callable[[int], None] | None = None,
     retimed: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -239,7 +244,7 @@ def _sleeper(clock: Clock) -> Callable[[int], None]:
     return wait_until
 
 
-def _read(slot: Slot, note: Callable[[str, str], None]) -> bool:
+def _read(slot: Slot, note: TakeNote) -> bool:
     """One reading; False when it was the sensor's last."""
     try:
         readings = slot.sensor.read()
@@ -247,14 +252,24 @@ def _read(slot: Slot, note: Callable[[str, str], None]) -> bool:
         slot.failures = 0
     except SensorLost as lost:
         slot.ended = True
-        note("sensor_lost", f"{_names(slot)}: {lost}")
+        note("sensor_lost", f"{_names(slot)}: {lost}", _places(slot))
     except Exception as error:
         slot.failures += 1
         if slot.failures >= _GIVE_UP_AFTER:
             slot.ended = True
-            note("sensor_lost", f"{_names(slot)}: {type(error).__name__}: {error}")
+            note("sensor_lost", f"{_names(slot)}: {type(error).__name__}: {error}", _places(slot))
     return not slot.ended
 
 
 def _names(slot: Slot) -> str:
     return ", ".join(channel.name for channel in slot.sensor.channels())
+
+
+def _places(slot: Slot) -> tuple[int, ...]:
+    return tuple(range(slot.first_channel, slot.first_channel + len(slot.sensor.channels())))
+
+
+def _named(slot: Slot, ended: str) -> tuple[int, ...]:
+    """The place of the channel that a sensor's `ended` calls so."""
+    channels = zip(_places(slot), slot.sensor.channels(), strict=True)
+    return tuple(place for place, channel in channels if f"{channel.name} ({channel.detail})" == ended)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from collections import deque
@@ -121,12 +122,18 @@ class Daemon:
         except (Refused, OSError):
             os.close(pidfd)
             raise
+        # A look at every process of the machine may take a while, and nothing can end it.
+        adding = asyncio.get_running_loop().run_in_executor(
+            None, self.source.add, session.id, pid, include_past, period_ns
+        )
         try:
-            # A look at every process of the machine may take a while.
-            channels = await asyncio.to_thread(self.source.add, session.id, pid, include_past, period_ns)
+            channels = await asyncio.shield(adding)
+        except asyncio.CancelledError:
+            # The place is taken until then: who starts and goes again would have as many as they like.
+            adding.add_done_callback(functools.partial(self._take_back, session, pidfd))
+            raise
         except BaseException as error:
-            del self.table.sessions[session.id]
-            os.close(pidfd)
+            self._give_up(session, pidfd)
             if isinstance(error, OSError) and not out_of_files(error):
                 raise Refused("NOT_FOUND", f"process {pid} has ended") from None
             raise
@@ -240,10 +247,21 @@ class Daemon:
         while (batch := self.log.read(sequence)) is not None:
             self._measure(batch, batch.sequence)
             sequence = batch.sequence + 1
+        self.meter.go_on()
 
     def _save(self) -> None:
         self._meter_file.save(self.meter.state())
         self.table.save()
+
+    def _take_back(self, session: Session, pidfd: int, added: asyncio.Future[dict[int, Channel]]) -> None:
+        """A session that nobody waits for any more, once it has been added or has failed to be."""
+        if not added.cancelled() and added.exception() is None and not self.stopping:
+            self.source.remove(session.id)
+        self._give_up(session, pidfd)
+
+    def _give_up(self, session: Session, pidfd: int) -> None:
+        del self.table.sessions[session.id]
+        os.close(pidfd)
 
     def _watch(self, session: Session, pidfd: int) -> None:
         session.pidfd = pidfd
@@ -266,8 +284,7 @@ class Daemon:
         self.say(f"session {session.id}: goes on")
 
     def _finish(self, session: Session, reason: str, end_ns: int) -> None:
-        session.energies = self.meter.energies(session.id, end_ns)
-        self.meter.remove(session.id)
+        session.energies = self.meter.remove(session.id, end_ns)
         session.end_ns = end_ns
         session.end_sequence = self.log.next_sequence
         session.end_reason = reason

@@ -28,6 +28,7 @@ class Line:
 
     total: int = 0
     holes: int = 0  # times of which nothing is known, so far
+    since_ns: int | None = None  # the first point after the last of them; None: it goes on
     t_ns: list[int] = field(default_factory=_no_numbers)
     at_t: list[int] = field(default_factory=_no_numbers)
 
@@ -39,8 +40,16 @@ class Line:
                 self.at_t[-1] = self.total
                 return
             del self.t_ns[:], self.at_t[:]
+            self.since_ns = None
+        if self.since_ns is None:
+            self.since_ns = t_ns
         self.t_ns.append(t_ns)
         self.at_t.append(self.total)
+
+    def break_off(self) -> None:
+        """Nothing is known from now until the next point."""
+        self.holes += 1
+        self.since_ns = None
 
     def at(self, t_ns: int) -> int:
         """The total at a time; before the first point kept and after the last it stands still."""
@@ -88,7 +97,7 @@ class Counter:
     def break_off(self) -> None:
         """Nothing is known from now until the next reading."""
         self.last = None
-        self.line.holes += 1
+        self.line.break_off()
 
     def _grown(self, t_ns: int, count: int) -> int:
         if self.last is None:
@@ -147,7 +156,7 @@ class Samples:
     def break_off(self) -> None:
         """Nothing is known from now on, until there are new readings of both."""
         self.last_ns, self.level = 0, None
-        self.line.holes += 1
+        self.line.break_off()
         self.waiting.clear()
         if self.counter is not None:
             self.counter.break_off()

@@ -94,13 +94,20 @@ class Meter:
             if socket in self._sockets:
                 self._sockets[socket].programs[session_id] = counter
 
-    def remove(self, session_id: str) -> None:
-        session = self._sessions.pop(session_id)
+    def remove(self, session_id: str, at_ns: int | None = None) -> list[Energy]:
+        """A session ends: its energies, own shares up to its last reading."""
+        session = self._sessions[session_id]
+        for socket, counter in session.programs.values():
+            if socket in self._sockets:
+                self._take(self._sockets[socket].cut_early(counter.line.last_ns, self._inside()))
+        energies = self.energies(session_id, at_ns)
+        del self._sessions[session_id]
         for number, (socket, _) in session.programs.items():
             del self._activity[number]
             self._latest_s.pop(number, None)
             if socket in self._sockets:
                 del self._sockets[socket].programs[session_id]
+        return energies
 
     def update(self, batch: Batch, sequence: int = 0) -> None:
         """Readings and notes; `sequence` is the batch's in the log."""
@@ -129,12 +136,13 @@ class Meter:
         self._share()
 
     def energies(self, session_id: str, at_ns: int | None = None) -> list[Energy]:
-        """What each device used since the session began; own shares up to its last reading."""
+        """What each device used since the session began; own shares up to about a second ago.
+
+        Asking changes nothing: an interval that is cut short to answer would be missing from the seconds
+        that static power is found in. So shares never fall, and add up at any time.
+        """
         session = self._sessions[session_id]
         at_ns = self._wall_ns() if at_ns is None else at_ns
-        for socket, counter in session.programs.values():
-            if socket in self._sockets:
-                self._take(self._sockets[socket].cut_early(counter.line.last_ns, self._inside()))
         return [
             self._energy(session, name, device, at_ns)
             for name, device in self._gauges.devices.items()
@@ -142,7 +150,7 @@ class Meter:
         ]
 
     def devices(self) -> list[DeviceTotal]:
-        return self._gauges.totals()
+        return self._gauges.totals(self._wall_ns())
 
     def last_values(self, numbers: Iterable[int]) -> list[float]:
         """The last CPU time read in each of these channels, for a session that goes on after a restart."""
@@ -162,13 +170,20 @@ class Meter:
         return {"sequence": self.sequence, "gauges": self._gauges.state(), "sessions": sessions}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`; then `add` each session that goes on. Raises where it makes no sense."""
+        """Go on from a `state`; then `add` each session that goes on, feed later batches, and `go_on`.
+
+        Raises where it makes no sense.
+        """
         self._gauges.load(state["gauges"], self._wall_ns())
         for key, kept in state["sessions"].items():
             used = {name: Used(own, alone) for name, (own, alone) in kept["used"].items()}
             self._sessions[key] = _Session(kept["begin_ns"], {}, dict(kept["begin"]), used)
             self._latest_s |= {int(number): value for number, value in kept["latest_s"].items()}
         self.sequence = state["sequence"]
+
+    def go_on(self) -> None:
+        """What was read before a restart has been fed again."""
+        self._gauges.go_on(self._wall_ns())
 
     def _share(self) -> None:
         inside = self._inside()

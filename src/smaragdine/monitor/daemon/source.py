@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -199,7 +200,7 @@ class Source:
         for name, detail in self._clocks.look().words().items():
             self._tell(name, detail, ())
         count = len(self._notes)  # other threads add to them
-        notes = (*self._sampler.notes(), *self._notes[:count])
+        notes = (*map(self._numbered, self._sampler.notes()), *self._notes[:count])
         del self._notes[:count]
         batch = Batch(0, np.concatenate(t_ns), np.concatenate(channel), np.concatenate(value), notes)
         return batch if batch.t_ns.size or notes else None
@@ -229,6 +230,10 @@ class Source:
             wrapped.append(sensor)
             first += len(channels)
         return wrapped
+
+    def _numbered(self, note: Note) -> Note:
+        """The sampler's note, its channels by their numbers here."""
+        return replace(note, channels=tuple(int(self._numbers[place]) for place in note.channels))
 
     def _tell(self, name: str, detail: str, channels: tuple[int, ...]) -> None:
         self._notes.append(Note(self._clock.wall_ns(), name, detail, channels))

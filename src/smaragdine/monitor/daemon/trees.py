@@ -76,12 +76,16 @@ class Trees:
         except (OSError, OverflowError):
             raise ProcessLookupError(f"there is no process {pid}") from None
         tree = ProcessTree(pid, self._socket_of_cpu, b"", include_past, self._proc, self._clock, shared=True)
-        with self._lock:
-            # What was started while the tree looked around is in nobody's next look.
-            tree.catch_up()
-            self._nest(session_id, tree)
-            self._members[session_id] = _Member(tree, numbers, start_s, every_ns)
-            self._share_scans()
+        try:
+            with self._lock:
+                # What was started while the tree looked around is in nobody's next look.
+                tree.catch_up()
+                self._nest(session_id, tree)
+                self._members[session_id] = _Member(tree, numbers, start_s, every_ns)
+                self._share_scans()
+        except BaseException:
+            tree.close()
+            raise
 
     def remove(self, session_id: str) -> None:
         """Stop following; the last readings are in the next `drain`."""

@@ -1,0 +1,104 @@
+"""The daemon's heart without sockets or privileges: one event loop, no sensors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from smaragdine.monitor.daemon.callers import Caller, Owner
+from smaragdine.monitor.daemon.core import Daemon, Knowledge
+from smaragdine.monitor.daemon.log import Log
+from smaragdine.monitor.daemon.meter import Meter
+from smaragdine.monitor.daemon.sessions import Refused, Table
+from smaragdine.monitor.daemon.settings import Bounds, Settings
+from smaragdine.monitor.daemon.source import Source
+from smaragdine.sensors.discover import Machine, SensorSettings
+
+CALLER = Caller("uid:1", "ada", os.getuid(), os.getpid(), Owner("ada"), may_read=True)
+PATIENCE_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def a_daemon(settings: Settings) -> AsyncIterator[Daemon]:
+    source = Source(Machine([], [], {}, None), SensorSettings(), gpu_pids=dict)
+    meter = Meter(source.channels, source.cpus, source.inside, source.gpu_sessions)
+    table = Table(settings.state, settings.bounds, print)
+    daemon = Daemon(settings, Knowledge((), {}), source, Log(settings.state), table, meter, print)
+    daemon.begin()
+    try:
+        yield daemon
+    finally:
+        await daemon.end()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Held:
+    """A source's `add` that waits to be let go, as in a look at very many processes."""
+
+    def __init__(self, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.let_go = threading.Event()
+        self._add = source.add
+        monkeypatch.setattr(source, "add", self._wait_and_add)
+
+    def _wait_and_add(self, *args: Any) -> Any:
+        assert self.let_go.wait(PATIENCE_S)
+        return self._add(*args)
+
+
+async def start_and_hang_up(daemon: Daemon) -> None:
+    starting = asyncio.create_task(daemon.start(CALLER, os.getpid(), 1.0, "", False))
+    await asyncio.sleep(0)  # until it waits for the source
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_start_that_nobody_waits_for_leaves_nothing_and_holds_its_place_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hang_up_twice() -> None:
+        bounds = Bounds(sessions_per_user=2)
+        async with a_daemon(Settings(state=None, bounds=bounds)) as daemon:
+            before, idle_ns = descriptors(), daemon.source.period_ns
+            held = Held(daemon.source, monkeypatch)
+            await start_and_hang_up(daemon)
+            await start_and_hang_up(daemon)
+            with pytest.raises(Refused, match="no more are allowed"):
+                await daemon.start(CALLER, os.getpid(), 1.0, "", False)
+            held.let_go.set()
+            await until(lambda: not daemon.table.sessions)
+            assert daemon.source.period_ns == idle_ns
+            assert descriptors() == before
+            session = await daemon.start(CALLER, os.getpid(), 1.0, "", False)
+            daemon.stop(session)
+
+    asyncio.run(hang_up_twice())
+
+
+def test_a_start_that_nobody_waits_for_and_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang_up() -> None:
+        async with a_daemon(Settings(state=None)) as daemon:
+            held = Held(daemon.source, monkeypatch)
+            monkeypatch.setattr(held, "_add", lambda *_: int("no number"))
+            before = descriptors()
+            await start_and_hang_up(daemon)
+            held.let_go.set()
+            await until(lambda: not daemon.table.sessions)
+            assert descriptors() == before
+
+    asyncio.run(hang_up())

@@ -21,7 +21,7 @@ from cli import environment
 from nvml_fake import GpuSpec, in_process, nvml_environment, settings_now
 from refusal import refused
 from smaragdine.hetero.allocation import checked_batches, checked_limits, read_allocation
-from smaragdine.hetero.node import gpus_of, set_limits
+from smaragdine.hetero.node import Measured, gpus_of, set_limits
 from smaragdine.hetero.order import ShardSampler, shares
 
 torch = pytest.importorskip("torch")
@@ -177,8 +177,6 @@ def test_loader_takes_a_data_loaders_options() -> None:
 @pytest.fixture
 def two_ranks() -> smaragdine.hetero.Shards:
     """As the first of two: nobody is asked for anything here."""
-    from smaragdine.hetero.node import Measured
-
     return smaragdine.hetero.Shards([3, 5], 0, None, Measured(0, 2, None, None, False, None))
 
 
@@ -283,6 +281,32 @@ def test_all_gpus_of_a_machines_ranks_are_recorded(tmp_path: Path, monkeypatch: 
     }
     assert found == {"all": {"gpu:0", "gpu:1"}, "mine": {"gpu:1"}}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+@pytest.mark.parametrize("at", ["the recording's end", "reading it"])
+def test_what_fails_at_the_end_fails_on_every_rank(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """None waits for a word of the rank that records."""
+    monkeypatch.delenv("SMARAGDINE_SPOOL", raising=False)
+    told: list[Any] = []
+
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    def hear(mine: Any) -> list[Any]:
+        told.append(mine)
+        return [mine, (None, "")]
+
+    records, waits = (Measured(rank, 2, None, None, True, None) for rank in range(2))
+    monkeypatch.setattr(records, "_gather", hear)
+    if at == "reading it":
+        monkeypatch.setattr(records, "_used", fail)
+    else:
+        records._open.callback(fail)
+    refused(lambda: records.end(failed=False), "the disk is full")
+    words = iter(told)
+    monkeypatch.setattr(waits, "_gather", lambda mine: [next(words), mine])
+    refused(lambda: waits.end(failed=False), "the disk is full")
+    assert next(words, None) is None
 
 
 def test_limits_without_a_gpu() -> None:

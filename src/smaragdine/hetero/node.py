@@ -84,11 +84,10 @@ class Measured:
             return
         self._gather(None)
         time_s = time.perf_counter() - self._begin_s
-        self._open.close()
-        used = self._gather(self._used()) if self._record else []
+        used = self._end() if self._record or self._limits_w is not None else []
         if self._rank == 0 and sys.stderr is not None:
             with contextlib.suppress(OSError, ValueError):
-                print(*_lines(time_s, [each for each in used if each]), sep="\n", file=sys.stderr)
+                print(*_lines(time_s, used), sep="\n", file=sys.stderr)
 
     def _begin(self, ranks: Sequence[int], places: Sequence[Place]) -> None:
         if self._limits_w is not None:
@@ -99,6 +98,19 @@ class Measured:
 
             gpus, self._missing = gpus_of([places[rank].gpu_uuid for rank in ranks])
             self._recording = self._open.enter_context(record(self._folder, gpus=gpus))
+
+    def _end(self) -> list[Used]:
+        used, error = None, ""
+        try:
+            self._open.close()
+            used = self._used()
+        except Exception as failed:  # as in the beginning: the other ranks wait for a word
+            error = str(failed) or repr(failed)
+        ended: list[tuple[Used | None, str]] = self._gather((used, error))
+        errors = [each for _, each in ended if each]
+        if errors:
+            raise UserError(errors[0])
+        return [each for each, _ in ended if each]
 
     def _used(self) -> Used | None:
         if self._recording is None:

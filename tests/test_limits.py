@@ -63,6 +63,7 @@ class Desktop:
 
     def __init__(self, journal: Path) -> None:
         journal.parent.mkdir(exist_ok=True)
+        self.journal = journal
         self.notes: list[str] = []
         self.setter = Setter(journal, self.notes.append)
         self.setter.open()
@@ -70,6 +71,11 @@ class Desktop:
 
     def set(self, device: str, kind: Kind, value: float, low: float = 0.0) -> Entry:
         return self.setter.set(device, kind, Setting(value, low))
+
+    def successor(self) -> Desktop:
+        """Another one on the same journal; of this one only what is on disk is left, as after a SIGKILL."""
+        self.setter.let_go()
+        return Desktop(self.journal)
 
     def refused(self, device: str, kind: Kind, value: float, low: float = 0.0) -> tuple[str, str]:
         with pytest.raises(LimitError) as raised:
@@ -190,7 +196,7 @@ def test_killed_between_writing_down_and_setting(
     entry = here.set("gpu:0", "power", 310)
     set_from_outside(spec, 0, LIMIT, 305_000)
     journals.save(journal, [replace(entry, confirmed=confirmed)])
-    Desktop(journal)
+    here.successor()
     assert settings_now(spec) == {(0, LIMIT): 305_000 if confirmed else DEFAULT_MW}
 
 
@@ -329,12 +335,62 @@ def test_a_journal_torn_at_any_byte_gives_its_whole_lines_and_says_so(tmp_path: 
     assert journals.load(path) == journals.Loaded(tuple(entries()))
 
 
+def test_a_gpu_whose_limits_another_keeper_has_changed_is_held(
+    here: Desktop, spec: Path, journal: Path
+) -> None:
+    other = Desktop(journal.with_name("journal-gpu0"))
+    here.set("gpu:0", "power", 300)
+    assert other.refused("gpu:0", "graphics_clock", 990)[0] == "held"
+    assert other.refused("gpu:0", "power", 250)[0] == "held"
+    assert here.refused("gpu:1", "power", 9_999)[0] == "invalid"
+    other.set("gpu:1", "power", 400)
+    assert here.refused("gpu:1", "power", 200)[0] == "held"
+    here.setter.restore_all()
+    other.set("gpu:0", "power", 250)
+    other.setter.restore_all()
+    assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW, (1, LIMIT): DEFAULT_MW}
+    here.set("gpu:1", "power", 200)
+
+
+def test_what_a_keeper_left_comes_back_after_another_ones(here: Desktop, spec: Path, journal: Path) -> None:
+    """The other one takes 300 W for what was before: it must be gone before 700 W are brought back."""
+    here.set("gpu:0", "power", 300)
+    here.setter.let_go()  # killed
+    other = Desktop(journal.with_name("journal-gpu0"))
+    other.set("gpu:0", "power", 250)
+    again = here.successor()
+    assert again.setter.pending
+    assert again.refused("gpu:0", "power", 200)[0] == "held"
+    assert settings_now(spec) == {(0, LIMIT): 250_000}
+    other.setter.restore_all()
+    again.setter.try_again()
+    assert not again.setter.pending
+    assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW}
+    assert not journal.exists()
+    again.set("gpu:0", "power", 200)
+
+
+def test_a_lock_that_cannot_be_made_keeps_from_setting_alone(
+    here: Desktop, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> journals.Lock:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    here.set("gpu:0", "power", 300)
+    monkeypatch.setattr(journals, "Lock", fails)
+    code, line = here.refused("gpu:1", "power", 200)
+    assert code == "unavailable"
+    assert "No space left" in line
+    here.successor()
+    assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW}
+
+
 def test_a_damaged_journal_is_kept_aside(here: Desktop, spec: Path, journal: Path) -> None:
     here.set("gpu:0", "power", 300)
     here.set("gpu:1", "power", 400)
     torn = journal.read_bytes()[:-3]
     journal.write_bytes(torn)
-    again = Desktop(journal)
+    again = here.successor()
     assert "only 1 of 2" in again.notes[0]
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW, (1, LIMIT): 400_000}
     assert Path(f"{journal}.damaged").read_bytes() == torn
@@ -353,7 +409,7 @@ def test_a_journal_that_cannot_be_read_now_is_not_replaced(
         line = journals.encode([], boot_id()).partition(b" ")[2].replace(b'"limits":1', b'"limits":2')
         journal.write_bytes(b"%08x %s" % (zlib.crc32(line[:-1]), line))
     theirs = journal.read_bytes() if journal.is_file() else b""
-    again = Desktop(journal)
+    again = here.successor()
     code, why = again.refused("gpu:1", "power", 200)
     assert code == "unavailable"
     assert str(journal) in why
@@ -377,7 +433,7 @@ def test_no_changed_byte_brings_a_wrong_value_back(tmp_path: Path) -> None:
 def test_another_boot_owes_nothing(here: Desktop, spec: Path, journal: Path) -> None:
     here.set("gpu:0", "power", 300)
     journals.save(journal, journals.load(journal).entries, boot="another")
-    again = Desktop(journal)
+    again = here.successor()
     assert settings_now(spec) == {(0, LIMIT): 300_000}
     assert "started anew" in again.notes[0]
     assert not journal.exists()

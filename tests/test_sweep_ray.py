@@ -5,12 +5,17 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from cli import TIMEOUT_S, finish, smaragdine, start, wait_for, write_script
 from nvml_fake import GpuSpec
 from ray_nodes import Cluster, ray_cluster
+from smaragdine.errors import UserError
+from smaragdine.sweep import engine_ray
+from smaragdine.sweep.ray_cluster import Slot
+from smaragdine.sweep.repetition import Stop
 from smaragdine.sweep.table import read_results
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -86,6 +91,70 @@ def test_a_node_dies_and_every_repetition_is_there_once(cluster: Cluster, tmp_pa
         assert row.device_name == GPU.name
         assert row.energy_counter_j is None or row.energy_counter_j > 0
     assert cluster.restored()
+
+
+class BusyRay:
+    """Nodes that answer at the given look; the user stops waiting at the last one."""
+
+    def __init__(self, answers: dict[str, tuple[int, str]], stop: Stop) -> None:
+        self.answers, self.stop = answers, stop
+        self.looks = 0
+        self.cancelled: list[str] = []
+        self.exceptions = pytest.importorskip("ray").exceptions
+
+    def wait(self, refs: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        self.looks += 1
+        if self.looks == 5:
+            self.stop.number = signal.SIGINT
+        done = [ref for ref in refs if self.answers[ref][0] <= self.looks]
+        return done, [ref for ref in refs if ref not in done]
+
+    def get(self, ref: str) -> str:
+        return self.answers[ref][1]
+
+    def cancel(self, ref: str, force: bool) -> None:
+        self.cancelled.append(ref)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+
+def check(ray: BusyRay, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    def submit(_: Any, slot: Slot, *call: Any) -> str:
+        return slot.node
+
+    monkeypatch.setattr(engine_ray, "submit", submit)
+    monkeypatch.setattr(engine_ray, "_SAY_AFTER_S", 0.0)
+    slots = [Slot(node, node, 0, True, "H200", 1.0) for node in ray.answers]
+    listener = Listener()
+    try:
+        engine_ray.check_nodes(ray, cast(Any, None), [], slots, cast(Any, listener), ray.stop)
+    except UserError as error:
+        return [*listener.said, str(error)]
+    return listener.said
+
+
+def test_waiting_for_a_busy_cluster_ends_when_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = BusyRay({"n1": (1, ""), "n2": (99, ""), "n3": (99, "")}, Stop())
+    assert check(ray, monkeypatch) == ["waiting for n2, n3: busy with something else; see ray status"]
+    assert (ray.looks, ray.cancelled) == (5, ["n2", "n3"])
+
+
+def test_a_node_that_refuses_ends_the_waiting_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = BusyRay({"n1": (99, ""), "n2": (2, "no such limit")}, Stop())
+    assert check(ray, monkeypatch)[1:] == ["n2 cannot run the sweep: no such limit"]
+    assert (ray.looks, ray.cancelled) == (2, ["n1"])
+
+
+def test_nodes_that_answer_at_once_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = BusyRay({"n1": (1, ""), "n2": (1, "")}, Stop())
+    assert check(ray, monkeypatch) == []
+    assert (ray.looks, ray.cancelled) == (1, [])
 
 
 def _midway(sweep: Path, cluster: Cluster) -> bool:

@@ -6,6 +6,7 @@ are told apart by the type of their GPUs. A node that dies gives its repetition 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,9 @@ from smaragdine.sweep.ray_node import Gathered, run_on_node, why_not
 from smaragdine.sweep.repetition import Stop
 from smaragdine.sweep.runner import Queue
 
+# A node that has answered nothing for so long is at another's work: Ray starts ours when that is done.
+_SAY_AFTER_S = 20.0
+
 
 def run_ray(queue: Queue, watch: Watcher, stop: Stop, address: str | None = None) -> None:
     """Run what is left on a cluster, until it is done or `stop`."""
@@ -39,7 +43,9 @@ def run_ray(queue: Queue, watch: Watcher, stop: Stop, address: str | None = None
         everywhere = slots_of(ray.nodes())
         slots = _fitting(everywhere, queue.left())
         _check_types(plan, everywhere, slots)
-        _check_nodes(ray, plan, queue.left(), slots)
+        check_nodes(ray, plan, queue.left(), slots, watch, stop)
+        if stop:
+            return
         watch.ready()
         if any(each.baseline_s for each in plan.experiments):
             watch.say("idle power is measured by the local engine alone: baseline left out")
@@ -117,19 +123,35 @@ class _Cluster:
             time.sleep(LOOK_S)
 
 
-def _check_nodes(ray: Any, plan: Plan, tasks: Sequence[Task], slots: Sequence[Slot]) -> None:
-    """Before anything runs: every device takes every setting that it may have to."""
-    asked: list[tuple[Slot, Any]] = []
+def check_nodes(
+    ray: Any, plan: Plan, tasks: Sequence[Task], slots: Sequence[Slot], watch: Watcher, stop: Stop
+) -> None:
+    """Before anything runs: every device takes every setting that it may have to. Ends early at `stop`."""
+    asked: dict[Any, Slot] = {}
     for slot in slots:
         own = [task for task in tasks if task.setting.gpu_type in (None, slot.gpu_type)]
-        asked.append((slot, submit(ray, slot, why_not, plan, own)))
-    for slot, ref in asked:
-        try:
-            why = ray.get(ref)
-        except ray.exceptions.RayError as error:
-            raise UserError(f"{slot.node} cannot run the sweep", str(error).splitlines()[0]) from None
-        if why:
-            raise UserError(f"{slot.node} cannot run the sweep", why)
+        asked[submit(ray, slot, why_not, plan, own)] = slot
+    said_at_s = time.monotonic() + _SAY_AFTER_S
+    try:
+        while asked and not stop:
+            ready, _ = ray.wait(list(asked), timeout=LOOK_S)
+            for ref in ready:
+                _check_answer(ray, ref, asked.pop(ref))
+            if asked and time.monotonic() >= said_at_s:
+                said_at_s = math.inf
+                nodes = ", ".join(sorted({slot.node for slot in asked.values()}))
+                watch.say(f"waiting for {nodes}: busy with something else; see ray status")
+    finally:
+        cancel(ray, asked)
+
+
+def _check_answer(ray: Any, ref: Any, slot: Slot) -> None:
+    try:
+        why = ray.get(ref)
+    except ray.exceptions.RayError as error:
+        raise UserError(f"{slot.node} cannot run the sweep", str(error).splitlines()[0]) from None
+    if why:
+        raise UserError(f"{slot.node} cannot run the sweep", why)
 
 
 def _check_types(plan: Plan, everywhere: Sequence[Slot], slots: Sequence[Slot]) -> None:

@@ -120,7 +120,7 @@ def decode(data: bytes) -> tuple[tuple[Entry, ...], int | None, str]:
 
 
 class Lock:
-    """One keeper at a time works on a journal. Let go of by the kernel when its process ends."""
+    """One keeper at a time works on a journal, or on a GPU. Let go of by the kernel when its process ends."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

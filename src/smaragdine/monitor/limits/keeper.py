@@ -145,6 +145,7 @@ def _finish(setter: Setter, lock: journal.Lock, give_up_s: float) -> int:
         if time.monotonic() >= deadline_s:
             _log(f"given up for now: {', '.join(setter.pending_words())}; it stays in the journal")
             return 1
+        setter.let_go()
         lock.let_go()
         time.sleep(RETRY_S)
         if not lock.take():

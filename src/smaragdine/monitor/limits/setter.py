@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -46,6 +47,9 @@ class Setter:
         self._note = note
         self._entries: dict[Key, Entry] = {}
         self.pending: set[Key] = set()
+        # By UUID. Keepers of other journals work on this machine too: one that sets a limit on top of ours
+        # would take ours for what was before.
+        self._held: dict[str, journal.Lock] = {}
         self._unread = ""  # why the journal cannot be read, which may hold limits to bring back
         self._gpus: list[LimitedGpu] | None = None
         self._no_nvml = "no NVIDIA driver was found"
@@ -82,6 +86,7 @@ class Setter:
             return
         self._entries = {(entry.uuid, entry.kind): entry for entry in loaded.entries}
         self.pending &= self._entries.keys()
+        self._let_go_of_unchanged()
         if loaded.state == "damaged":
             journal.set_aside(self._path)
         if loaded.state != "whole":
@@ -94,6 +99,12 @@ class Setter:
 
     def set(self, device: str, kind: Kind, asked: Setting) -> Entry:
         """Set a limit whose previous value is safe on disk. Raises `LimitError`, with nothing changed."""
+        try:
+            return self._set(device, kind, asked)
+        finally:
+            self._let_go_of_unchanged()
+
+    def _set(self, device: str, kind: Kind, asked: Setting) -> Entry:
         if self._unread:
             self.start()
         if self._unread:
@@ -142,6 +153,14 @@ class Setter:
     def _look(self, device: str, kind: Kind, asked: Setting) -> tuple[LimitedGpu, Setting, Setting | None]:
         gpu = self._gpu(device)
         try:
+            free = self._hold(gpu)
+        except OSError as error:
+            why = f"its lock beside {self._path} cannot be had ({error.strerror})"
+            raise LimitError("unavailable", f"{device} {kind_words(kind)} not set", why) from None
+        if not free:
+            why = "another sweep or daemon has changed a limit of this GPU, and not brought it back yet"
+            raise LimitError("held", f"{device} {kind_words(kind)} not set", why, "Try again after it")
+        try:
             return gpu, checked(gpu, kind, asked), current_setting(gpu, kind)
         except nvml().NVMLError as error:
             raise limit_error(device, kind, error, mig=gpu.mig) from None
@@ -187,6 +206,12 @@ class Setter:
         if gpu is None:
             self.pending.add(key)
             return Brought("pending", None, f"{name} comes back as soon as the GPU does")
+        # A full disk must not keep from bringing back.
+        with contextlib.suppress(OSError):
+            if not self._hold(gpu):
+                self.pending.add(key)
+                line = f"{name} comes back as soon as another sweep or daemon has brought back its own"
+                return Brought("pending", None, line)
         try:
             now = current_setting(gpu, entry.kind)
             changed_by_others = entry.confirmed and now not in (entry.target, entry.previous)
@@ -214,6 +239,7 @@ class Setter:
         del self._entries[key]
         self.pending.discard(key)
         self._save()
+        self._let_go_of_unchanged()
         if line:
             self._note(line)
 
@@ -223,6 +249,27 @@ class Setter:
         except OSError as error:
             # Safe: an entry too many only makes the next keeper look at a limit that is as it was.
             self._note(f"the journal {self._path} could not be written ({error.strerror})")
+
+    def _hold(self, gpu: LimitedGpu) -> bool:
+        """Whether no keeper but this one may change the GPU's limits until they are brought back."""
+        if gpu.uuid in self._held:
+            return True
+        lock = journal.Lock(self._path.with_name(gpu.uuid))
+        if not lock.take():
+            lock.close()
+            return False
+        self._held[gpu.uuid] = lock
+        return True
+
+    def _let_go_of_unchanged(self) -> None:
+        changed = {uuid for uuid, _ in self._entries}
+        for uuid in [uuid for uuid in self._held if uuid not in changed]:
+            self._held.pop(uuid).close()
+
+    def let_go(self) -> None:
+        """Of all GPUs: whoever takes over the journal brings their limits back."""
+        while self._held:
+            self._held.popitem()[1].close()
 
     def _gpu(self, device: str) -> LimitedGpu:
         if self._gpus is None:

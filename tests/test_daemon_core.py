@@ -1,23 +1,33 @@
-"""The daemon's heart without sockets or privileges: one event loop, no sensors."""
+"""The daemon's heart without processes or privileges: one event loop, no sensors."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from grpclib.client import Channel as GrpcChannel
+from grpclib.client import UnaryUnaryMethod
 
-from smaragdine.monitor.daemon.callers import Caller, Owner
+from smaragdine.monitor.contract.service import METHODS
+from smaragdine.monitor.daemon.callers import Caller, Owner, Rights
 from smaragdine.monitor.daemon.core import Daemon, Knowledge
+from smaragdine.monitor.daemon.lending import Lending
 from smaragdine.monitor.daemon.log import Log
 from smaragdine.monitor.daemon.meter import Meter
+from smaragdine.monitor.daemon.server import Server
+from smaragdine.monitor.daemon.service import Service
 from smaragdine.monitor.daemon.sessions import Refused, Table
 from smaragdine.monitor.daemon.settings import Bounds, Settings
 from smaragdine.monitor.daemon.source import Source
+from smaragdine.monitor.daemon.tokens import TokenFile, add_token
 from smaragdine.sensors.discover import Machine, SensorSettings
 
 CALLER = Caller("uid:1", "ada", os.getuid(), os.getpid(), Owner("ada"), may_read=True)
@@ -102,3 +112,44 @@ def test_a_start_that_nobody_waits_for_and_that_fails_leaves_nothing(monkeypatch
             assert descriptors() == before
 
     asyncio.run(hang_up())
+
+
+def test_a_stranger_who_only_holds_a_connection_goes_and_who_has_a_token_stays(
+    certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    cert, key = certificate
+    for_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    for_server.load_cert_chain(cert, key)
+    for_server.set_alpn_protocols(["h2"])
+    for_client = ssl.create_default_context(cafile=str(cert))
+    for_client.set_alpn_protocols(["h2"])
+    token = add_token(tmp_path / "tokens", "ci", "nobody", 1, frozenset({"read"}))
+    method = METHODS["Health"]
+
+    async def ask(channel: GrpcChannel) -> bool:
+        call = UnaryUnaryMethod(channel, method.path, method.request, method.response)
+        answer = await call(method.request(), metadata={"authorization": f"Bearer {token}"})
+        return answer.ok
+
+    async def hold_and_ask() -> None:
+        bounds = Bounds(stranger_s=3.0, tcp_connections=3)
+        async with a_daemon(Settings(state=None, bounds=bounds)) as daemon, asyncio.timeout(PATIENCE_S):
+            service = Service(daemon, Lending(None, print), TokenFile(tmp_path / "tokens", print))
+            server = Server(service.methods, Rights(-1, -1), bounds, print)
+            listening = socket.create_server(("127.0.0.1", 0))
+            port = listening.getsockname()[1]
+            server.serve(listening, for_server)
+            known = GrpcChannel("localhost", port, ssl=for_client)
+            assert await ask(known)
+            [protocol] = server.protocols
+            strangers = [await asyncio.open_connection("localhost", port, ssl=for_client) for _ in range(2)]
+            for reader, writer in strangers:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()  # to the end
+                writer.close()
+            assert server.protocols == {protocol}
+            assert await ask(known)
+            known.close()
+            await server.close()
+
+    asyncio.run(hold_and_ask())

@@ -342,28 +342,144 @@ def test_shares_never_add_up_to_more_than_the_device_used(
         assert all(part >= 0 for part in exclusive_uj)
 
 
+@dataclass
+class OneGpu:
+    """A GPU whose samples come a second's at a time, as the driver hands them out."""
+
+    told: dict[str, frozenset[str]] = field(default_factory=dict)
+    inside: dict[str, str] = field(default_factory=dict)
+    now_ns: int = START
+
+    def __post_init__(self) -> None:
+        self.meter = Meter(
+            GPU, {}, inside=lambda: self.inside, gpu_sessions=lambda: self.told, wall_ns=lambda: self.now_ns
+        )
+
+    def add(self, *keys: str) -> None:
+        for key in keys:
+            self.meter.add(key, {}, self.now_ns)
+
+    def look(self, *on_it: str) -> None:
+        self.told["gpu:0"] = frozenset(on_it)
+        self.meter.update(batch([]))
+
+    def second(self, power_w: float, end_ns: int | None = None) -> None:
+        """The samples of the second that ends then."""
+        samples(self.meter, (end_ns or self.now_ns) - SECOND, 50, power_w)
+
+    def used_j(self, key: str) -> tuple[float | None, float | None]:
+        energy = of(self.meter.energies(key, self.now_ns), "gpu:0")
+        return energy.own_j, energy.own_exclusive_j
+
+
 def test_a_gpu_is_shared_equally_among_those_on_it():
-    on_it: dict[str, frozenset[str]] = {}
-    inside = {"b": "a"}
-    meter = Meter(GPU, {}, inside=lambda: inside, gpu_sessions=lambda: on_it)
-    for i, key in enumerate("abc"):
-        meter.add(key, program(100 + i), begin_ns=START)
-    samples(meter, START, 50, 100.0)
-    assert of(meter.energies("a", START + SECOND), "gpu:0").own_j is None  # nobody tells who is on it
-    on_it["gpu:0"] = frozenset({"b", "c"})
-    samples(meter, START + SECOND, 50, 100.0)  # the list is known from here on
-    samples(meter, START + 2 * SECOND, 50, 100.0)
-    on_it["gpu:0"] = frozenset({"c", ""})
-    samples(meter, START + 3 * SECOND, 50, 60.0)
-    got = {key: of(meter.energies(key, START + 4 * SECOND), "gpu:0") for key in "abc"}
-    assert [got[key].own_j for key in "abc"] == [50.0, 50.0, 80.0]
-    assert [got[key].own_exclusive_j for key in "abc"] == [0.0, 50.0, 80.0]
-    assert got["a"].energy_j == 360.0
+    gpu = OneGpu(inside={"b": "a"})
+    gpu.add(*"abc")
+    gpu.now_ns += SECOND
+    gpu.second(100.0)
+    assert gpu.used_j("a") == (None, None)  # nobody tells who is on it
+    gpu.look("b", "c")
+    gpu.now_ns += SECOND
+    gpu.second(100.0)
+    gpu.look("c", "")
+    gpu.now_ns += SECOND
+    gpu.second(60.0)
+    assert [gpu.used_j(key) for key in "abc"] == [(50.0, 0.0), (50.0, 50.0), (80.0, 80.0)]
+    assert of(gpu.meter.energies("a", gpu.now_ns), "gpu:0").energy_j == 260.0
     # A session that is over has no share any more, though the list is a second old.
-    meter.remove("c")
-    on_it["gpu:0"] = frozenset({"b", "c"})
-    samples(meter, START + 4 * SECOND, 50, 10.0)
-    assert of(meter.energies("b", START + 5 * SECOND), "gpu:0").own_j == 60.0
+    gpu.meter.remove("c")
+    gpu.look("b", "c")
+    gpu.now_ns += SECOND
+    gpu.second(10.0)
+    assert gpu.used_j("b") == (60.0, 60.0)
+
+
+def test_a_gpus_energy_is_whose_it_was_when_it_was_used_and_not_when_it_was_read():
+    gpu = OneGpu()
+    gpu.add("a")
+    gpu.look("a")
+    gpu.now_ns += 500 * MS
+    gpu.meter.remove("a")
+    gpu.add("b")
+    gpu.look("b")
+    gpu.now_ns += 500 * MS
+    # The first half of this second was the other's, who is gone.
+    gpu.second(700.0)
+    assert gpu.used_j("b") == (350.0, 350.0)
+    gpu.look("b", "")
+    gpu.now_ns += SECOND
+    gpu.second(100.0)
+    assert gpu.used_j("b") == (400.0, 400.0)
+
+
+def test_who_ends_before_the_readings_come_leaves_its_part_to_nobody():
+    gpu = OneGpu(inside={"inner": "outer"})
+    gpu.add("outer", "inner", "other")
+    gpu.look("inner", "other")
+    gpu.now_ns += SECOND
+    gpu.inside.clear()
+    gpu.meter.remove("inner")
+    gpu.second(100.0)
+    assert gpu.used_j("other") == (50.0, 50.0)
+    assert gpu.used_j("outer") == (50.0, 0.0)  # it lay around the inner one at the time
+
+
+def test_while_a_gpu_does_not_tell_its_energy_is_nobodys():
+    gpu = OneGpu()
+    gpu.add("a")
+    gpu.look("a")
+    gpu.now_ns += SECOND
+    del gpu.told["gpu:0"]
+    gpu.second(100.0)
+    gpu.now_ns += SECOND
+    gpu.look("a")
+    gpu.second(100.0)
+    gpu.now_ns += SECOND
+    gpu.second(100.0)
+    assert gpu.used_j("a") == (200.0, 200.0)
+
+
+def test_a_clock_that_is_set_gives_nobody_what_another_used():
+    gpu = OneGpu()
+    gpu.add("a")
+    gpu.look("a")
+    gpu.now_ns += SECOND
+    gpu.second(100.0)
+    gpu.now_ns -= 3600 * SECOND
+    gpu.meter.update(batch([], (Note(gpu.now_ns, "clock_step", ""),)))
+    gpu.now_ns += SECOND
+    gpu.second(100.0)
+    own_j, _ = gpu.used_j("a")
+    assert own_j is not None
+    assert 100.0 <= own_j <= 200.0
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 900), st.frozensets(st.sampled_from(["a", "b", "c", ""])), rates),
+        min_size=2,
+        max_size=12,
+    ),
+    st.sampled_from([{}, {"b": "a"}, {"b": "a", "c": "b"}]),
+)
+def test_shares_of_a_gpu_never_add_up_to_more_than_it_used(
+    looks: list[tuple[int, frozenset[str], float]], inside: dict[str, str]
+):
+    gpu = OneGpu(inside=inside)
+    gpu.add(*"abc")
+    gpu.now_ns = read_ns = START + SECOND
+    gpu.second(10.0)
+    for wait_ms, on_it, watts in looks:
+        gpu.look(*on_it)
+        gpu.now_ns += wait_ms * MS
+        while read_ns + SECOND <= gpu.now_ns:
+            read_ns += SECOND
+            gpu.second(watts, read_ns)
+    used = [gpu.used_j(key) for key in "abc"]
+    total = sum(each.energy_j for each in gpu.meter.devices())
+    assert sum(alone or 0 for _, alone in used) <= total + 1e-9
+    assert all((own or 0) <= total + 1e-9 for own, _ in used)
 
 
 def test_a_session_begins_when_it_began_and_not_when_the_gpu_was_read():

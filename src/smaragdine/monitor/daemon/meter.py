@@ -5,7 +5,7 @@ A socket and its memory are shared by CPU time:
     static × program ÷ (wall × CPUs)     static: the lowest power of any second so far
     dynamic × program ÷ busy             dynamic: the rest
 
-and a GPU equally among the sessions that compute on it, with one share more for processes of no session.
+and a GPU equally among the sessions that computed on it then, with a share more for processes of none.
 `own_j` is what a session's processes used. Where sessions lie in one another, `own_exclusive_j` counts each
 process for the innermost alone: these add up over all sessions, to the device's energy at most.
 """
@@ -22,8 +22,9 @@ import numpy as np
 
 from smaragdine.monitor.daemon.batch import Batch
 from smaragdine.monitor.daemon.gauges import DeviceTotal, Gauges
+from smaragdine.monitor.daemon.gpu_shares import Gpu
 from smaragdine.monitor.daemon.line import Counter, Line
-from smaragdine.monitor.daemon.shares import Device, Socket, Used, equal_shares
+from smaragdine.monitor.daemon.shares import Device, Socket, Used
 from smaragdine.sensors.base import Channel
 
 _SOCKET = re.compile(r"(?:cpu|dram):(\d+)")
@@ -71,7 +72,7 @@ class Meter:
         self._gauges = Gauges(channels)
         self._sessions: dict[str, _Session] = {}
         self._latest_s: dict[int, float] = {}
-        self._gpu_cut: dict[str, int] = {}
+        self._gpus: dict[str, Gpu] = {}  # those of which somebody told who is on them
         self._sockets = {socket: Socket(count) for socket, count in cpus.items()}
         self._activity: dict[int, Counter] = {}  # CPU time, by channel number
         for number, channel in channels.items():
@@ -97,11 +98,13 @@ class Meter:
     def remove(self, session_id: str, at_ns: int | None = None) -> list[Energy]:
         """A session ends: its energies, own shares up to its last reading."""
         session = self._sessions[session_id]
+        at_ns = self._wall_ns() if at_ns is None else at_ns
         for socket, counter in session.programs.values():
             if socket in self._sockets:
                 self._take(self._sockets[socket].cut_early(counter.line.last_ns, self._inside()))
         energies = self.energies(session_id, at_ns)
         del self._sessions[session_id]
+        self._look_at_gpus(at_ns)
         for number, (socket, _) in session.programs.items():
             del self._activity[number]
             self._latest_s.pop(number, None)
@@ -131,8 +134,9 @@ class Meter:
         if "suspended" in names:
             self._gauges.break_off()  # counters may have begun anew
         if names & {"suspended", "clock_step"}:
-            for socket in self._sockets.values():
-                socket.restart()
+            for shared in (*self._sockets.values(), *self._gpus.values()):
+                shared.restart()
+        self._look_at_gpus(self._wall_ns())
         self._share()
 
     def energies(self, session_id: str, at_ns: int | None = None) -> list[Energy]:
@@ -192,24 +196,27 @@ class Meter:
             if at_ns is not None:
                 self._take(socket.cut(at_ns, inside))
             socket.forget()
-        self._share_gpus(inside)
+        self._share_gpus()
         for session in self._sessions.values():
             for name, device in self._gauges.devices.items():
                 if name not in session.begin and device.last_ns >= session.begin_ns:
                     session.begin[name] = device.at(session.begin_ns)
         self._gauges.forget()
 
-    def _share_gpus(self, inside: Mapping[str, str]) -> None:
-        told = self._gpu_sessions()
-        for name in self._gpu_cut.keys() - told.keys():
-            del self._gpu_cut[name]  # what it uses while nobody knows by whom is nobody's
-        for name, on_it in told.items():
-            device = self._gauges.devices.get(name)
-            if device is not None and device.is_known:
-                total = sum(line.total for line in device.lines)
-                uj, self._gpu_cut[name] = total - self._gpu_cut.get(name, total), total
-                used = equal_shares(uj, on_it & {"", *self._sessions}, [*self._sessions], inside)
-                self._take({(key, name): part for key, part in used.items()})
+    def _look_at_gpus(self, now_ns: int) -> None:
+        told, inside = self._gpu_sessions(), self._inside()
+        for name in told.keys() - self._gpus.keys():
+            if name in self._gauges.devices:
+                self._gpus[name] = Gpu(self._gauges.devices[name])
+        for name, gpu in self._gpus.items():
+            on_it = told.get(name)
+            # The list is up to a second old: those that have ended meanwhile are on it no more.
+            gpu.look(now_ns, None if on_it is None else on_it & {"", *self._sessions}, inside)
+
+    def _share_gpus(self) -> None:
+        for name, gpu in self._gpus.items():
+            if gpu.device.is_known:
+                self._take({(key, name): part for key, part in gpu.cut([*self._sessions]).items()})
 
     def _take(self, used: Mapping[tuple[str, str], Used]) -> None:
         for (key, name), part in used.items():
@@ -221,6 +228,7 @@ class Meter:
         begin = session.begin.get(name)
         if begin is None:
             begin = device.carried_to(session.begin_ns)
+        energy = max(device.carried_to(at_ns) - begin, 0)
         used = session.used.get(name)
         basis = ""
         if used is not None:
@@ -229,11 +237,12 @@ class Meter:
             basis = static if _SOCKET.fullmatch(name) else _GPU_BASIS
         return Energy(
             device=name,
-            energy_j=max(device.carried_to(at_ns) - begin, 0) / 1e6,
-            own_j=None if used is None else used.own / 1e6,
+            energy_j=energy / 1e6,
+            # An interval of shared time may have begun before the session.
+            own_j=None if used is None else min(used.own, energy) / 1e6,
             provenance=self._gauges.channel_of[name].provenance,
             basis=basis,
-            own_exclusive_j=None if used is None else used.exclusive / 1e6,
+            own_exclusive_j=None if used is None else min(used.exclusive, energy) / 1e6,
         )
 
 

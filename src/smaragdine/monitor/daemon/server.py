@@ -53,6 +53,7 @@ class Connection:
 
     def __init__(self, caller: Caller | None, sock: socket.socket | None = None) -> None:
         self.caller = caller
+        self.is_known = caller is not None  # or has shown a token that holds
         self.on_close: list[Callable[[], None]] = []
         self.closed = False
         self.lends_to: Owner | None = None  # a caller on another machine that has leases
@@ -118,6 +119,7 @@ class _Protocol(H2Protocol):
         self._server = server
         self._peer = connection
         self._transport: asyncio.Transport | None = None
+        self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -130,6 +132,14 @@ class _Protocol(H2Protocol):
         self.connection.initialize()
         self.processor = _Processor(self.handler, self.connection, self._server.bounds.request_bytes)
         self._server.protocols.add(self)
+        if not self._peer.is_known:
+            loop, patience_s = asyncio.get_running_loop(), self._server.bounds.stranger_s
+            self._patience = loop.call_later(patience_s, self._drop_stranger)
+
+    def _drop_stranger(self) -> None:
+        """Whoever only holds a connection would keep others from theirs."""
+        if not self._peer.is_known and self._transport is not None:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -142,6 +152,8 @@ class _Protocol(H2Protocol):
             transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
         self._server.protocols.discard(self)
         self._server.count(self._peer, -1)
         self._peer.closed = True

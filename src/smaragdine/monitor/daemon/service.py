@@ -108,6 +108,7 @@ class Service:
             if caller is None:
                 what = "the token is unknown or has expired" if word else "a token is needed"
                 raise Refused("UNAUTHENTICATED", f"{what}. The daemon's operator makes one with --new-token")
+            connection.is_known = True
         if not caller.may_read:
             line = (
                 f"{caller.user} may not use this daemon. Its operator adds users to the group of its socket"

@@ -21,6 +21,7 @@ class Bounds:
     connections: int = 512
     connections_per_user: int = 128
     tcp_connections: int = 128  # besides those: strangers must not take the places of this machine's users
+    stranger_s: float = 10.0  # until a peer at the TCP port has shown a token that holds, or goes
     sessions: int = 512
     sessions_per_user: int = 128
     readers: int = 512  # calls of Read at a time

@@ -180,13 +180,17 @@ def exclusive(own: Mapping[str, int], inside: Mapping[str, str]) -> dict[str, in
 def equal_shares(
     uj: int, on_it: frozenset[str], sessions: Sequence[str], inside: Mapping[str, str]
 ) -> dict[str, Used]:
-    """A device's energy in equal parts among those on it; a session has those within it too."""
+    """A device's energy in equal parts among those on it; a session has those within it too.
+
+    Of those on it some may be none of the `sessions`: then their parts are nobody's, or of those around them.
+    """
     used = {key: Used() for key in sessions}
     if not on_it:
         return used
     parts = dict.fromkeys(sessions, 0)
-    for key in on_it & parts.keys():
-        used[key].exclusive = uj // len(on_it)
+    for key in on_it:
+        if key in used:
+            used[key].exclusive = uj // len(on_it)
         around: str | None = key
         while around is not None:
             if around in parts:

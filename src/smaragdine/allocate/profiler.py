@@ -27,7 +27,7 @@ from smaragdine.recording.marks import NewMarks
 from smaragdine.recording.printed import lines_of, tail
 from smaragdine.recording.reader import open_recording
 from smaragdine.recording.supervise import dying_with_us
-from smaragdine.sweep.groups import GRACE_S, end_rest
+from smaragdine.sweep.groups import GRACE_S, end, end_rest
 
 # enough: it ran until we ended it · ended: by itself · out_of_memory · failed: with another error
 # stuck: no step came for too long
@@ -163,12 +163,7 @@ def recorded_program(
         yield child
         child.wait()
     except BaseException:
-        child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE_S)
-        child.kill()
-        child.wait()
-        end_rest(child.pid)
+        end(child)
         raise
 
 

@@ -28,7 +28,7 @@ from smaragdine.recording.session import record_here
 from smaragdine.recording.supervise import dying_with_us
 from smaragdine.study.counters import Edge, mean_power_w, measured_counters
 from smaragdine.study.settings import Setting
-from smaragdine.sweep.groups import end_rest
+from smaragdine.sweep.groups import end
 
 STAMPS_VARIABLE = "STEP_STAMPS"
 DRIVER = "overhead_loop.py"
@@ -234,13 +234,7 @@ def _running(
     try:
         yield program
     finally:
-        program.terminate()
-        try:
-            program.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            program.kill()
-            program.wait()
-        end_rest(program.pid)
+        end(program, _GRACE_S)
 
 
 def command_of(setting: Setting, environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -5,10 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import time
 
 GRACE_S = 10.0  # between asking a program to end and making it
 _LOOK_S = 0.02
+
+
+def end(program: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
+    """End a program that leads its process group, and then whatever is left of the group."""
+    program.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.wait(grace_s)
+    program.kill()
+    program.wait()
+    end_rest(program.pid)
 
 
 def end_rest(group: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from cli import alive, finish, smaragdine, start, wait_for, write_script
+from smaragdine.cli import study as cli_study
 from smaragdine.cli.main import main
 from smaragdine.report.study.material import materials
 from smaragdine.study import finishing, runner
@@ -112,12 +113,13 @@ class Recorder:
         self.ran: list[str] = []
         self.fails: Callable[[str], int] = lambda name: 0
         self.traces = True
+        self.host: dict[str, object] = {}
 
     def record(self, job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
         self.ran.append(recording.name)
         log.write_text("data: made by hand\nlast words\n")
         assert (job.trace_steps, job.trace_skip) == (4, 3)
-        ten_and_three(recording, command=[sys.executable, *job.words])
+        ten_and_three(recording, command=[sys.executable, *job.words], host=self.host)
         traced = [*recording.glob("events*"), *recording.glob("windows*")]
         for path in [] if self.traces else traced:
             path.unlink()
@@ -166,6 +168,23 @@ def test_what_is_there_is_not_run_again(recorder: Recorder, capsys: pytest.Captu
     assert {entry["seed"] for entry in made["commands"]} == {5}
     assert set(made["took_s"]) == set(recorder.ran)
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(("here", "said"), [("GPU-a", False), ("GPU-b", True)])
+def test_another_card_of_the_same_kind_is_said(
+    recorder: Recorder,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    here: str,
+    said: bool,
+) -> None:
+    recorder.host = {"cpu": "a CPU", "gpus": [{"device": "gpu:0", "name": "a GPU", "uuid": "GPU-a"}]}
+    machine = {"gpus": ["a GPU"], "cards": [here], "cpu": "a CPU", "kernel": "a kernel", "memory_bytes": 1}
+    monkeypatch.setattr(cli_study, "machine_here", lambda: machine)
+    assert main(["study", "bert", "--stage", "pretrain", *TINY]) == 0
+    assert "beware" not in capsys.readouterr().err
+    assert main(["study", "variants", *TINY]) == 0
+    assert ("beware: out has runs of another such card" in capsys.readouterr().err) is said
 
 
 def test_a_dry_run_says_what_is_left_and_changes_nothing(

@@ -202,6 +202,15 @@ def test_runs_of_several_machines_are_said() -> None:
     assert "several" not in found(results(Study(), "bert"), "bert")["encoder-share"].why
 
 
+def test_runs_of_two_cards_of_one_kind_are_said() -> None:
+    made = [replace(run, cards=("GPU-a",)) for run in results(Study(), "bert")]
+    assert "cards" not in found(made, "bert")["encoder-share"].why
+    made[0] = replace(made[0], cards=())  # made before cards were noted: nothing is known of it
+    assert "cards" not in found(made, "bert")["encoder-share"].why
+    made[0] = replace(made[0], cards=("GPU-b",))
+    assert "runs of 2 cards of one kind" in found(made, "bert")["encoder-share"].why
+
+
 def random_runs(seed: int, runs: int = 4, layers: int = 3) -> list[list[Op]]:
     """The made model with energies of its own in every run."""
     dice = random.Random(seed)

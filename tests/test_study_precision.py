@@ -285,6 +285,21 @@ def test_a_result_says_what_measuring_took(tmp_path: Path) -> None:
     assert load_results(tmp_path)[0].cost == {}  # an older one
 
 
+def test_a_result_knows_its_cards_and_how_few_steps_were_traced(tmp_path: Path) -> None:
+    gpus = [{"device": "gpu:0", "name": "a GPU", "uuid": "GPU-7"}]
+    recording = ten_and_three(tmp_path / "run", host={"gpus": gpus})
+
+    def asked(trace_steps: int) -> Result:
+        setting = Setting("bert", ("train.py",), FACTS, trace_steps=trace_steps)
+        return result_of(Run(setting, 1), recording)
+
+    assert not any("were traced" in remark for remark in asked(4).remarks)
+    few = asked(20)
+    assert any(remark.startswith("3 of 20 steps were traced") for remark in few.remarks)
+    save_result(tmp_path, few)
+    assert [each.cards for each in load_results(tmp_path)] == [("GPU-7",)]
+
+
 def test_growth_changes_one_word_at_a_time() -> None:
     words = ("bert.py", "--layers", "4", "--batch", "8", "--seconds", "3", "--steps", "37")
     base = Setting("bert", words, {**FACTS, "layers": 4, "batch": 8}, {"A": "b"}, 7, 5)

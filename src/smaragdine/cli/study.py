@@ -166,9 +166,12 @@ def _run(
             there = len(runs) - len(left)
             display.say(f"study: {where}" + (f", {there} of {len(runs)} runs are there" if there else ""))
             here = hardware_named(machine["gpus"], machine["cpu"])
-            others = machines_of(folder) - {here} if left else ()
-            if others:
-                display.say(f"beware: {where} has runs of {'; '.join(sorted(others))}, and this is {here}")
+            kinds, cards = machines_of(folder) if left else (set[str](), set[str]())
+            if kinds - {here}:
+                others = "; ".join(sorted(kinds - {here}))
+                display.say(f"beware: {where} has runs of {others}, and this is {here}")
+            elif cards and cards.isdisjoint(machine["cards"]):
+                display.say(f"beware: {where} has runs of another such card, which need not draw the same")
             outcome = run_missing(study, runs, options.keep, display, stop)
             done = then is None or bool(stop) or then(display.say, stop)
     finally:

@@ -14,7 +14,12 @@ def machine_here() -> dict[str, Any]:
     facts = host_facts(settings_from_environment(os.environ))
     with gpus_here() as gpus:
         names = [text(ask(nvml().nvmlDeviceGetName, gpu.handle) or "") for gpu in gpus]
-    return {"gpus": names, **{name: facts[name] for name in ("cpu", "kernel", "memory_bytes")}}
+        cards = [gpu.uuid for gpu in gpus]
+    return {
+        "gpus": names,
+        "cards": cards,
+        **{name: facts[name] for name in ("cpu", "kernel", "memory_bytes")},
+    }
 
 
 def size_here(machine: dict[str, Any]) -> str:

@@ -57,6 +57,7 @@ class Result:
     period_ms: Mapping[str, float] = field(default_factory=dict[str, float])  # device → between two readings
     # what measuring it took: see `_cost`
     cost: Mapping[str, float | int | None] = field(default_factory=dict[str, float | int | None])
+    cards: tuple[str, ...] = ()  # the GPUs' own numbers: two of one kind need not draw the same
 
 
 def result_of(run: Run, recording: Recording, log: str = "", assemble_s: float | None = None) -> Result:
@@ -68,6 +69,7 @@ def result_of(run: Run, recording: Recording, log: str = "", assemble_s: float |
         why = found.absent or "no step of it was traced"
         raise UserError("no footprint of a step", why)
     devices = {name: device for name, device in found.summary.devices.items() if device.scope == "device"}
+    few = _few_traced(len(found.steps.traced_ns), run.setting.trace_steps)
     return Result(
         name=run.name,
         setting=run.setting.name,
@@ -84,11 +86,20 @@ def result_of(run: Run, recording: Recording, log: str = "", assemble_s: float |
         data=_said(log, "data: ") or "not said by the program",
         hardware=hardware_of(recording),
         asss=_asss(recording, found.step),
-        remarks=tuple(found.summary.problems) + (found.tracing.remarks if found.tracing else ()),
+        remarks=(*found.summary.problems, *(found.tracing.remarks if found.tracing else ()), *few),
         command=tuple(recording.info.get("command", [])),
         period_ms={name: channel.period_ms for name, channel in main_channels(recording).items()},
         cost=_cost(recording, found, assemble_s, account_s),
+        cards=_cards_of(recording),
     )
+
+
+def _few_traced(traced: int, asked: int) -> tuple[str, ...]:
+    """One or two less, at the windows' ends, say nothing."""
+    if asked - traced <= max(2, 0.1 * asked):
+        return ()
+    why = "the others passed while the profiler wrote its files, or the program ended first"
+    return (f"{traced} of {asked} steps were traced: {why}",)
 
 
 def _cost(
@@ -136,9 +147,10 @@ def load_results(folder: Path) -> list[Result]:
     return sorted(found, key=lambda result: (result.setting, result.number))
 
 
-def machines_of(folder: Path) -> set[str]:
-    """Of all runs that are there, as `hardware_of` names them."""
-    return {result.hardware for result in load_results(folder)}
+def machines_of(folder: Path) -> tuple[set[str], set[str]]:
+    """Of all runs that are there: as `hardware_of` names them, and their cards as far as these are known."""
+    found = load_results(folder)
+    return {result.hardware for result in found}, {card for result in found for card in result.cards}
 
 
 def by_setting(results: Iterable[Result]) -> dict[str, list[Result]]:
@@ -156,6 +168,7 @@ def load_result(path: Path) -> Result:
             raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
         for key in ("remarks", "command"):
             values[key] = tuple(values[key])
+        values["cards"] = tuple(values.get("cards", ()))
         for key in ("facts", "energy_j", "provenance", "asss"):
             values[key] = dict(values[key])
     except KeyError as error:
@@ -184,6 +197,11 @@ def hardware_of(recording: Recording) -> str:
     host = recording.info.get("host", {})
     gpus = [str(gpu.get("name") or "a GPU") for gpu in host.get("gpus") or []]
     return hardware_named(gpus, host.get("cpu"))
+
+
+def _cards_of(recording: Recording) -> tuple[str, ...]:
+    gpus = recording.info.get("host", {}).get("gpus") or []
+    return tuple(sorted(str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")))
 
 
 def hardware_named(gpus: Sequence[str], cpu: object) -> str:

@@ -110,6 +110,8 @@ class Group:
         machines = sorted({work.result.hardware for work in works})
         if len(machines) > 1:
             remarks.append(f"runs of several machines: {'; '.join(machines)}")
+        elif len(cards := {work.result.cards for work in works if work.result.cards}) > 1:
+            remarks.append(f"runs of {len(cards)} cards of one kind, which need not draw the same")
         settings = [work.result.setting for work in works]
         return judge(claim, values, self.suffix, settings, also, remarks, obstacle)
 

@@ -334,7 +334,15 @@ def test_growth_of_what_is_proportional() -> None:
     base, second = run(4, 2), run(4, 3)
     grown = [run(2, 1, scale="layers", base="L4"), run(8, 1, scale="layers", base="L4")]
     rows = scaling_of([*grown, second, base, result(1)])
+    other = [{**row, "base": "another", "account_s": 7.0 * float(row["account_s"] or 0)} for row in rows]
+    both = [each for each in growths_of([*rows, *other]) if each.y == "account_s"]
+    assert [(each.base, each.exponent, each.runs) for each in both] == [
+        ("L4", pytest.approx(1.0), 3),
+        ("another", pytest.approx(1.0), 3),
+    ]
+    assert both[1].highest_ratio == pytest.approx(7 * both[0].highest_ratio)
     assert [row["run"] for row in rows] == ["L4-2", "L2-1", "L8-1"]
+    assert {row["base"] for row in rows} == {"L4"}
     assert [row["account_us_per_event"] for row in rows] == [pytest.approx(2.0)] * 3
     assert [row["monitor_cores"] for row in rows] == [0.01] * 3
     found = {(each.x, each.y): each for each in growths_of(rows)}

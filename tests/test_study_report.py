@@ -284,6 +284,8 @@ def test_the_page_is_one_file_that_asks_for_nothing(out: Path, written: list[Pat
     markdown = (out / "findings.md").read_text()
     assert all(finding["key"] in markdown for finding in said["findings"] if finding["verdict"] == "differs")
     assert "On a <quiet> night." in markdown
+    for finding in said["findings"]:  # two kinds have the same questions
+        assert f"\n| {finding['question']} | {finding['settings'][0]}" in markdown
     linked = re.findall(r"\]\((figures/[^)]+)\)", markdown)
     assert len(linked) == len(said["figures"])
     assert all((out / link).is_file() for link in linked)

@@ -23,6 +23,7 @@ _MICRO = 1e6
 class Growth:
     """y grows as x to the `exponent`: 1 is proportional, 0 not at all. None: x was the same in all runs."""
 
+    base: str  # the setting that grew
     scale: str
     x: str
     y: str
@@ -80,6 +81,7 @@ def _row(result: Result) -> Row:
     monitor_cpu_s, monitor_s = cost.get("monitor_cpu_s"), cost.get("monitor_s")
     return {
         "run": result.name,
+        "base": str(result.facts.get("base", result.setting)),
         "scale": str(result.facts.get("scale", "")),
         "layers": _number(result.facts.get("layers")),
         "batch": _number(result.facts.get("batch")),
@@ -120,18 +122,20 @@ GROWTHS = (
 
 
 def growths_of(rows: Sequence[Row]) -> list[Growth]:
-    """By least squares of logarithms, over the base run and those that change the scale."""
+    """By least squares of logarithms, over the run of a base and those that change the scale of it."""
     found: list[Growth] = []
-    for scale, x, y in GROWTHS:
-        points = [
-            (float(row[x] or 0), float(row[y] or 0))
-            for row in rows
-            if row["scale"] in ("", scale) and row[x] and row[y]
-        ]
-        if len(points) < 2 or not any(row["scale"] == scale for row in rows):
-            continue
-        ratios = [b / a for a, b in points]
-        found.append(Growth(scale, x, y, _exponent(points), min(ratios), max(ratios), len(points)))
+    for base in dict.fromkeys(str(row["base"]) for row in rows):
+        own = [row for row in rows if row["base"] == base]
+        for scale, x, y in GROWTHS:
+            points = [
+                (float(row[x] or 0), float(row[y] or 0))
+                for row in own
+                if row["scale"] in ("", scale) and row[x] and row[y]
+            ]
+            if len(points) < 2 or not any(row["scale"] == scale for row in own):
+                continue
+            ratios = [b / a for a, b in points]
+            found.append(Growth(base, scale, x, y, _exponent(points), min(ratios), max(ratios), len(points)))
     return found
 
 

@@ -111,6 +111,7 @@ def scaling_table(results: Sequence[Result]) -> Table:
 def growth_table(results: Sequence[Result]) -> Table:
     rows = [
         (
+            growth.base,
             growth.scale,
             growth.x,
             growth.y,
@@ -122,6 +123,7 @@ def growth_table(results: Sequence[Result]) -> Table:
         for growth in growths_of(scaling_of(results))
     ]
     columns = (
+        Column("setting", "Setting"),
         Column("scale", "What grows"),
         Column("x", "x"),
         Column("y", "y"),

@@ -14,6 +14,7 @@ from smaragdine.report.study.document import (
     differing,
     note_key,
     sentences,
+    settings_of,
     spare_notes,
 )
 from smaragdine.study.findings import Finding
@@ -55,9 +56,10 @@ def _findings(findings: Sequence[Finding]) -> list[str]:
     if not findings:
         return []
     lines = ["## The paper's findings", "", f"{counted(findings)}.", ""]
-    lines += ["| Finding | Here | There | Verdict | Rule |", "| :-- | :-- | :-- | :-- | :-- |"]
+    lines += ["| Finding | Of | Here | There | Verdict | Rule |", "| :-- | :-- | :-- | :-- | :-- | :-- |"]
     for finding in findings:
-        cells = (finding.question, finding.here, finding.there, finding.verdict, finding.why)
+        of = settings_of(finding)
+        cells = (finding.question, of, finding.here, finding.there, finding.verdict, finding.why)
         shown = " | ".join(escaped(cell) for cell in cells)
         lines.append(f"| {shown} |")
     return [*lines, ""]

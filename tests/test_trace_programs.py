@@ -54,6 +54,36 @@ def steps(recording: Recording) -> list[int]:
     return [step["index"] for window in recording.windows.to_pylist() for step in window["steps"]]
 
 
+TRIED_OUT = """
+import time
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(4, 8)
+begin = time.monotonic()
+while time.monotonic() - begin < 2:
+    model(x).sum()
+    time.sleep(0.01)
+for _ in range(30):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+print("done")
+"""
+
+
+@needs("torch")
+def test_a_model_that_was_tried_out_before_its_training_keeps_its_dataflow(tmp_path: Path) -> None:
+    """Windows of before are thrown away, and in them alone it was found."""
+    run(tmp_path, TRIED_OUT, expected="done\n", env=SOON)
+    recording = open_recording(tmp_path / "out")
+    assert {window["source"] for window in recording.windows.to_pylist()} == {"torch"}
+    edges = {(edge["source"], edge["target"]) for edge in recording.edges.to_pylist()}
+    assert edges == {("Sequential/0", "Sequential/1"), ("Sequential/1", "Sequential/2")}
+
+
 TORCH = """
 import os
 import resource

@@ -29,6 +29,7 @@ _FILTER = (
 
 _followed = None  # the Calls that are annotated
 _edges_done = set()  # outermost modules whose dataflow is known in this process
+_edges = {}  # that dataflow, which every window tells: one that is thrown away later must lose none
 
 
 class Calls:
@@ -39,7 +40,7 @@ class Calls:
         self.callers = {}  # thread that calls modules -> its calls under way: (module, path, annotation)
         self.whole_ns = None  # when the first outermost call began
         self.paths = paths_torch.Paths()
-        self.edges = {}
+        self.edges = _edges
         self.handles = []
         self.take_back = None
 

@@ -116,7 +116,7 @@ def stop_aside(session, path, then):
 
 def _facts(session):
     calls = session.calls
-    facts = {"edges": [list(edge) for edge in calls.edges], "marked": bool(session.marked)}
+    facts = {"edges": [list(edge) for edge in list(calls.edges)], "marked": bool(session.marked)}
     # A slice may have begun in the middle of a step, of which nobody can tell what belongs where. It counts
     # from the first whole call on.
     if calls.whole_ns is not None:

@@ -44,7 +44,7 @@ class Measured:
         self.extra_s: list[float] = []  # to begin and end one
         self.idle_cpu_s = 0.0
 
-    def take(self, begin: Callable[[int], None], end: Callable[[int], float | None]) -> None:
+    def take(self, begin: Callable[[int], object], end: Callable[[int], float | None]) -> None:
         """`end` gives the joules of a region, unless the tool says them all at its own end."""
         for n in range(self._regions):
             self._work(random.uniform(0.05, 0.25))
@@ -82,9 +82,10 @@ def measure_smaragdine(measured: Measured, folder: Path) -> None:
     import smaragdine
 
     with smaragdine.record(folder / "run"):
-        measured.take(lambda n: smaragdine.mark("epoch_begin", n), lambda n: smaragdine.mark("epoch_end", n))
-    epochs = smaragdine.summarise(folder / "run").epochs
-    measured.energy_j = [epoch.devices["gpu:0"].energy_j or 0.0 for epoch in epochs[:-1]]
+        region = smaragdine.region("work")
+        measured.take(lambda n: region.__enter__(), lambda n: region.__exit__())
+    (found,) = smaragdine.summarise(folder / "run").regions
+    measured.energy_j = [energy_j or 0.0 for energy_j in found.energies_j["gpu:0"][:-1]]
 
 
 def measure_zeus(measured: Measured, folder: Path) -> None:

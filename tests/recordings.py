@@ -93,6 +93,13 @@ def _marks() -> list[dict[str, Any]]:
     return rows
 
 
+def region(name: str, begin_ms: int, end_ms: int, number: int) -> list[dict[str, Any]]:
+    """What a program leaves that names a stretch of itself."""
+    who = {"rank": 0, "pid": 42, "source": "region", "index": number, "detail": name}
+    edges = (("region_begin", begin_ms), ("region_end", end_ms))
+    return [{"t_ns": T0 + t * MS, "name": mark, **who} for mark, t in edges]
+
+
 def _window() -> dict[str, Any]:
     steps = [
         {"index": i, "begin_ns": T0 + (1000 + 100 * i) * MS, "end_ns": T0 + (1100 + 100 * i) * MS}
@@ -123,6 +130,7 @@ def make(
     events: bool = True,
     gap: bool = False,
     lag_ms: int = 0,
+    marked: Sequence[dict[str, Any]] = (),
     **info: Any,
 ) -> Path:
     """Four seconds, two epochs, eighteen steps of 100 ms, of which four are traced, on a GPU that lags."""
@@ -142,7 +150,7 @@ def make(
         **info,
     }
     channels, readings = ([_GPU, _CPU], _readings(gap)) if power else ([], [])
-    marks = marks_table(_marks())
+    marks = marks_table(sorted([*_marks(), *marked], key=lambda mark: mark["t_ns"]) if marked else _marks())
     if not events:
         return put(folder, facts, channels, readings, marks)
     edges = [{"source": "net/layer_0/MatMul", "target": "net/layer_1/MatMul"}]

@@ -14,7 +14,7 @@ import pytest
 
 from exports import Figures, export, figures_of
 from perfetto_trace import CPU, GPU, Decoded
-from recordings import MS, ODD, RUN_S, T0, S, gpu_w, make
+from recordings import MS, ODD, RUN_S, T0, S, gpu_w, make, region
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.export import perfetto_message
 
@@ -132,6 +132,19 @@ def test_perfetto_has_the_marks_and_says_its_clock(trace: Decoded) -> None:
     assert [(c.clock_id, c.timestamp) for c in first.clock_snapshot.clocks] == [(1, T0 - S), (3, 5 * S)]
     assert first.trace_packet_defaults.timestamp_clock_id == 1
     assert {packet.trusted_packet_sequence_id for packet in trace.packets} == {1}
+
+
+def test_perfetto_has_regions_on_tracks_of_their_own(tmp_path: Path) -> None:
+    """Also one that crosses a step, which slices of one track could not."""
+    pytest.importorskip("perfetto.protos")
+    marked = [*region("load", 1010, 1020, 0), *region("load", 1450, 1550, 1), *region("save", 1500, 1510, 2)]
+    trace = Decoded(export(make(tmp_path / "regions", marked=marked), "perfetto"))
+    marks = [(one["name"], one["begin_ns"] - T0, one["end_ns"] - T0) for one in trace.of("train_it.py")]
+    assert ("load", 1010 * MS, 1020 * MS) in marks
+    assert ("load", 1450 * MS, 1550 * MS) in marks
+    assert ("save", 1500 * MS, 1510 * MS) in marks
+    assert ("step 4", 1400 * MS, 1500 * MS) in marks
+    assert {name for _, name, _ in trace.instants} == {"checkpoint"}
 
 
 def test_perfetto_of_one_device(run: Path) -> None:

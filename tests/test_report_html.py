@@ -346,6 +346,26 @@ def test_epochs_on_request(visit, by_hand):
     assert "mean of 2" in shown.locator(".sum").inner_text()
 
 
+def test_regions_on_request(visit, tmp_path, by_hand):
+    times = [("<b>load", 1000, 1100), ("<b>load", 1200, 1250), ("eval", 3000, 3900)]
+    marked = [mark for number, each in enumerate(times) for mark in recordings.region(*each, number)]
+    recording = open_recording(recordings.make(tmp_path / "regions", marked=marked))
+    page = visit(html_page([recording]))
+    shown = page.locator(".regions")
+    assert shown.locator("summary").inner_text() == "2 regions"
+    shown.locator("summary").click()
+    regions = overview_json(overview(recording))["regions"]
+    lines = shown.locator("tr[data-region]").all()
+    assert [line.get_attribute("data-region") for line in lines] == ["<b>load", "eval"]
+    for line, region in zip(lines, regions, strict=True):
+        assert attribute(line.locator("[data-times]"), "times") == region["count"]
+        assert attribute(line.locator("[data-s]"), "s") == pytest.approx(region["duration_s"], rel=1e-12)
+        for cell in line.locator("[data-device]").all():
+            assert attribute(cell, "energy_j") == region["energy_j"][cell.get_attribute("data-device")]
+    assert attribute(lines[0].locator('[data-device="gpu:0"]'), "energy_j") == pytest.approx(200 * 0.15)
+    assert visit(html_page([by_hand])).locator(".regions").count() == 0
+
+
 def test_power_says_which_layer_ran(visit, by_hand):
     """The second tenth of the window is in the backward pass of layer_0, at 100 W on average."""
     page = visit(html_page([by_hand]))

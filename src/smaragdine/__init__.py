@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from smaragdine.callbacks.tune_transformers import TrainerTuneCallback as TrainerTuneCallback
     from smaragdine.recording.reader import Recording as Recording
     from smaragdine.recording.reader import open_recording as open
+    from smaragdine.regions import Region as region
     from smaragdine.traced import Trace as trace
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "mark",
     "open",
     "record",
+    "region",
     "summarise",
     "trace",
     "tune",
@@ -48,6 +50,7 @@ _WHERE = {
     "account": ("smaragdine.api", "account"),
     "mark": ("smaragdine.api", "mark"),
     "record": ("smaragdine.api", "record"),
+    "region": ("smaragdine.regions", "Region"),
     "summarise": ("smaragdine.api", "summarise"),
     "trace": ("smaragdine.traced", "Trace"),
     "tune": ("smaragdine.callbacks.tune", "Tune"),

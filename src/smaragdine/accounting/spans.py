@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+REGION = "region"  # the source of marks whose name is their detail
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ def mark_spans(marks: pa.Table) -> list[Span]:
     columns = (marks[name].to_pylist() for name in ("t_ns", "name", "index", "rank", "pid", "source"))
     for t_ns, mark, index, rank, pid, source in zip(*columns, strict=True):
         name, _, what = mark.rpartition("_")
-        if what not in ("begin", "end") or not name:
+        # A region may be in the middle of a step as well as around many.
+        if what not in ("begin", "end") or not name or source == REGION:
             continue
         who = (rank, pid, source)
         if name != "step":
@@ -50,3 +54,19 @@ def mark_spans(marks: pa.Table) -> list[Span]:
                 Span(name, begun_index if index is None else index, rank, pid, source, begin_ns, t_ns)
             )
     return found
+
+
+def region_spans(marks: pa.Table) -> list[Span]:
+    """Those that a program named itself, by their beginning; what never ended has no span."""
+    begun_ns: dict[tuple[int, int], int] = {}
+    found: list[Span] = []
+    for mark in marks.filter(pc.field("source") == REGION).to_pylist():
+        which = mark["pid"], mark["index"]
+        if mark["name"] == "region_begin":
+            begun_ns[which] = mark["t_ns"]
+        elif which in begun_ns:
+            begin_ns = begun_ns.pop(which)
+            end_ns = max(begin_ns, mark["t_ns"])  # the clock may have been set back
+            name = mark["detail"] or ""
+            found.append(Span(name, None, mark["rank"], mark["pid"], REGION, begin_ns, end_ns))
+    return sorted(found, key=lambda span: span.begin_ns)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from smaragdine.accounting.activity import activity, run_bounds
 from smaragdine.accounting.power import Ints, PowerTrace
+from smaragdine.accounting.regions import Region, regions_of, too_short
 from smaragdine.accounting.shared_gpus import shared_gpus
 from smaragdine.accounting.traces import device_traces, left_out, main_channels
 from smaragdine.accounting.virtual import split
@@ -87,6 +88,7 @@ class RunSummary:
     marks: pa.Table
     problems: list[str]
     owners: dict[str, Owners] = field(default_factory=dict[str, Owners])
+    regions: list[Region] = field(default_factory=list[Region])
     exit_code: int | None = None
     signal: int | None = None  # that ended the program
 
@@ -106,6 +108,7 @@ def summarise(recording: Recording, traces: Mapping[str, PowerTrace] | None = No
         for device, trace in sorted(traces.items(), key=lambda item: _device_order(item[0]))
     }
     adding = [d.energy_j for d in devices.values() if d.scope == "device" and d.energy_j is not None]
+    regions = regions_of(marks, {d: t for d, t in traces.items() if devices[d].energy_j is not None})
     return RunSummary(
         status=recording.status,
         begin_ns=begin_ns,
@@ -129,9 +132,11 @@ def summarise(recording: Recording, traces: Mapping[str, PowerTrace] | None = No
             *_problem_marks(marks),
             *_trace_problems(traces),
             *left_out(recording),
+            *too_short(regions, channels),
             *shared_gpus(recording, begin_ns),
         ],
         owners=owners(recording, traces, begin_ns, end_ns),
+        regions=regions,
         exit_code=recording.info.get("exit_code"),
         signal=recording.info.get("signal"),
     )
@@ -337,6 +342,17 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
             }
             for epoch in summary.epochs
         ],
-        "marks": summary.marks.select(["name", "index", "rank", "t_ns", "source"]).to_pylist(),
+        "regions": [
+            {
+                "name": region.name,
+                "count": len(region.spans_ns),
+                "duration_s": region.duration_s,
+                "spans_ns": [list(span) for span in region.spans_ns],
+                "energy_j": {device: region.energy_j(device) for device in region.energies_j},
+                "energies_j": {device: list(each) for device, each in region.energies_j.items()},
+            }
+            for region in summary.regions
+        ],
+        "marks": summary.marks.select(["name", "index", "rank", "t_ns", "source", "detail"]).to_pylist(),
         "problems": summary.problems,
     }

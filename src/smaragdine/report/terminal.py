@@ -6,7 +6,7 @@ import io
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -23,6 +23,7 @@ from smaragdine.sensors.base import Absent, Channel
 from smaragdine.units import J_PER_KWH, carbon_g, joule_seconds, joules, plain, plus_minus, seconds, si, watts
 
 _MOST_EPOCHS = 12
+_MOST_REGIONS = 20
 _STATUS = {
     "complete": "green",
     "failed": "yellow",
@@ -66,7 +67,9 @@ def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = ()) -> Renderable
     if net:
         parts += [Text(""), _net_table(net)]
     if summary.epochs:
-        parts += [_EpochTables(summary)]
+        parts += [_Tables(summary, _epoch_table)]
+    if summary.regions:
+        parts += [_Tables(summary, _region_table)]
     parts += [Text.from_markup(line) for line in _remarks(summary)]
     return Group(*parts)
 
@@ -118,17 +121,18 @@ def _device_table(summary: RunSummary) -> Table:
 
 
 @dataclass(frozen=True)
-class _EpochTables:
+class _Tables:
     """One table, or several below each other where the terminal is too narrow for all devices."""
 
     summary: RunSummary
+    table: Callable[[RunSummary, Sequence[str]], Table]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         names = [name for name, device in self.summary.devices.items() if device.scope == "device"]
         at_once = max(1, (options.max_width - 30) // 17)
         for i in range(0, max(1, len(names)), at_once):
             yield Text("")
-            yield _epoch_table(self.summary, names[i : i + at_once])
+            yield self.table(self.summary, names[i : i + at_once])
 
 
 def _epoch_table(summary: RunSummary, names: Sequence[str]) -> Table:
@@ -149,6 +153,21 @@ def _epoch_table(summary: RunSummary, names: Sequence[str]) -> Table:
             _mean_std(durations, "s"),
             *(_mean_std([v for v in values if v is not None], "J") for values in energies),
         )
+    return table
+
+
+def _region_table(summary: RunSummary, names: Sequence[str]) -> Table:
+    table = _table("region", "times", "time", *names)
+    for region in summary.regions[:_MOST_REGIONS]:
+        count = len(region.spans_ns)
+        energies = (joules(region.energy_j(name)) for name in names)
+        table.add_row(Text(region.name), f"{count:,}", seconds(region.duration_s), *energies)
+        if count > 1:
+            each = (_mean_std(region.known_j(name), "J") for name in names)
+            table.add_row("  each", "", _mean_std(region.lengths_s, "s"), *each)
+    left = len(summary.regions) - _MOST_REGIONS
+    if left > 0:
+        table.add_row(f"… {left} more names", "", "", *("" for _ in names))
     return table
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from smaragdine.accounting.coarse import coarse
 from smaragdine.accounting.event_energy import Floats
 from smaragdine.accounting.power import within
-from smaragdine.accounting.spans import Span, mark_spans
+from smaragdine.accounting.spans import REGION, Span, mark_spans, region_spans
 from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.accounting.traces import device_traces
 from smaragdine.report.export.nesting import Edge, Slice, edges
@@ -129,7 +129,8 @@ class _Reading:
 def _write_marks(trace: Packets, run: Run) -> None:
     """Marks in pairs as slices, others as instants; when the profiler ran, and over which steps."""
     top = trace.track(program(run.recording.info))
-    spans = sorted(mark_spans(run.recording.marks), key=lambda span: (span.begin_ns, -span.end_ns))
+    spans = [*mark_spans(run.recording.marks), *region_spans(run.recording.marks)]
+    spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
     kinds = sorted({_kind(span) for span in spans}, key=lambda kind: (_SPAN_ORDER.get(kind[0], 9), kind))
     lanes = {kind: (_called(kind), order) for order, kind in enumerate(kinds, start=1)}
     slices = [Slice(s.begin_ns, s.end_ns, lanes[_kind(s)], True, i) for i, s in enumerate(spans)]
@@ -170,7 +171,7 @@ def _write_mark_edge(
 
 
 def _kind(span: Span) -> tuple[str, int]:
-    return span.name, span.rank or 0
+    return f"region {span.name}" if span.source == REGION else span.name, span.rank or 0
 
 
 def _called(kind: tuple[str, int]) -> str:
@@ -179,7 +180,9 @@ def _called(kind: tuple[str, int]) -> str:
 
 def _write_instants(trace: Packets, marks: pa.Table, spans: Sequence[Span], top: int) -> None:
     ends = {
-        (span.name, span.pid, span.source, t_ns) for span in spans for t_ns in (span.begin_ns, span.end_ns)
+        (REGION if span.source == REGION else span.name, span.pid, span.source, t_ns)
+        for span in spans
+        for t_ns in (span.begin_ns, span.end_ns)
     }
     track = None
     for mark in marks.to_pylist():

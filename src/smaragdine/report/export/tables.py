@@ -19,7 +19,7 @@ from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.accounting.traces import device_traces
 from smaragdine.report.export.run import Run, traced_energies
 
-TABLES = ("devices", "footprint", "totals", "epochs", "steps", "power", "marks", "events", "edges")
+TABLES = ("devices", "footprint", "totals", "epochs", "steps", "regions", "power", "marks", "events", "edges")
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 _DEVICES: dict[str, pa.DataType] = {
@@ -100,17 +100,28 @@ def _footprint(run: Run) -> dict[str, pa.Table]:
 
 
 def _spans(run: Run) -> dict[str, pa.Table]:
-    """Epochs and steps, a row for each device: what all of it used, whoever used it."""
+    """Epochs, steps and regions, a row for each device: what all of it used, whoever used it."""
     traces = {device: device_traces(run.recording)[device] for device in _adding(run)}
     epochs = [
         Span("epoch", epoch.index, None, None, None, epoch.start_ns, epoch.end_ns)
         for epoch in run.summary.epochs
     ]
     steps = [span for span in mark_spans(run.recording.marks) if span.name == "step"]
+    regions = [
+        Span(region.name, None, None, None, None, *span_ns)
+        for region in run.summary.regions
+        for span_ns in region.spans_ns
+    ]
+    named = _span_table(regions, traces).drop_columns(["index", "rank", "source"])
+    names = [span.name for _ in traces for span in regions]
     table = _span_table(steps, traces)
     traced = joined([(w["asked_ns"], w["stopped_ns"]) for w in run.recording.windows.to_pylist()])
     table = table.append_column("traced", pa.array(_overlaps(table, traced), pa.bool_()))
-    return {"epochs": _span_table(epochs, traces).drop_columns(["rank", "source"]), "steps": table}
+    return {
+        "epochs": _span_table(epochs, traces).drop_columns(["rank", "source"]),
+        "steps": table,
+        "regions": named.add_column(0, "name", pa.array(names, pa.string())),
+    }
 
 
 def _adding(run: Run) -> list[str]:

@@ -31,6 +31,7 @@ from smaragdine.tracing.assemble.absence import why_no_operations
 _FIGURES = ("energy_j", "busy_s", "count", "uncertainty_j")
 _TEXTS = ["name", "device", "phase", "basis"]
 _MOST_EPOCHS = 1000
+_MOST_REGIONS = 200
 
 
 def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) -> dict[str, Any]:
@@ -46,11 +47,12 @@ def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) 
         "begin_ms": found.summary.begin_ns // 1_000_000,
         "absent": info.get("absent", []),
         "epochs": _epochs(found),
+        "regions": _regions(found),
         # Rows are in columns below, marks in the power's picture.
         "figures": {
             name: value
             for name, value in figures.items()
-            if name not in ("marks", "epochs", "step", "traced")
+            if name not in ("marks", "epochs", "regions", "step", "traced")
         },
         "events": recording.events.num_rows,
         "why_untraced": why_no_operations(found.summary.marks, found.summary.duration_s),
@@ -170,9 +172,29 @@ def _epochs(found: Overview) -> dict[str, Any]:
         "end_ns": np.array([epoch.end_ns - begin_ns for epoch in shown], dtype=np.int64),
         "energy_j": {
             name: np.array([epoch.devices[name].energy_j for epoch in shown], dtype=float)
-            for name, device in found.summary.devices.items()
-            if device.scope == "device"
+            for name in _adding(found)
         },
+    }
+
+
+def _adding(found: Overview) -> list[str]:
+    return [name for name, device in found.summary.devices.items() if device.scope == "device"]
+
+
+def _regions(found: Overview) -> dict[str, Any]:
+    regions = found.summary.regions
+    return {
+        "devices": _adding(found),
+        "count": len(regions),
+        "rows": [
+            {
+                "name": region.name,
+                "times": len(region.spans_ns),
+                "duration_s": region.duration_s,
+                "energy_j": {name: region.energy_j(name) for name in _adding(found)},
+            }
+            for region in regions[:_MOST_REGIONS]
+        ],
     }
 
 

@@ -37,6 +37,7 @@ SCRIPTS = (
     "changes",
     "state",
     "epochs",
+    "regions",
     "header",
     "balance",
     "layout",

@@ -31,6 +31,11 @@ def set_spool(path):
         os.close(handle[1])
 
 
+def wanted():
+    """Whether somebody records."""
+    return _spool is not None
+
+
 def install_all():
     """Patch the frameworks imported already, and those imported later."""
     from . import install

@@ -27,7 +27,7 @@ function epochTable({ epochs }) {
   const more = epochs.count - times.length;
   return element(
     "details",
-    { class: "epochs" },
+    { class: "spans epochs" },
     element("summary", {}, `${plural(epochs.count, "epoch")}: ${each}${times.length > 1 ? " each" : ""}`),
     element(
       "table",

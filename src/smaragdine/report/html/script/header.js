@@ -73,6 +73,7 @@ function runHeader(data, letter) {
       element("div", {}, ...tracingLines(data).map((line) => element("p", { class: "note" }, line))),
     ),
     epochTable(data),
+    regionTable(data),
   );
 }
 

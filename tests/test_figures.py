@@ -35,6 +35,7 @@ from smaragdine.accounting.merge import merge, renaming
 from smaragdine.accounting.overview import overview, overview_json
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import assw as widened
+from smaragdine.accounting.repeats import Ran, averaged, traced_steps, when
 from smaragdine.accounting.similarity import constant_power, matrix, mean_difference
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording, open_recording
@@ -42,7 +43,7 @@ from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.cumulative import cumulative, over_runs
 from smaragdine.report.figures.diagram import diagram, main_levels
 from smaragdine.report.figures.draw import CAPTIONS, FIGURES, FORMATS, draw, rendered, save
-from smaragdine.report.figures.epoch_power import Ran, averaged, epoch_power, traced_steps, when
+from smaragdine.report.figures.epoch_power import epoch_power
 from smaragdine.report.figures.layout import layout
 from smaragdine.report.figures.matrices import difference, similarity
 from smaragdine.report.figures.power import envelope, power
@@ -319,13 +320,14 @@ def test_epochs_are_aligned_at_their_beginnings_and_averaged() -> None:
         ]
     )
     spans = [(3 * second, 4 * second), (10 * second, 11 * second)]
-    edges_s, mean_w, std_w = averaged([(trace, spans)])
+    found = averaged([(trace, spans)])
+    edges_s, mean_w, std_w = found.edges_s, found.mean_w, found.std_w
     half = (len(edges_s) - 1) // 2
     assert edges_s[[0, -1]].tolist() == [0.0, 1.0]
     assert mean_w[:half] == pytest.approx([120.0] * half)
     assert mean_w[half:] == pytest.approx([310.0] * half)
     assert std_w[:half] == pytest.approx([math.sqrt(800)] * half)
-    figure = epoch_power([(trace, spans)], GPU, Ran("layer_0", [[(0.1, 0.2)], [(0.1, 0.25), (0.7, 0.8)]]))
+    figure = epoch_power(found, GPU, Ran("layer_0", [[(0.1, 0.2)], [(0.1, 0.25), (0.7, 0.8)]]))
     line = figure.axes[0].get_lines()[0]
     assert np.array_equal(line.get_ydata(), mean_w)
     assert np.array_equal(line.get_xdata(), (edges_s[:-1] + edges_s[1:]) / 2)
@@ -336,8 +338,8 @@ def test_epochs_are_aligned_at_their_beginnings_and_averaged() -> None:
 
 def test_a_cell_that_half_of_the_epochs_do_not_cover_is_not_drawn() -> None:
     trace = constant([(0, 10**9, 100.0)])
-    _, mean_w, _ = averaged([(trace, [(0, 10**9), (2 * 10**9, 3 * 10**9), (4 * 10**9, 5 * 10**9)])])
-    assert np.isnan(mean_w).all()
+    found = averaged([(trace, [(0, 10**9), (2 * 10**9, 3 * 10**9), (4 * 10**9, 5 * 10**9)])])
+    assert np.isnan(found.mean_w).all()
 
 
 def test_steps_of_a_gpu_begin_with_its_kernels(tmp_path: Path) -> None:
@@ -346,8 +348,12 @@ def test_steps_of_a_gpu_begin_with_its_kernels(tmp_path: Path) -> None:
     gone = copy(open_recording(make(tmp_path / "whole")), tmp_path / "gone", ["events.arrows"])
     runs = runs_of([open_recording(late), gone])
     spans = [(T0 + (1330 + 100 * i) * MS, T0 + (1430 + 100 * i) * MS) for i in range(3)]
-    assert traced_steps(runs, GPU) == [spans, []]
-    assert traced_steps(runs, "cpu:0")[0][0] == (T0 + 1300 * MS, T0 + 1400 * MS)
+    for run, expected in zip(runs, (spans, []), strict=True):
+        assert traced_steps(run.recording, run.overview.steps, GPU) == expected
+    assert traced_steps(runs[0].recording, runs[0].overview.steps, "cpu:0")[0] == (
+        T0 + 1300 * MS,
+        T0 + 1400 * MS,
+    )
 
 
 def test_a_layers_stretches_are_those_of_its_events(base: list[Run]) -> None:

@@ -150,6 +150,7 @@ def test_what_is_there_is_not_run_again(recorder: Recorder, capsys: pytest.Captu
     results = load_results(out)
     assert [result.name for result in results] == sorted(recorder.ran)
     assert {result.data for result in results} == {"made by hand"}
+    assert all((result.cost["account_s"] or 0) > 0 for result in results)
     # Three traced steps of 10 ms at 100 W, as long as the untraced ones.
     assert {round(result.step.devices["gpu:0"].total_j, 9) for result in results} == {1.0}
     # The first of each setting keeps its events.
@@ -159,6 +160,7 @@ def test_what_is_there_is_not_run_again(recorder: Recorder, capsys: pytest.Captu
     assert all((out / "runs" / name / "power.arrows").is_file() for name in recorder.ran)
     assert main(["study", "variants", *TINY, "--keep", "none"]) == 0
     assert not list(out.glob("runs/*/events*.arrows"))
+    assert {path.stem for path in out.glob("sketches/*.json")} == with_events
     made = json.loads((out / "study.json").read_text())
     assert made["seed"] == 5
     bert = ["smaragdine", "study", "bert", "--stage", "pretrain", *TINY, "--seed", "5"]

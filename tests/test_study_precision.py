@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from footprints import footprint
+from smaragdine.accounting.overview import overview
 from smaragdine.errors import UserError
 from smaragdine.study.overhead import OVERHEAD, Cost, Overhead, load_overhead
 from smaragdine.study.precision import CLAIMS, precision_findings
@@ -264,10 +265,11 @@ def test_every_claim_has_a_rule() -> None:
 def test_a_result_says_what_measuring_took(tmp_path: Path) -> None:
     monitor = [{"cpu_s": 0.02, "wall_s": 2.0, "readings": 77}]
     recording = ten_and_three(tmp_path / "run", monitor=monitor)
-    found = result_of(Run(Setting("bert", ("train.py",), FACTS), 1), recording)
+    run = Run(Setting("bert", ("train.py",), FACTS), 1)
+    found = result_of(run, recording, overview(recording), account_s=0.5)
     cost = dict(found.cost)
     assert cost.pop("bytes") == sum(p.stat().st_size for p in recording.path.rglob("*") if p.is_file())
-    assert (cost["account_s"] or 0) > 0
+    assert cost["account_s"] == 0.5
     assert cost["traced_step_s"] == pytest.approx(0.015)
     assert cost["events"] == recording.events.num_rows > 0
     assert (cost["devices"], cost["channels"], cost["readings"]) == (1, 1, 77)
@@ -291,7 +293,7 @@ def test_a_result_knows_its_cards_and_how_few_steps_were_traced(tmp_path: Path) 
 
     def asked(trace_steps: int) -> Result:
         setting = Setting("bert", ("train.py",), FACTS, trace_steps=trace_steps)
-        return result_of(Run(setting, 1), recording)
+        return result_of(Run(setting, 1), recording, overview(recording))
 
     assert not any("were traced" in remark for remark in asked(4).remarks)
     few = asked(20)

@@ -17,6 +17,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -24,8 +25,10 @@ pytest.importorskip("matplotlib", reason="pip install 'smaragdine[figures]'")
 
 from footprints import assert_conserved, footprint
 from smaragdine.accounting.footprint import Footprint, write_json
+from smaragdine.accounting.overview import overview
 from smaragdine.accounting.precision import score_json
 from smaragdine.errors import UserError
+from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures.pair import pair
 from smaragdine.report.figures.runs import NotDrawn
 from smaragdine.report.figures.style import alt_text
@@ -60,6 +63,7 @@ from smaragdine.study.overhead import OVERHEAD, Cost, Overhead
 from smaragdine.study.results import Result, by_setting, load_results, result_of, save_result
 from smaragdine.study.scores import summaries
 from smaragdine.study.settings import Run, Setting
+from smaragdine.study.sketches import load_sketch, save_sketch, sketch_of
 from test_figures import assert_legible, gallery
 
 GPU = "gpu:0"
@@ -103,7 +107,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def made(of: Setting, number: int, shape: Any, seed: int) -> Result:
         run = Run(of, number)
         recording = gallery.record(folder / "runs" / run.name, shape, seed)
-        return result_of(run, recording, "data: generated, as long as CoLA's\n")
+        return result_of(run, recording, overview(recording), "data: generated, as long as CoLA's\n")
 
     base = setting("bert", "pretrain")
     results = [made(base, n, SMALL, n) for n in (1, 2, 3)]
@@ -180,7 +184,7 @@ def test_all_files_are_there_and_what_is_not_says_why(out: Path, written: list[P
     assert set(said["figures"]).isdisjoint(said["left_out"])
     assert len(said["figures"]) + len(said["left_out"]) == 2 * len(FIGURES)
     assert said["left_out"]["figure-10-albert-energy-torch-bf16"] == "ALBERT was not run"
-    assert "--keep first" in said["left_out"]["figure-3-power-torch-bf16"]
+    assert "neither a sketch nor a recording" in said["left_out"]["figure-3-power-torch-bf16"]
     assert said["provenance"] == {"cpu:0": "estimated", GPU: "measured"}
     assert said["data"] == ["generated, as long as CoLA's"]
     assert {path.name for path in (out / "tables").iterdir()} >= {
@@ -211,6 +215,76 @@ def test_the_footprints_of_every_setting_add_up_to_its_step(out: Path, written: 
         if len(each) == 1:  # over runs, the mean of powers is not the power of means
             for row in busy:
                 assert float(row["power_w"]) == pytest.approx(float(row["energy_j"]) / float(row["busy_s"]))
+
+
+def test_sketches_take_the_place_of_recordings(out: Path, written: list[Path], tmp_path: Path) -> None:
+    """Figures are the same by what is kept beside the results, where no recording is."""
+    name = f"{setting('bert', 'pretrain').name}-1"
+    recording = open_recording(out / "runs" / name)
+    made = sketch_of(name, recording, overview(recording))
+    assert made is not None
+    save_sketch(tmp_path, made)
+    assert {path.name for path in (tmp_path / "sketches").iterdir()} == {
+        f"{name}.json",
+        f"{name}-all.parquet",
+        f"{name}-half.parquet",
+    }
+    shutil.copytree(out / "results", tmp_path / "results")
+    write_study(tmp_path, ["png"])
+    here, there = (json.loads((folder / "findings.json").read_text()) for folder in (tmp_path, out))
+    for figure in ("figure-2-program", "figure-3-power", "figure-4-transformer", "figure-6-similarity"):
+        assert (
+            here["figures"][f"{figure}-torch-fp32"]["text"]
+            == there["figures"][f"{figure}-torch-fp32"]["text"]
+        )
+    assert "dataflow not kept" not in here["figures"]["figure-2-program-torch-fp32"]["text"]
+
+
+def test_a_sketch_comes_back_as_it_was(out: Path, tmp_path: Path) -> None:
+    name = f"{setting('bert', 'pretrain').name}-1"
+    recording = open_recording(out / "runs" / name)
+    made = sketch_of(name, recording, overview(recording))
+    assert made is not None
+    assert made.power is not None
+    assert made.ran is not None
+    gap = np.where(np.arange(made.power.std_w.size) == 3, np.nan, made.power.std_w)
+    made = dataclasses.replace(made, power=dataclasses.replace(made.power, std_w=gap))
+    save_sketch(tmp_path, made)
+    found = load_sketch(tmp_path, name)
+    assert found is not None
+    assert found.power is not None
+    assert (found.name, found.device, found.ran) == (name, GPU, made.ran)
+    assert found.edges.equals(made.edges)
+    assert found.edges.num_rows
+    for key in ("edges_s", "mean_w", "std_w"):
+        np.testing.assert_array_equal(getattr(found.power, key), getattr(made.power, key))
+    assert (found.power.of, found.power.count) == (made.power.of, made.power.count)
+    for key in ("all_readings", "half_readings"):
+        own, other = getattr(found, key), getattr(made, key)
+        assert own.rows.equals(other.rows)
+        assert own.devices == other.devices
+        device = own.devices[GPU]
+        rows_j = math.fsum(own.rows["energy_j"].to_pylist())
+        assert rows_j + device.idle_j == pytest.approx(device.total_j, rel=1e-12)
+    assert load_sketch(tmp_path, "another") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "list indices"),
+        ('{"format_version": 1}', "it has no power"),
+        ('{"format_version": 9}', "newer version"),
+    ],
+)
+def test_a_broken_sketch_is_said_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "sketches").mkdir()
+    (tmp_path / "sketches" / "x-1.json").write_text(text)
+    with pytest.raises(UserError, match=why) as caught:
+        load_sketch(tmp_path, "x-1")
+    assert "x-1.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_figure_that_results_allow_no_more_goes(out: Path, written: list[Path], tmp_path: Path) -> None:

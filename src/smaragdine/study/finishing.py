@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from smaragdine.accounting.overview import overview
 from smaragdine.errors import UserError, signal_name
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import open_recording
@@ -27,6 +28,7 @@ from smaragdine.recording.supervise import dying_with_us
 from smaragdine.study.folder import has_result, log_of, remove_traced, run_folder
 from smaragdine.study.results import RESULTS, Result, load_result, result_of, save_result
 from smaragdine.study.settings import Run
+from smaragdine.study.sketches import save_sketch, sketch_of
 from smaragdine.sweep.repetition import Stop
 from smaragdine.tracing.assemble.recording import NotWritten, assemble
 
@@ -52,11 +54,18 @@ def finish(folder: Path, run: Run) -> Finished:
     except NotWritten as error:
         return Finished(error=str(error))
     try:
-        result = result_of(run, open_recording(recording), text, assemble_s)
+        opened = open_recording(recording)
+        begin_s = time.process_time()
+        found = overview(opened)
+        account_s = time.process_time() - begin_s
+        result = result_of(run, opened, found, text, assemble_s, account_s)
+        sketch = sketch_of(run.name, opened, found) if run.number == 1 else None
     except UserError as error:
         return Finished(said=said, error=error.reason, useless=True)
     try:
-        save_result(folder, result)
+        if sketch is not None:
+            save_sketch(folder, sketch)
+        save_result(folder, result)  # last: what has a result is not made again
     except (UserError, OSError) as error:
         return Finished(said=said, error=f"its result could not be written: {error}")
     return Finished(result, said)

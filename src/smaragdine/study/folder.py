@@ -3,6 +3,7 @@
 OUT/study.json      commands, seed, version, machine, and how long each run took
     runs/NAME       recordings; a folder is here only when it is whole. A raw trace stays until the result
     results/        what is kept of them: smaragdine.study.results
+    sketches/       what figures take beside that: smaragdine.study.sketches
     logs/NAME.log   what the program printed
     unfinished/     recordings that were cut off or failed, the last of each run
     study.log       what was said, with its time
@@ -27,6 +28,7 @@ from smaragdine.recording.command import build_command, without_secrets
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.study.results import RESULTS, load_result, load_results
 from smaragdine.study.settings import PROGRAM, SCRIPT, Run, Setting
+from smaragdine.study.sketches import SKETCHES
 from smaragdine.sweep.lock import locked
 from smaragdine.version import __version__
 from smaragdine.whole import users_file
@@ -69,7 +71,7 @@ def read_made(folder: Path) -> Made | None:
 
 def _ours(folder: Path) -> bool:
     """Whether a folder without study.json is new, was cut off when it was made, or holds copied results."""
-    made = {".lock", RUNS, RESULTS, LOGS, UNFINISHED}
+    made = {".lock", RUNS, RESULTS, SKETCHES, LOGS, UNFINISHED}
     return any((folder / RESULTS).glob("*.json")) or all(each.name in made for each in folder.iterdir())
 
 

@@ -3,13 +3,12 @@
     OUT/results/NAME.parquet    the footprint of a step
     OUT/results/NAME.json       the rest of `Result`
 
-The recording itself is needed no more once these are there.
+The recording itself is needed no more once these are there, and the sketch of the first run of a setting.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,8 @@ import pyarrow as pa
 from smaragdine.accounting.account import recording_inputs, thinned
 from smaragdine.accounting.footprint import Footprint, load, save, write_json
 from smaragdine.accounting.merge import renaming
-from smaragdine.accounting.overview import Overview, overview
+from smaragdine.accounting.meters import Meters
+from smaragdine.accounting.overview import Overview
 from smaragdine.accounting.precision import KS, score_json
 from smaragdine.accounting.traces import main_channels
 from smaragdine.errors import UserError
@@ -60,11 +60,16 @@ class Result:
     cards: tuple[str, ...] = ()  # the GPUs' own numbers: two of one kind need not draw the same
 
 
-def result_of(run: Run, recording: Recording, log: str = "", assemble_s: float | None = None) -> Result:
-    """`log` is what the program printed: it says `data: …`. `assemble_s`: CPU seconds, for its events."""
-    begin_s = time.process_time()
-    found = overview(recording)
-    account_s = time.process_time() - begin_s
+def result_of(
+    run: Run,
+    recording: Recording,
+    found: Overview,
+    log: str = "",
+    assemble_s: float | None = None,
+    account_s: float | None = None,
+) -> Result:
+    """`log` is what the program printed: it says `data: …`. CPU seconds: `assemble_s` for the events,
+    `account_s` from the recording's files to what was `found`."""
     if found.step is None or found.steps is None:
         why = found.absent or "no step of it was traced"
         raise UserError("no footprint of a step", why)
@@ -103,10 +108,10 @@ def _few_traced(traced: int, asked: int) -> tuple[str, ...]:
 
 
 def _cost(
-    recording: Recording, found: Overview, assemble_s: float | None, account_s: float
+    recording: Recording, found: Overview, assemble_s: float | None, account_s: float | None
 ) -> dict[str, float | int | None]:
-    """Of monitoring, tracing, assembling events, and accounting them: from the recording's files to the
-    footprint of a step. What is timed here is in CPU seconds, which a busy machine does not change."""
+    """Of monitoring, tracing, assembling events and accounting them: in CPU seconds, which a busy machine
+    does not change."""
     monitors: list[dict[str, Any]] = recording.info.get("monitor") or []
     wall_s = sum(each["wall_s"] for each in monitors)
     steps = found.steps
@@ -208,15 +213,21 @@ def hardware_named(gpus: Sequence[str], cpu: object) -> str:
     return ", ".join([*gpus, str(cpu or "")]).strip(", ")
 
 
-def _asss(recording: Recording, step: Footprint) -> dict[str, list[dict[str, float | int | None]]]:
-    """Of summary footprints, as the paper has it: the same operation of all layers is one."""
+def summary_inputs(recording: Recording, step: Footprint) -> tuple[pa.Table, Meters]:
+    """Events and power, as for summary footprints: the same operation of all layers is one."""
     events, meters = recording_inputs(recording)
     called = renaming([step])
     texts = events["name"].combine_chunks()
     names = pa.array([called.get(name, name) for name in texts.dictionary.to_pylist()], pa.string())
     at = events.schema.get_field_index("name")
     summed = names.take(texts.indices).dictionary_encode()
-    events = events.set_column(at, events.schema.field(at), summed.cast(events.schema.field(at).type))
+    field = events.schema.field(at)
+    return events.set_column(at, field, summed.cast(field.type)), meters
+
+
+def _asss(recording: Recording, step: Footprint) -> dict[str, list[dict[str, float | int | None]]]:
+    """Of summary footprints, as the paper has it."""
+    events, meters = summary_inputs(recording, step)
     return {
         device: [score_json("every", score) for score in scores]
         for device, scores in thinned(events, meters, KS).items()

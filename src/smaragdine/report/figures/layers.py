@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from smaragdine.accounting.diagram import Node, diagram, walk
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.noise import deviation
+from smaragdine.accounting.repeats import repeating
 from smaragdine.report.figures import lettering, style
-from smaragdine.report.figures.epoch_power import repeating
 from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting, only, working_device
 from smaragdine.report.figures.style import styled
 from smaragdine.units import joules

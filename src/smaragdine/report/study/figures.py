@@ -7,16 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from smaragdine.accounting.account import account, recording_inputs
-from smaragdine.accounting.arithmetic import average, per_step, scale
+from smaragdine.accounting.arithmetic import average, scale
 from smaragdine.accounting.diagram import Node, diagram, walk, zoom
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.meters import Meter
-from smaragdine.accounting.precision import Score, thin
+from smaragdine.accounting.precision import Score
 from smaragdine.accounting.precision import assw as widened
+from smaragdine.accounting.repeats import repeating
 from smaragdine.accounting.similarity import Correlation, Scores
 from smaragdine.report.figures.diagram import diagram as draw_diagram
-from smaragdine.report.figures.epoch_power import epoch_power_of_runs, repeating
+from smaragdine.report.figures.epoch_power import epoch_power
 from smaragdine.report.figures.layers import family_of, layers
 from smaragdine.report.figures.matrices import difference, similarity
 from smaragdine.report.figures.pair import pair
@@ -72,7 +71,10 @@ def transformers_figure(material: Material) -> Figure:
 
 
 def power_figure(material: Material) -> Figure:
-    return epoch_power_of_runs([material.kept(material.base)])
+    sketch = material.sketch
+    if sketch.power is None:
+        raise NotDrawn(f"{sketch.name} has no traced steps with power")
+    return epoch_power(sketch.power, sketch.device, sketch.ran, footprint_notes([sketch.all_readings]))
 
 
 def transformer_figure(material: Material) -> Figure:
@@ -98,21 +100,10 @@ def top_power_figure(material: Material) -> Figure:
 
 
 def similarity_figure(material: Material) -> Figure:
-    """All readings against every second, of the run whose recording was kept."""
-    run = material.kept(material.base)
-    events, meters = recording_inputs(run.recording)
-    device = material.device
-    if device not in meters.of:
-        raise NotDrawn(f"{run.label} has no power of {device}")
-    meter = meters.of[device]
-
-    def every(k: int) -> Footprint:
-        trace = thin(meter.trace, k, meter.readings)
-        known = Meter(trace, meter.sensor, provenance=meter.provenance, idle_w=meter.idle_w)
-        found = only(account(events, {device: known}), [device])
-        return per_step(found) if found.devices[device].steps else found
-
-    return pair(every(1), every(2), ("all", "every 2nd"), device, ["columns: the readings kept", run.label])
+    """All readings against every second."""
+    sketch = material.sketch
+    both = sketch.all_readings, sketch.half_readings
+    return pair(*both, ("all", "every 2nd"), sketch.device, ["columns: the readings kept", sketch.name])
 
 
 def asss_figure(material: Material) -> Figure:
@@ -172,12 +163,12 @@ def score_of(values: Mapping[str, float | int | None]) -> Score:
 
 
 def _forward(material: Material) -> Node:
-    """The mean forward pass of the base, with the dataflow of the recording that was kept."""
+    """The mean forward pass of the base, with the dataflow of one run."""
     mean = of_phase(_mean(material.base, material.device), "forward")
     if not mean.rows.num_rows:
         raise NotDrawn(f"{material.base[0].setting} has no forward pass of its own")
     try:
-        edges = material.kept(material.base).recording.edges
+        edges = material.sketch.edges
     except NotDrawn:
         edges = None
     return diagram(mean, edges)

@@ -1,4 +1,4 @@
-"""What a study has to draw: its results by what may be compared, and the recordings it kept.
+"""What a study has to draw: its results by what may be compared, and a sketch of a run.
 
 Results of one framework, precision, batch and length are one kind, as findings have it: each has its figures.
 """
@@ -17,14 +17,16 @@ import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import working_device
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.overview import overview
 from smaragdine.accounting.rows import column
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
-from smaragdine.report.figures.runs import NotDrawn, Run
+from smaragdine.report.figures.runs import NotDrawn
 from smaragdine.study.custom import values_of, varied
 from smaragdine.study.folder import RUNS
 from smaragdine.study.results import Result, by_setting
 from smaragdine.study.settings import PROGRAM, STAGES
+from smaragdine.study.sketches import Sketch, load_sketch, sketch_of
 from smaragdine.study.work import Shape, groups, shape_of
 
 
@@ -59,16 +61,23 @@ class Material:
         found = sorted(self.of("bert", "pretrain"), key=lambda result: shape_of(result)[::-1])
         return {variant_label(each[0]): each for each in by_setting(found).values()}
 
-    def kept(self, results: Sequence[Result]) -> Run:
-        """The first run of a setting whose recording still has its events."""
-        for result in sorted(results, key=lambda one: one.number):
-            try:
-                recording = open_recording(self.out / RUNS / result.name)
-                if recording.events.num_rows:
-                    return Run(recording, result.name, result.setting)
-            except UserError:
-                continue
-        raise NotDrawn(f"no recording of {results[0].setting} was kept with its events (--keep first)")
+    @cached_property
+    def sketch(self) -> Sketch:
+        """Of a run of the base, made of its recording where an older version kept none."""
+        for result in sorted(self.base, key=lambda one: one.number):
+            found = load_sketch(self.out, result.name) or self._sketched(result)
+            if found is not None and found.device == self.device:
+                return found
+        raise NotDrawn(
+            f"{self.base[0].setting} has neither a sketch nor a recording with events: run it again"
+        )
+
+    def _sketched(self, result: Result) -> Sketch | None:
+        try:
+            recording = open_recording(self.out / RUNS / result.name)
+            return sketch_of(result.name, recording, overview(recording))
+        except UserError:
+            return None
 
 
 def materials(out: Path, results: Sequence[Result]) -> list[Material]:

@@ -1,0 +1,168 @@
+"""What repeats, epochs or steps, laid over each other at their beginnings: its power, and when a layer ran.
+
+Over many of them readings fall on every part of a step, finer than the sensor looks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from smaragdine.accounting.diagram import Node, diagram
+from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.overview import Overview
+from smaragdine.accounting.power import Floats, PowerTrace
+from smaragdine.accounting.similarity import select
+from smaragdine.accounting.step_spans import Spans, Steps, joined
+from smaragdine.recording.reader import Recording
+
+_CELLS = (24, 240)  # fewest and most on the grid
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A layer and when it ran: for each epoch in which it was seen, spans in seconds since its beginning."""
+
+    layer: str
+    spans_s: Sequence[Sequence[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Power in even cells of the median epoch, or whatever `of` says that repeats, over all of them."""
+
+    of: str
+    count: int
+    edges_s: Floats  # one more than cells
+    mean_w: Floats  # nan: too few of them cover the cell
+    std_w: Floats
+
+
+def laid_over(
+    runs: Sequence[tuple[Recording, Overview, PowerTrace]], device: str, layer: str | None = None
+) -> tuple[Repeated, Ran | None] | None:
+    """Epochs of runs of one setting, or where none has any their traced steps; and when a layer ran in the
+    first run that was traced, the main one unless one is named. None: nothing repeats."""
+    spans = [[(epoch.start_ns, epoch.end_ns) for epoch in found.summary.epochs] for _, found, _ in runs]
+    of = "epoch"
+    if not any(spans):
+        spans = [traced_steps(recording, found.steps, device) for recording, found, _ in runs]
+        of = "step"
+    known = [(trace, each) for (_, _, trace), each in zip(runs, spans, strict=True) if each]
+    if not known:
+        return None
+    ran = None
+    for (recording, found, _), each in zip(runs, spans, strict=True):
+        footprint = found.step or found.footprint
+        if footprint is not None:
+            layer = layer or main_layer(select(footprint, device))
+            ran = when(recording.events, device, layer, each) if layer else None
+            break
+    return averaged(known, of), ran
+
+
+def averaged(traces: Sequence[tuple[PowerTrace, Spans]], of: str = "epoch") -> Repeated:
+    """A cell counts of an epoch that covers at least half of it; one that fewer than half of the epochs cover
+    is nan."""
+    long_ns = np.array([end - begin for _, spans in traces for begin, end in spans])
+    length_ns = int(np.median(long_ns))
+    piece_ns = max(int(np.median(t.end_ns - t.start_ns)) for t, _ in traces if t.start_ns.size)
+    cells = int(np.clip(length_ns // max(piece_ns, 1), *_CELLS))
+    edges_ns = np.linspace(0, length_ns, cells + 1).astype(np.int64)
+    rows: list[Floats] = []
+    for trace, spans in traces:
+        for begin_ns, end_ns in spans:
+            t_ns = np.minimum(begin_ns + edges_ns, end_ns)
+            covered_ns = np.diff(trace.covered_until_ns(t_ns))
+            used_j = np.diff(trace.energy_until_j(t_ns))
+            enough = covered_ns * 2 >= np.diff(edges_ns)
+            rows.append(np.divide(used_j, covered_ns * 1e-9, out=np.full(cells, np.nan), where=enough))
+    power_w = np.array(rows)
+    known = np.isfinite(power_w).sum(axis=0)
+    shown = 2 * known >= len(rows)
+    mean_w = np.divide(np.nansum(power_w, axis=0), known, out=np.full(cells, np.nan), where=shown)
+    squares = np.nansum((power_w - mean_w) ** 2, axis=0)
+    std_w = np.sqrt(np.divide(squares, known - 1, out=np.full(cells, np.nan), where=shown & (known > 1)))
+    return Repeated(of, len(rows), edges_ns / 1e9, mean_w, std_w)
+
+
+def traced_steps(recording: Recording, steps: Steps | None, device: str) -> list[tuple[int, int]]:
+    """A GPU lags behind the marks, now more, now less: there a step begins with its first kernel."""
+    if device.startswith("gpu"):
+        return _by_kernels(recording, device)
+    return [] if steps is None else [(int(begin), int(end)) for begin, end in steps.traced_ns]
+
+
+def _by_kernels(recording: Recording, device: str) -> list[tuple[int, int]]:
+    """From each step's first kernel to that of the next one of its window."""
+    events = recording.events
+    here = pc.and_(pc.equal(events["device"].cast(pa.string()), device), events["step"].is_valid())  # pyright: ignore
+    first = events.filter(here).group_by("step").aggregate([("start_ns", "min")])
+    begin_ns = np.sort(first["start_ns_min"].to_numpy())
+    window = np.searchsorted(np.sort(recording.windows["begin_ns"].to_numpy()), begin_ns, side="right")
+    return [
+        (b, e) for (b, e), same in zip(pairwise(begin_ns.tolist()), np.diff(window) == 0, strict=True) if same
+    ]
+
+
+def when(events: pa.Table, device: str, layer: str, spans: Spans) -> Ran:
+    """The stretches in which events of a layer ran, since the beginning of the epoch they are in."""
+    name = events["name"].cast(pa.string())
+    inside = pc.or_(pc.equal(name, layer), pc.starts_with(name, layer + "/"))  # pyright: ignore
+    here = events.filter(pc.and_(inside, pc.equal(events["device"].cast(pa.string()), device)))  # pyright: ignore
+    start_ns = here["start_ns"].to_numpy()
+    end_ns = start_ns + here["duration_ns"].to_numpy()
+    order = sorted(spans)
+    at = np.searchsorted([begin for begin, _ in order], start_ns, side="right") - 1
+    found: dict[int, list[tuple[int, int]]] = {}
+    for start, end, i in zip(start_ns.tolist(), end_ns.tolist(), at.tolist(), strict=True):
+        if i >= 0 and start < order[i][1]:
+            found.setdefault(i, []).append((start - order[i][0], min(end, order[i][1]) - order[i][0]))
+    # Kernels of one layer follow each other within microseconds: at this scale that is one stretch.
+    gap_ns = max((end - begin for begin, end in order), default=0) // 200
+    return Ran(
+        layer,
+        [
+            [
+                (begin * 1e-9, (end - gap_ns) * 1e-9)
+                for begin, end in joined([(begin, end + gap_ns) for begin, end in spans_ns])
+            ]
+            for spans_ns in found.values()
+        ],
+    )
+
+
+def main_layer(footprint: Footprint) -> str | None:
+    """The first of the siblings that repeat and together take the most (layer_0 of twelve); else None."""
+    found = repeating(diagram(footprint))
+    return found[0].path if found else None
+
+
+def repeating(root: Node) -> list[Node]:
+    """Composite siblings whose names differ only in an index, three or more, that together take the most.
+
+    A family inside another takes less than it: of equal ones the outer is found first.
+    """
+    best: list[Node] = []
+    waiting = [root]
+    while waiting:
+        node = waiting.pop(0)
+        families: dict[str, list[Node]] = {}
+        for child in node.children:
+            if child.children and re.search(r"\d", child.name):
+                families.setdefault(re.sub(r"\d+", "*", child.name), []).append(child)
+        for family in families.values():
+            if len(family) >= 3 and _energy_j(family) > _energy_j(best):
+                best = family
+        waiting.extend(node.children)
+    return sorted(best, key=lambda node: [int(n) for n in re.findall(r"\d+", node.name)])
+
+
+def _energy_j(nodes: Sequence[Node]) -> float:
+    return sum(node.energy_j for node in nodes)

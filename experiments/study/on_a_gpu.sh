@@ -10,6 +10,7 @@ set -uo pipefail
 out=${1:?the folder to work in}
 python=${PYTHON:-python3}
 failed=0
+unset PYTHONDONTWRITEBYTECODE # every run would compile its libraries anew: seconds each
 
 study() {
     local left_s=0 status=0 # no limit

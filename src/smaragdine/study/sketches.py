@@ -70,7 +70,8 @@ def _by_readings(recording: Recording, step: Footprint, device: str) -> tuple[Fo
     def every(k: int) -> Footprint:
         trace = thin(meter.trace, k, meter.readings)
         known = Meter(trace, meter.sensor, provenance=meter.provenance, idle_w=meter.idle_w)
-        return per_step(select(account(events, {device: known}, narrowed=False), device))
+        found = select(account(events, {device: known}, narrowed=False), device)
+        return per_step(found) if found.devices[device].steps else found
 
     return every(1), every(2)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -202,6 +203,39 @@ def test_the_last_reading_of_a_removed_tree_is_kept():
         t_ns, numbers, _ = trees.drain()
         assert list(numbers) == [7, 7]
         assert t_ns[1] > t_ns[0]
+        trees.close()
+
+
+def test_a_tree_that_is_dear_to_read_is_read_less_often_and_no_other_is(monkeypatch: pytest.MonkeyPatch):
+    """One user's costs 2 ms, in two sessions; another user's next to nothing."""
+    now_ns = SECOND
+    trees = Trees(CPUS, Clock(mono_ns=lambda: now_ns))
+    trees.period_ns = MS
+    seen: Counter[str] = Counter()
+    with program() as process:
+        for key, owner in (("dear", 1), ("dear too", 1), ("cheap", 2)):
+            trees.add(key, process.pid, True, MS, {0: 0}, {0: 0.0}, owner)
+
+            def update(key: str = key, cost_s: float = 0.002 if owner == 1 else 0.0) -> None:
+                seen[key] += 1
+                end_s = time.thread_time() + cost_s
+                while time.thread_time() < end_s:
+                    pass
+
+            monkeypatch.setattr(trees._members[key].tree, "update", update)
+        for _ in range(1000):
+            trees.read()
+            now_ns += MS
+        assert seen["cheap"] > 900
+        # 2 ms each of a tenth of a core, halved among users and halved again among sessions.
+        assert 1 <= seen["dear"] <= 1000 // 80 + 1
+        assert 1 <= seen["dear too"] <= 1000 // 80 + 1
+        trees.remove("dear too")
+        seen.clear()
+        for _ in range(1000):
+            trees.read()
+            now_ns += MS
+        assert 15 <= seen["dear"] <= 1000 // 40 + 1
         trees.close()
 
 

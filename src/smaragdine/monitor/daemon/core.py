@@ -124,7 +124,7 @@ class Daemon:
             raise
         # A look at every process of the machine may take a while, and nothing can end it.
         adding = asyncio.get_running_loop().run_in_executor(
-            None, self.source.add, session.id, pid, include_past, period_ns
+            None, self.source.add, session.id, pid, include_past, period_ns, session.uid
         )
         try:
             channels = await asyncio.shield(adding)
@@ -274,9 +274,8 @@ class Daemon:
             if session.pidfd < 0:
                 raise ProcessLookupError
             last_s = self.meter.last_values(numbers)
-            self.source.add(
-                session.id, session.pid, False, session.period_ns, channels=numbers, start_s=last_s
-            )
+            who = session.id, session.pid, False, session.period_ns, session.uid
+            self.source.add(*who, channels=numbers, start_s=last_s)
         except OSError:
             self._finish(session, PROCESS_ENDED, self.begin_ns)
             return

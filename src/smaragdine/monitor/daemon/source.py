@@ -104,6 +104,7 @@ class Source:
         pid: int,
         include_past: bool,
         period_ns: int,
+        owner: int = 0,
         *,
         channels: Sequence[int] = (),
         start_s: Sequence[float] = (),
@@ -128,6 +129,7 @@ class Source:
             every_ns,
             numbers,
             {socket: starts.get(socket, 0.0) for socket in self._sockets},
+            owner,
         )
         with self._lock:
             self._periods_ns[session_id] = period_ns

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from smaragdine.sensors.processes import (
     process_clock,
 )
 
+# Of a core, for reading all trees: users share it equally, and each user's sessions that user's part.
+_READ_SHARE = 0.1
+
 
 @dataclass(slots=True)
 class _Member:
@@ -32,6 +36,8 @@ class _Member:
     numbers: Mapping[int, int]
     start_s: Mapping[int, float]
     every_ns: int
+    owner: int
+    share: float = _READ_SHARE  # of a core
     next_ns: int = 0
 
 
@@ -69,6 +75,7 @@ class Trees:
         every_ns: int,
         numbers: Mapping[int, int],
         start_s: Mapping[int, float],
+        owner: int = 0,
     ) -> None:
         """Follow a process from now on. Raises ProcessLookupError when there is none of that number."""
         try:
@@ -81,8 +88,8 @@ class Trees:
                 # What was started while the tree looked around is in nobody's next look.
                 tree.catch_up()
                 self._nest(session_id, tree)
-                self._members[session_id] = _Member(tree, numbers, start_s, every_ns)
-                self._share_scans()
+                self._members[session_id] = _Member(tree, numbers, start_s, every_ns, owner)
+                self._share_out()
         except BaseException:
             tree.close()
             raise
@@ -100,7 +107,7 @@ class Trees:
                     self._inside[inner] = outer
                 elif parent == session_id:
                     del self._inside[inner]
-            self._share_scans()
+            self._share_out()
 
     def inside(self) -> dict[str, str]:
         """Sessions whose first process is another session's: session → the innermost one around it."""
@@ -133,9 +140,12 @@ class Trees:
             for member in self._members.values():
                 if member.next_ns > due_ns:
                     continue
-                member.next_ns = now_ns + member.every_ns
+                before_ns = time.thread_time_ns()
                 member.tree.update()
                 self._note(member)
+                # Thousands of processes are read less often, and their sessions are their user's own affair.
+                cost_ns = time.thread_time_ns() - before_ns
+                member.next_ns = now_ns + max(member.every_ns, int(cost_ns / member.share))
         return ()
 
     def close(self) -> Sequence[tuple[int, int, float]]:
@@ -180,6 +190,8 @@ class Trees:
             if self._inside.get(key) is None or self._inside[key] in around:
                 self._inside[key] = session_id
 
-    def _share_scans(self) -> None:
+    def _share_out(self) -> None:
+        sessions = Counter(member.owner for member in self._members.values())
         for member in self._members.values():
+            member.share = _READ_SHARE / (len(sessions) * sessions[member.owner])
             member.tree.socket_scan_share = SOCKET_SCAN_SHARE / max(1, len(self._members) // 4)

@@ -5,7 +5,8 @@
 #     LIMIT_S=540 experiments/study/on_a_gpu.sh OUT    # where a machine is lent for minutes; again to go on
 #
 # Exit code 0: all is there, and OUT/findings.html compares it with the paper; 75: there is more to do; 1: runs
-# failed, which the same command tries again. SIZE=tiny shows on any machine that it works.
+# failed, which the same command tries again. RUNS=3: of each stage three runs, not five. SIZE=tiny
+# shows on any machine that it works.
 set -uo pipefail
 out=${1:?the folder to work in}
 python=${PYTHON:-python3}
@@ -35,7 +36,7 @@ study variants --runs 1 --precision "$both"
 study precision --runs 1 --experiments 9 --precision fp32
 study precision --runs 1 --experiments 9 --precision bf16
 study albert --stage finetune,predict --runs 1 --precision "$both"
-study bert --runs 5 --precision "$both"
-study albert --runs 5 --precision "$both"
+study bert --runs "${RUNS:-5}" --precision "$both"
+study albert --runs "${RUNS:-5}" --precision "$both"
 "$python" -m smaragdine study figures "$out" || failed=1
 exit "$failed"

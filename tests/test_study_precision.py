@@ -112,22 +112,22 @@ def test_a_thinning_that_a_run_lacks_is_no_mean_of_the_others() -> None:
 def test_widening_and_stability_of_experiments() -> None:
     found = precision_of([result(1, (1, 2, 3)), result(2, (1, 3, 2))], 1)
     assert (found.size, found.experiments, found.device, found.period_ms) == (1, 2, "gpu:0", 20.0)
-    assert found.assw is not None
     assert found.stability is not None
-    # (1, 2, 3) against the mean (1, 2.5, 2.5), and against (1, 3, 2)
-    (pooled,) = found.assw.pooled
-    assert pooled.n == 2
-    assert pooled.scores.energy.value == pytest.approx(math.sqrt(0.75), rel=1e-12)
-    assert found.assw.disjoint[0].scores.energy.value == pytest.approx(0.5, rel=1e-12)
+    # (1, 2, 3), and (1, 3, 2) in its turn, against the mean (1, 2.5, 2.5)
+    (pooled,) = found.assw
+    assert pooled.experiments == 2
+    assert pooled.energy is not None
+    assert pooled.energy.mean == pytest.approx(math.sqrt(0.75), rel=1e-12)
+    assert pooled.energy.runs == 2
+    assert pooled.constant_power is None
     assert pairs_of(found.stability.energy) == [pytest.approx(0.5, rel=1e-12)]
     assert pairs_of(found.stability.time_alone) == []  # all take a second: constant power knows no difference
 
 
 def test_widening_ends_at_five_experiments() -> None:
     found = precision_of([result(n) for n in range(1, 10)], 1)
-    assert found.assw is not None
-    assert [each.n for each in found.assw.pooled] == [2, 3, 4, 5]
-    assert [each.n for each in found.assw.disjoint] == [1, 2, 3, 4, 5]
+    assert [each.experiments for each in found.assw] == [2, 3, 4, 5]
+    assert all(each.energy is not None and each.energy.runs == 9 for each in found.assw)
     assert found.stability is not None
     assert len(found.stability.energy) == 9
 
@@ -146,7 +146,7 @@ def test_layers_are_one_though_a_run_lacks_an_operation() -> None:
 
 def test_one_run_is_too_few_only_for_comparisons() -> None:
     found = precision_of([result(1)])
-    assert found.assw is None
+    assert found.assw == []
     assert found.stability is None
     with pytest.raises(UserError, match="no runs"):
         precision_of([])

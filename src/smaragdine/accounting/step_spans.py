@@ -57,6 +57,12 @@ class Steps:
         return _median_s(self.untraced_ns) if len(self.untraced_ns) else None
 
     @property
+    def untraced_mean_s(self) -> float | None:
+        """What goes with a mean energy; a few that are held up make it longer than most are."""
+        long_ns = self.untraced_ns[:, 1] - self.untraced_ns[:, 0]
+        return float(long_ns.mean()) * 1e-9 if long_ns.size else None
+
+    @property
     def slower(self) -> float | None:
         """How much longer a traced step takes, as a part of an untraced one."""
         return None if not self.untraced_s or self.early else self.traced_s / self.untraced_s - 1

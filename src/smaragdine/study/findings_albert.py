@@ -14,6 +14,7 @@ from smaragdine.study.work import Group, Work, rounds
 from smaragdine.units import watts
 
 _ENOUGH = 5  # runs, as the paper has them
+_Block = tuple[object, object, object, bool]  # phase, part, block, by matrix products
 
 
 def albert_findings(group: Group) -> list[Finding]:
@@ -43,6 +44,11 @@ def _einsum(group: Group, albert: Sequence[Work]) -> Finding:
 def _beside(group: Group, albert: Sequence[Work], bert: Sequence[Work]) -> Iterator[Finding]:
     both = [*albert, *bert]
     pairs = rounds([albert, bert])
+    alike = [_correlation(_by_block(a), _by_block(b)) for a, b in pairs]
+    known = [value for value in alike if value is not None]
+    obstacle = "" if known else "no operation here has the name of a block"
+    yield group.finding(claims.ALBERT_ALIKE, both, known, obstacle=obstacle)
+
     ratios = [_mean(_top_j, a) / _mean(_top_j, b) for a, b in pairs if _mean(_top_j, b) > 0]
     steps = [_mean(_total_j, a) / _mean(_total_j, b) for a, b in pairs if _mean(_total_j, b) > 0]
     also = f"of a whole step {shown(steps, '')}" if steps else ""
@@ -62,6 +68,25 @@ def _beside(group: Group, albert: Sequence[Work], bert: Sequence[Work]) -> Itera
         also = f"{watts(spread_albert)} against {watts(spread_bert)}"
         ratio = [spread_albert / spread_bert] if spread_bert > 0 else []
         yield group.finding(claims.ALBERT_POWER_SPREAD, both, ratio, also, of_power=True)
+
+
+def _by_block(works: Sequence[Work]) -> dict[_Block, float]:
+    """Names of the two differ; what a block does in a phase, and whether by products, does not."""
+    found: dict[_Block, float] = {}
+    for run in (work.summed for work in works):
+        keys = zip(run.phase, run.part, run.block, run.product.tolist(), strict=True)
+        for key, energy_j in zip(keys, run.energy_j.tolist(), strict=True):
+            if key[1] == "encoder":
+                found[key] = found.get(key, 0.0) + energy_j
+    return found
+
+
+def _correlation(a: dict[_Block, float], b: dict[_Block, float]) -> float | None:
+    keys = sorted(a.keys() | b.keys(), key=str)
+    try:
+        return statistics.correlation([a.get(key, 0.0) for key in keys], [b.get(key, 0.0) for key in keys])
+    except statistics.StatisticsError:  # fewer than two, or all the same
+        return None
 
 
 def _mean(figure: Callable[[Work], float], works: Sequence[Work]) -> float:

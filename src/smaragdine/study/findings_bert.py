@@ -16,6 +16,7 @@ from smaragdine.study.work import Group, Work, rounds
 
 Ints = npt.NDArray[np.int64]
 TOP = 10
+_FEED_FORWARD = ("intermediate", "output")
 _UNNAMED = "no operation here has the name of a transformer"
 _NO_BACKWARD = "no operation here is of the backward pass"
 
@@ -28,6 +29,7 @@ def bert_findings(group: Group) -> list[Finding]:
         *_parts(group, works),
         *_transformers(group, works),
         *_attention(group, works),
+        _dense(group, works),
         *_top(group, works),
         *_stages(group),
     ]
@@ -57,12 +59,13 @@ def _transformers(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
     means = [mean(each) for each in shares]
     yield group.finding(claims.transformer_share(layers), works, means, also, obstacle)
     uneven = [100 * each / middle for each, middle in zip(spread, means, strict=True)]
-    yield group.finding(claims.TRANSFORMER_SPREAD, works, uneven, obstacle=obstacle)
+    # The paper explains both by the power that a step begins with.
+    yield group.finding(claims.TRANSFORMER_SPREAD, works, uneven, "", obstacle, of_power=True)
     first = [100 * (each[0] / middle - 1) for each, middle in zip(shares, means, strict=True)]
     third = max(1, layers // 3)
     early = [100 * (mean(each[:third]) / mean(each[third:]) - 1) for each in shares]
     also = f"the first {third} of {layers} against the others {shown(early, '%')}" if shares else ""
-    yield group.finding(claims.FIRST_LOWER, works, first, also, obstacle)
+    yield group.finding(claims.FIRST_LOWER, works, first, also, obstacle, of_power=True)
 
 
 def _attention(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
@@ -93,6 +96,20 @@ def _attention(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
         yield group.finding(larger, works, difference, obstacle="" if difference else _UNNAMED)
 
 
+def _dense(group: Group, works: Sequence[Work]) -> Finding:
+    def share(layers: Callable[[Operations], Mask]) -> list[float]:
+        return _over(
+            works,
+            lambda run: _percent(
+                run, run.product, layers(run) & np.isin(run.block, _FEED_FORWARD) & run.of("forward")
+            ),
+        )
+
+    of_first = share(_first)
+    also = f"of all transformers {shown(share(_any), '%')}" if of_first else ""
+    return group.finding(claims.DENSE, works, of_first, also, "" if of_first else _UNNAMED)
+
+
 def _top(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
     tops = [work.summed.top(TOP) for work in works]
     obstacle = "" if all(len(top) == TOP for top in tops) else f"fewer than {TOP} operations"
@@ -115,17 +132,12 @@ def _products_power(group: Group, works: Sequence[Work]) -> Finding:
         top = run.top(TOP)
         ten = relative_spread(run, top[run.product[top]])
         every = relative_spread(run, np.arange(len(run.name)))
-        if ten is not None and every:
-            of_products.append(ten)
-            of_all.append(every)
-    ratios = [ten / every for ten, every in zip(of_products, of_all, strict=True)]
-    also = obstacle = ""
-    if ratios:
-        percent = [shown([100 * value for value in values], "%") for values in (of_products, of_all)]
-        also = f"{percent[0]} among the products, {percent[1]} among all"
-    else:
-        obstacle = "power does not vary here, or the ten hold fewer than two products"
-    return group.finding(claims.PRODUCTS_POWER, works, ratios, also, obstacle, of_power=True)
+        if ten is not None and every is not None:
+            of_products.append(100 * ten)
+            of_all.append(100 * every)
+    also = f"{shown(of_all, '%')} among all operations" if of_all else ""
+    obstacle = "" if of_products else "the ten hold fewer than two products"
+    return group.finding(claims.PRODUCTS_POWER, works, of_products, also, obstacle, of_power=True)
 
 
 def _stages(group: Group) -> Iterator[Finding]:

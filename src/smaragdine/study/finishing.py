@@ -20,15 +20,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from smaragdine.accounting.overview import overview
+from smaragdine.accounting.overview import Overview, overview
 from smaragdine.errors import UserError, signal_name
 from smaragdine.recording.format import TRACES_FOLDER
-from smaragdine.recording.reader import open_recording
+from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.supervise import dying_with_us
 from smaragdine.study.folder import has_result, log_of, remove_traced, run_folder
 from smaragdine.study.results import RESULTS, Result, load_result, result_of, save_result
 from smaragdine.study.settings import Run
-from smaragdine.study.sketches import save_sketch, sketch_of
+from smaragdine.study.sketches import has_sketch, save_sketch, sketch_of
 from smaragdine.sweep.repetition import Stop
 from smaragdine.tracing.assemble.recording import NotWritten, assemble
 
@@ -59,16 +59,26 @@ def finish(folder: Path, run: Run) -> Finished:
         found = overview(opened)
         account_s = time.process_time() - begin_s
         result = result_of(run, opened, found, text, assemble_s, account_s)
-        sketch = sketch_of(run.name, opened, found) if run.number == 1 else None
     except UserError as error:
         return Finished(said=said, error=error.reason, useless=True)
+    if not has_sketch(folder, run.setting.name):
+        said = (*said, *sketched(folder, run.name, opened, found))
     try:
-        if sketch is not None:
-            save_sketch(folder, sketch)
         save_result(folder, result)  # last: what has a result is not made again
     except (UserError, OSError) as error:
         return Finished(said=said, error=f"its result could not be written: {error}")
     return Finished(result, said)
+
+
+def sketched(folder: Path, name: str, recording: Recording, found: Overview) -> tuple[str, ...]:
+    """Keep the sketch of a run; why it cannot be. It never costs the result."""
+    try:
+        sketch = sketch_of(name, recording, found)
+        if sketch is not None:
+            save_sketch(folder, sketch)
+    except Exception as error:
+        return (f"some figures cannot be drawn of it: {str(error) or repr(error)}",)
+    return ()
 
 
 def assembled(recording: Path) -> tuple[tuple[str, ...], float | None]:

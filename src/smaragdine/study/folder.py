@@ -28,7 +28,7 @@ from smaragdine.recording.command import build_command, without_secrets
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.study.results import RESULTS, load_result, load_results
 from smaragdine.study.settings import PROGRAM, SCRIPT, Run, Setting
-from smaragdine.study.sketches import SKETCHES
+from smaragdine.study.sketches import SKETCHES, has_sketch
 from smaragdine.sweep.lock import locked
 from smaragdine.version import __version__
 from smaragdine.whole import users_file
@@ -227,8 +227,10 @@ class Study:
             if not (self.folder / RESULTS / f"{recording.name}.json").is_file():
                 continue
             shutil.rmtree(recording / TRACES_FOLDER, ignore_errors=True)
-            first = recording.name.rpartition("-")[2] == "1"
-            if not (keep == "all" or (keep == "first" and first)):
+            setting, _, number = recording.name.rpartition("-")
+            # Of a study by an older version, events are all that some figures can be drawn of.
+            needed = keep == "first" or not has_sketch(self.folder, setting)
+            if not (keep == "all" or (number == "1" and needed)):
                 remove_traced(recording)
 
     def note(self, line: str) -> None:

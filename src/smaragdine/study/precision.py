@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from smaragdine.accounting.precision import Score
 from smaragdine.study.folder import experiment_runs
 from smaragdine.study.overhead import Cost, Overhead, load_overhead
 from smaragdine.study.results import Result
@@ -106,31 +105,29 @@ def precision_findings(
 
 def _similarities(runs: Sequence[Result], precision: Precision) -> list[Finding]:
     thinned = [each for each in precision.asss if each.every > 1]
-    widened = precision.assw.pooled if precision.assw else []
     matrix = precision.stability
     suffix = _suffix(runs[0])
     of_energy = {
         ASSS: [each.energy.mean for each in thinned if each.energy],
-        ASSW: _values(widened, "energy"),
+        ASSW: [each.energy.mean for each in precision.assw if each.energy],
         STABILITY: pairs_of(matrix.energy) if matrix else [],
     }
     of_power = {
         ASSS: [each.power.mean for each in thinned if each.power],
-        ASSW: _values(widened, "power"),
+        ASSW: [each.power.mean for each in precision.assw if each.power],
         STABILITY: pairs_of(matrix.power) if matrix else [],
     }
     flat = {
         ASSS: [each.constant_power.mean for each in thinned if each.constant_power],
-        ASSW: [s.scores.time_alone_energy.value for s in widened],
+        ASSW: [each.constant_power.mean for each in precision.assw if each.constant_power],
         STABILITY: pairs_of(matrix.time_alone) if matrix else [],
     }
     found: list[Finding] = []
     for claim, values in of_energy.items():
         if not values:
             continue
-        constant = [value for value in flat[claim] if value is not None]
         also = [_range(values), _over(claim, precision)]
-        also += [f"constant power scores {_range(constant)}"] if constant else []
+        also += [f"constant power scores {_range(flat[claim])}"] if flat[claim] else []
         also += _estimated(precision)
         target = TARGETS[claim.name]
         remarks = [f"our own target, {target:.2f} at least, is {_kept(min(values) >= target)}"]
@@ -252,17 +249,12 @@ def _over(claim: Claim, precision: Precision) -> str:
         return f"{text}: {here} ms between them, {times} times the paper's {PAPERS_PERIOD_MS:g} ms"
     each = f"of {precision.size} run{'s' if precision.size > 1 else ''}"
     if claim is ASSW:
-        return f"experiments {each}"
+        return f"experiments {each}, the mean of all {precision.experiments} in turn"
     return f"{precision.experiments} experiments {each}"
 
 
 def _estimated(precision: Precision) -> list[str]:
     return [] if precision.provenance == "measured" else [precision.provenance]
-
-
-def _values(scores: Sequence[Score], quantity: str) -> list[float]:
-    values = [getattr(score.scores, quantity).value for score in scores]
-    return [value for value in values if value is not None]
 
 
 def _range(values: Sequence[float]) -> str:

@@ -42,7 +42,7 @@ class Result:
     facts: Mapping[str, Fact]
     step: Footprint  # of one step, as long and at the level of an untraced one
     steps: int  # all that were announced
-    step_s: float | None  # of an untraced one; None: there were none
+    step_s: float | None  # of an untraced one, the mean, as its energy is; None: there were none
     traced_steps: int
     slower: float | None  # how much longer a traced step is
     duration_s: float
@@ -82,7 +82,7 @@ def result_of(
         facts=dict(run.setting.facts),
         step=found.step,
         steps=found.steps.count,
-        step_s=found.steps.untraced_s,
+        step_s=found.steps.untraced_mean_s,
         traced_steps=len(found.steps.traced_ns),
         slower=found.steps.slower,
         duration_s=found.summary.duration_s,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.merge import merge_all
-from smaragdine.accounting.precision import Stability, Widening, assw, stability
+from smaragdine.accounting.precision import Experiment, Score, Stability, assw, stability
 from smaragdine.accounting.similarity import Correlation, select
 from smaragdine.errors import UserError
 from smaragdine.study.results import Result, by_setting
@@ -44,6 +44,16 @@ class Thinned:
 
 
 @dataclass(frozen=True)
+class Widened:
+    """One experiment against the mean of so many, itself among them: over the experiments it may be."""
+
+    experiments: int
+    energy: Spread | None
+    power: Spread | None
+    constant_power: Spread | None
+
+
+@dataclass(frozen=True)
 class Precision:
     setting: str
     device: str
@@ -52,7 +62,7 @@ class Precision:
     size: int  # runs of an experiment
     experiments: int
     asss: list[Thinned]
-    assw: Widening | None  # None: there is one experiment
+    assw: list[Widened]  # none: there is one experiment
     stability: Stability | None
 
 
@@ -94,9 +104,6 @@ def precision_of(results: Sequence[Result], size: int | None = None) -> Precisio
     experiments = experiments_of(runs, size)
     summary = dict(zip((run.name for run in runs), summaries(runs, device), strict=True))
     footprints = [[summary[run.name] for run in experiment] for experiment in experiments]
-    widening = assw(footprints[: _WIDEST + 1], device) if len(footprints) > 1 else None
-    if widening is not None:
-        widening = Widening([score for score in widening.pooled if score.n <= _WIDEST], widening.disjoint)
     return Precision(
         setting=runs[0].setting,
         device=device,
@@ -105,7 +112,7 @@ def precision_of(results: Sequence[Result], size: int | None = None) -> Precisio
         size=len(experiments[0]),
         experiments=len(experiments),
         asss=_thinned(runs, device),
-        assw=widening,
+        assw=_widened(in_turn(footprints, device)) if len(footprints) > 1 else [],
         stability=stability(footprints, device) if len(footprints) > 1 else None,
     )
 
@@ -134,6 +141,25 @@ def _thinned(runs: Sequence[Result], device: str) -> list[Thinned]:
             continue
         names = ("energy", "power", "times_against_energy", "constant_power")
         found.append(Thinned(every, *(_spread([score.get(name) for score in here]) for name in names)))
+    return found
+
+
+def in_turn(experiments: Sequence[Experiment], device: str) -> list[list[Score]]:
+    """Each experiment against itself and those that follow it, two to five of them together."""
+    turned = [[*experiments[n:], *experiments[:n]][:_WIDEST] for n in range(len(experiments))]
+    return [assw(each, device).pooled for each in turned]
+
+
+def _widened(turns: Sequence[Sequence[Score]]) -> list[Widened]:
+    found: list[Widened] = []
+    for scores in zip(*turns, strict=True):
+        each = [score.scores for score in scores]
+        kinds = (
+            [one.energy.value for one in each],
+            [one.power.value for one in each],
+            [one.time_alone_energy.value for one in each],
+        )
+        found.append(Widened(scores[0].n, *map(_spread, kinds)))
     return found
 
 

@@ -4,7 +4,7 @@
     OUT/sketches/NAME-all.parquet    the summary footprint of a traced step, by all readings
     OUT/sketches/NAME-half.parquet   the same by every second reading
 
-Only the first run of a setting has one.
+Only the first run of a setting has one, or the first that did not fail.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from smaragdine.recording.format import EDGES
 from smaragdine.recording.reader import Recording
 from smaragdine.study.results import summary_inputs
 
-SKETCHES = "sketches"
+SKETCHES = "sketches"  # in the folder of a study
 _FORMAT = 1
 
 
@@ -92,13 +92,19 @@ def save_sketch(folder: Path, sketch: Sketch) -> None:
     write_json(values, place / f"{sketch.name}.json")
 
 
+def has_sketch(folder: Path, setting: str) -> bool:
+    """Whether any run of it has one."""
+    names = (path.stem for path in (folder / SKETCHES).glob("*.json"))
+    return any(name.rpartition("-")[0] == setting for name in names)
+
+
 def load_sketch(folder: Path, name: str) -> Sketch | None:
-    """None where there is none: of an older version, or a run that is not its setting's first."""
+    """None where there is none: of an older version, or of a run that is not its setting's first."""
     path = folder / SKETCHES / f"{name}.json"
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if int(values["format_version"]) > _FORMAT:
-            raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
+            raise ValueError("it is of a newer version of Smaragdine")
         power, ran = values["power"], values["ran"]
         edges = [{"source": source, "target": target} for source, target in values["edges"]]
         return Sketch(
@@ -112,6 +118,8 @@ def load_sketch(folder: Path, name: str) -> Sketch | None:
         )
     except FileNotFoundError:
         return None
+    except UserError as error:
+        raise UserError(f"{path} is no sketch of a study", str(error).rstrip("."), "Remove it") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         why = f"it has no {error.args[0]}" if isinstance(error, KeyError) else str(error).rstrip(".")
         raise UserError(f"{path} is no sketch of a study", why, "Remove it") from None

@@ -59,11 +59,17 @@ def deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
+def _noise(values: Sequence[float]) -> float:
+    """Two standard errors of the mean; of one run none is known."""
+    spread = deviation(values)
+    return 0.0 if spread is None else 2 * spread / math.sqrt(len(values))
+
+
 def near(there: float, points: float, unit: str) -> Rule:
     """The paper gives no deviation of most figures: a fixed distance stands for it."""
     return Rule(
-        f"agrees if within {points:g} {unit} or two standard deviations over runs, whichever is wider",
-        lambda values: abs(mean(values) - there) <= max(points, 2 * (deviation(values) or 0.0)),
+        f"agrees if within {points:g} {unit} or two standard errors over runs, whichever is wider",
+        lambda values: abs(mean(values) - there) <= max(points, _noise(values)),
         by_spread=True,
     )
 
@@ -91,12 +97,11 @@ def signed(sign: int) -> Rule:
     """Of a difference."""
     word = "above" if sign > 0 else "below"
 
-    def agrees(values: Sequence[float]) -> bool:
-        spread = deviation(values)
-        noise = 0.0 if spread is None else 2 * spread / math.sqrt(len(values))
-        return sign * mean(values) > noise
-
-    return Rule(f"agrees if {word} 0 by more than two standard errors of the mean over runs", agrees, True)
+    return Rule(
+        f"agrees if {word} 0 by more than two standard errors of the mean over runs",
+        lambda values: sign * mean(values) > _noise(values),
+        by_spread=True,
+    )
 
 
 def judge(

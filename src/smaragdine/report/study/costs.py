@@ -57,10 +57,10 @@ def precision_table(materials: Sequence[Material]) -> Table:
             rows.append(
                 (material.kind, "ASSS", f"every n-th reading, n {thinned.every}", *map(_mean, spreads))
             )
-        for score in found.assw.pooled if found.assw else ():
-            each = score.scores
-            values = (each.energy.value, each.power.value, each.time_alone_energy.value)
-            rows.append((material.kind, "ASSW", f"{score.n} experiments of {found.size}", *values))
+        for widened in found.assw:
+            spreads = (widened.energy, widened.power, widened.constant_power)
+            of = f"{widened.experiments} experiments of {found.size}"
+            rows.append((material.kind, "ASSW", of, *map(_mean, spreads)))
         if found.stability is not None:
             matrices = (found.stability.energy, found.stability.power, found.stability.time_alone)
             lowest = [min(pairs_of(matrix), default=None) for matrix in matrices]

@@ -11,7 +11,6 @@ from smaragdine.accounting.arithmetic import average, scale
 from smaragdine.accounting.diagram import Node, diagram, walk, zoom
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.precision import Score
-from smaragdine.accounting.precision import assw as widened
 from smaragdine.accounting.repeats import repeating
 from smaragdine.accounting.similarity import Correlation, Scores
 from smaragdine.report.figures.diagram import diagram as draw_diagram
@@ -27,7 +26,7 @@ from smaragdine.report.study.material import Material, of_phase
 from smaragdine.study.claims import stage_steps
 from smaragdine.study.folder import experiment_runs
 from smaragdine.study.results import Result
-from smaragdine.study.scores import experiments_of, summaries
+from smaragdine.study.scores import experiments_of, in_turn, summaries
 from smaragdine.study.settings import STAGES
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.0005  # of a diagram's level: the paper's have boxes below one percent
 _MOST_PANELS = 6
-_WIDEST = 5  # experiments pooled, as the paper has them
 
 
 def stages_figure(material: Material) -> Figure:
@@ -120,8 +118,7 @@ def assw_figure(material: Material) -> Figure:
     """As the paper has it: the experiments that are pooled hold the one they are compared with."""
     experiments = _experiments(material, 3)
     device = material.device
-    turned = [[*experiments[n:], *experiments[:n]][:_WIDEST] for n in range(len(experiments))]
-    turns = [widened(each, device).pooled for each in turned]
+    turns = in_turn(experiments, device)
     return assw(turns, device, len(experiments[0]), _notes(material.base, device), pooled=True)
 
 

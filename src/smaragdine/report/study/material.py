@@ -63,21 +63,31 @@ class Material:
 
     @cached_property
     def sketch(self) -> Sketch:
-        """Of a run of the base, made of its recording where an older version kept none."""
+        """Of a run of the base, made of its recording where no sketch of it can be used."""
+        why: list[str] = []
         for result in sorted(self.base, key=lambda one: one.number):
-            found = load_sketch(self.out, result.name) or self._sketched(result)
-            if found is not None and found.device == self.device:
-                return found
-        raise NotDrawn(
-            f"{self.base[0].setting} has neither a sketch nor a recording with events: run it again"
-        )
+            for sketched in (self._kept, self._made):
+                try:
+                    found = sketched(result.name)
+                except UserError as error:
+                    why.append(str(error))
+                    continue
+                if found is not None and found.device == self.device:
+                    return found
+                if found is not None:
+                    why.append(f"the sketch of {found.name} is of {found.device}, not of {self.device}")
+        nothing = f"{self.base[0].setting} has neither a sketch nor a recording with events"
+        raise NotDrawn(why[0] if why else nothing)
 
-    def _sketched(self, result: Result) -> Sketch | None:
-        try:
-            recording = open_recording(self.out / RUNS / result.name)
-            return sketch_of(result.name, recording, overview(recording))
-        except UserError:
+    def _kept(self, name: str) -> Sketch | None:
+        return load_sketch(self.out, name)
+
+    def _made(self, name: str) -> Sketch | None:
+        path = self.out / RUNS / name
+        if not path.is_dir():
             return None
+        recording = open_recording(path)
+        return sketch_of(name, recording, overview(recording))
 
 
 def materials(out: Path, results: Sequence[Result]) -> list[Material]:

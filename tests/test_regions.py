@@ -44,18 +44,17 @@ def test_each_time_has_the_energy_of_its_own_seconds(tmp_path: Path) -> None:
     found = {each.name: each for each in summarise(record(tmp_path, readings, marks)).regions}
     assert list(found) == ["load", "train", "late"]
     assert found["load"].energies_j["gpu:0"] == pytest.approx((50.0, 24.9999))
-    assert found["load"].energy_j("gpu:0") == pytest.approx(74.9999)
-    assert found["load"].energy_j("cpu:0") == pytest.approx(14.99998)
+    assert found["load"].total_j == {"gpu:0": pytest.approx(74.9999), "cpu:0": pytest.approx(14.99998)}
     assert found["load"].duration_s == pytest.approx(0.749999)
     assert found["train"].energies_j == {
         "gpu:0": (pytest.approx(250.0),),
         "cpu:0": (pytest.approx(50.0),),
     }
     assert found["late"].energies_j["cpu:0"] == (None,)
-    assert found["late"].energy_j("cpu:0") is None
+    assert found["late"].total_j["cpu:0"] is None
 
 
-def test_what_overlaps_is_counted_once(tmp_path: Path) -> None:
+def test_what_overlaps_counts_once_in_the_sum(tmp_path: Path) -> None:
     """Of two ranks, of two threads of one process, and of a function that calls itself."""
     marks = [
         *region("ranks", 1.0, 2.0, 0, rank=0, pid=1),
@@ -69,8 +68,14 @@ def test_what_overlaps_is_counted_once(tmp_path: Path) -> None:
     marks.sort(key=lambda each: each["t_ns"])
     summary = summarise(record(tmp_path, [(channel("gpu:0"), steady(100))], marks))
     spans = {each.name: [((b - T0) / S, (e - T0) / S) for b, e in each.spans_ns] for each in summary.regions}
-    assert spans == {"ranks": [(1.0, 2.5)], "threads": [(3.0, 4.5)], "itself": [(5.0, 6.0), (6.5, 7.0)]}
-    assert [each.energy_j("gpu:0") for each in summary.regions] == [pytest.approx(150.0)] * 3
+    assert spans == {
+        "ranks": [(1.0, 2.0), (1.5, 2.5)],
+        "threads": [(3.0, 4.0), (3.5, 4.5)],
+        "itself": [(5.0, 6.0), (pytest.approx(5.2), pytest.approx(5.4)), (6.5, 7.0)],
+    }
+    assert [each.total_j["gpu:0"] for each in summary.regions] == [pytest.approx(150.0)] * 3
+    assert [each.duration_s for each in summary.regions] == [pytest.approx(1.5)] * 3
+    assert summary.regions[2].energies_j["gpu:0"] == pytest.approx((100.0, 20.0, 50.0))
 
 
 def test_steps_and_epochs_do_not_notice() -> None:
@@ -92,9 +97,14 @@ def test_steps_and_epochs_do_not_notice() -> None:
 def test_a_sensor_that_looks_rarely_is_said(tmp_path: Path) -> None:
     marks = [*region("short", 1.0, 1.01, 0), *region("long", 2.0, 3.0, 1)]
     readings = [(channel("gpu:0", period_ms=20.0), steady(100)), (channel("cpu:0"), steady(20))]
-    said = [line for line in summarise(record(tmp_path, readings, marks)).problems if "region" in line]
+    marks += [each for n in range(50) for each in region(f"{n:03}" * 30, 4 + n / 10, 4.01 + n / 10, 5 + n)]
+    said = [line for line in summarise(record(tmp_path, readings, marks)).problems if "is shorter" in line]
     assert len(said) == 1
-    assert said[0].startswith("region short: 10.0 ms at a time, and power is known of gpu:0 every 20.0 ms: ")
+    assert said[0].startswith(
+        "power of gpu:0 is known every 20.0 ms, and one time of short (10.0 ms), 000000"
+    )
+    assert said[0].endswith(", 48 more is shorter: a sum of many is better")
+    assert len(said[0]) < 250
 
 
 def test_show_has_a_table_and_json(tmp_path: Path) -> None:
@@ -108,7 +118,7 @@ def test_show_has_a_table_and_json(tmp_path: Path) -> None:
     assert lines[at].split() == ["region", "times", "time", "gpu:0"]
     assert lines[at + 1].split() == ["load", "[x]", "4", "2.00", "s", "200", "J"]
     assert lines[at + 2].split()[:2] == ["each", "500"]
-    assert any(line.startswith("… 6 more names") for line in lines)
+    assert any(line.startswith("… 6 shorter ones") for line in lines)
     said = json.loads(json.dumps(to_json(summary)))["regions"]
     assert len(said) == 26
     assert (said[0]["name"], said[0]["count"], said[0]["duration_s"]) == ("load [x]", 4, pytest.approx(2.0))
@@ -149,6 +159,41 @@ def test_blocks_functions_and_coroutines(spool: Path) -> None:
     names = [span.name for span in found]
     assert sorted(names) == ["again", "again", "coroutine", "fails", "function", "function"]
     assert next(span.end_ns - span.begin_ns for span in found if span.name == "coroutine") >= 10_000_000
+
+
+def test_names_cannot_spoil_the_terminal(tmp_path: Path) -> None:
+    marks = [*region("\x1b[31mred\n", 1.0, 1.5, 0), *region("long " * 600, 2.0, 2.001, 1)]
+    readings = [(channel("gpu:0", period_ms=20.0), steady(100))]
+    out = io.StringIO()
+    Console(file=out, width=100).print(run_tables(summarise(record(tmp_path, readings, marks))))
+    assert "\x1b" not in out.getvalue()
+    lines = out.getvalue().splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("region"))
+    assert lines[at + 1].split() == [r"\x1b[31mred\n", "1", "500", "ms", "50.0", "J"]
+    assert lines[at + 2].split()[-5:] == ["1", "1.00", "ms", "100", "mJ"]
+    assert len(out.getvalue()) < 2000
+
+
+def test_torch_compile_does_not_see_it() -> None:
+    torch = pytest.importorskip("torch")
+    graphs: list[int] = []
+
+    def backend(graph: Any, _: object) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    @package.region("decorated")
+    def decorated(x: Any) -> Any:
+        return x + 1
+
+    def step(x: Any) -> Any:
+        with package.region("inside", sync=True):
+            x = decorated(x)
+        return x.sin()
+
+    compiled = torch.compile(step, backend=backend, fullgraph=True)
+    assert compiled(torch.zeros(2)).tolist() == pytest.approx([0.8414709848] * 2)
+    assert graphs == [1]
 
 
 def test_a_generator_is_refused_in_one_line() -> None:
@@ -210,4 +255,4 @@ def test_any_order_of_marks_adds_up(tmp_path: Path) -> None:
     found = summarise(record(tmp_path, [(channel("gpu:0"), steady(100))], marks)).regions
     covered_s = sum(end - begin for begin, end in zip(edges[::2], edges[1::2], strict=True))
     assert sum(each.duration_s for each in found) == pytest.approx(covered_s)
-    assert sum(each.energy_j("gpu:0") or 0 for each in found) == pytest.approx(100 * covered_s)
+    assert sum(each.total_j["gpu:0"] or 0 for each in found) == pytest.approx(100 * covered_s)

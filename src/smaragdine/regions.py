@@ -12,6 +12,13 @@ from typing import Any, TypeVar, cast
 
 from smaragdine.api import hook_module
 
+
+def _compiling() -> bool:
+    """A constant under torch.compile, which then sees an empty function."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and compiler.is_compiling()
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _numbers = itertools.count()  # what tells one time from another, also in threads
 
@@ -23,7 +30,8 @@ class Region:
         batch = next(batches)                def forward(batch): …
 
     A GPU works behind the program: what a block has started may run after it. `sync` waits for PyTorch's
-    work at both ends, which takes the program time.
+    work at both ends, which takes the program time. Inside what torch.compile compiles there is no region:
+    its kernels have no begin and end that Python could see.
     """
 
     def __init__(self, name: str, *, sync: bool = False) -> None:
@@ -32,11 +40,15 @@ class Region:
         self._begun: list[int] = []
 
     def __enter__(self) -> Region:
+        if _compiling():
+            return self
         self._begun.append(next(_numbers))
         self._mark("region_begin", self._begun[-1])
         return self
 
     def __exit__(self, *_: object) -> None:
+        if _compiling():
+            return
         self._mark("region_end", self._begun.pop())
 
     def __call__(self, function: _Function) -> _Function:

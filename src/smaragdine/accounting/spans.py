@@ -60,13 +60,13 @@ def region_spans(marks: pa.Table) -> list[Span]:
     """Those that a program named itself, by their beginning; what never ended has no span."""
     begun_ns: dict[tuple[int, int], int] = {}
     found: list[Span] = []
-    for mark in marks.filter(pc.field("source") == REGION).to_pylist():
-        which = mark["pid"], mark["index"]
-        if mark["name"] == "region_begin":
-            begun_ns[which] = mark["t_ns"]
-        elif which in begun_ns:
-            begin_ns = begun_ns.pop(which)
-            end_ns = max(begin_ns, mark["t_ns"])  # the clock may have been set back
-            name = mark["detail"] or ""
-            found.append(Span(name, None, mark["rank"], mark["pid"], REGION, begin_ns, end_ns))
+    own = marks.filter(pc.field("source") == REGION)
+    columns = (own[name].to_pylist() for name in ("t_ns", "name", "index", "rank", "pid", "detail"))
+    for t_ns, mark, number, rank, pid, name in zip(*columns, strict=True):
+        if mark == "region_begin":
+            begun_ns[pid, number] = t_ns
+        elif (pid, number) in begun_ns:
+            begin_ns = begun_ns.pop((pid, number))
+            end_ns = max(begin_ns, t_ns)  # the clock may have been set back
+            found.append(Span(name or "", None, rank, pid, REGION, begin_ns, end_ns))
     return sorted(found, key=lambda span: span.begin_ns)

@@ -8,6 +8,7 @@ not carried over.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,8 +73,11 @@ def untraced_step(
         idle_w = total.idle_j / (total.covered_s - busy_s) if total.covered_s > busy_s else 0.0
         if meter.idle_w is not None:
             idle_w = meter.idle_w
-        operations_j = (total.total_j - total.idle_j) / traced
+        # By its rows: what is left of the total without its idle may be nothing but rounding.
+        operations_j = math.fsum(footprint.device_rows(device)["energy_j"].to_pylist()) / traced
         idle_j = min(max(length_s - busy_s / traced, 0.0) * idle_w, energy_j)
+        # They draw no more than the device ever does. The rest was used while nothing that is known ran.
+        idle_j = max(idle_j, energy_j - busy_s / traced * float(meter.trace.power_w.max()))
         if operations_j > 0:
             factor = (energy_j - idle_j) / operations_j
         else:

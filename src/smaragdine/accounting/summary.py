@@ -348,7 +348,7 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
                 "count": len(region.spans_ns),
                 "duration_s": region.duration_s,
                 "spans_ns": [list(span) for span in region.spans_ns],
-                "energy_j": {device: region.energy_j(device) for device in region.energies_j},
+                "energy_j": dict(region.total_j),
                 "energies_j": {device: list(each) for device, each in region.energies_j.items()},
             }
             for region in summary.regions

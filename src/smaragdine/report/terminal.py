@@ -17,8 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from smaragdine.accounting.baseline import NetEnergy
+from smaragdine.accounting.regions import longest
 from smaragdine.accounting.summary import Epoch, RunSummary
 from smaragdine.errors import signal_name
+from smaragdine.report.fitting import visible
 from smaragdine.sensors.base import Absent, Channel
 from smaragdine.units import J_PER_KWH, carbon_g, joule_seconds, joules, plain, plus_minus, seconds, si, watts
 
@@ -158,16 +160,16 @@ def _epoch_table(summary: RunSummary, names: Sequence[str]) -> Table:
 
 def _region_table(summary: RunSummary, names: Sequence[str]) -> Table:
     table = _table("region", "times", "time", *names)
-    for region in summary.regions[:_MOST_REGIONS]:
+    for region in longest(summary.regions, _MOST_REGIONS):
         count = len(region.spans_ns)
-        energies = (joules(region.energy_j(name)) for name in names)
-        table.add_row(Text(region.name), f"{count:,}", seconds(region.duration_s), *energies)
+        energies = (joules(region.total_j.get(name)) for name in names)
+        table.add_row(Text(visible(region.short)), f"{count:,}", seconds(region.duration_s), *energies)
         if count > 1:
             each = (_mean_std(region.known_j(name), "J") for name in names)
             table.add_row("  each", "", _mean_std(region.lengths_s, "s"), *each)
     left = len(summary.regions) - _MOST_REGIONS
     if left > 0:
-        table.add_row(f"… {left} more names", "", "", *("" for _ in names))
+        table.add_row(f"… {left:,} shorter ones", "", "", *("" for _ in names))
     return table
 
 
@@ -215,7 +217,7 @@ def _remarks(summary: RunSummary) -> list[str]:
         )
     if summary.status != "complete":
         lines.append(f"the program: [{_STATUS.get(summary.status, 'red')}]{summary.status}[/]{_how(summary)}")
-    lines += [f"[yellow]![/] {escape(problem)}" for problem in summary.problems]
+    lines += [f"[yellow]![/] {escape(visible(problem))}" for problem in summary.problems]
     return lines
 
 

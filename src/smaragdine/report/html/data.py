@@ -20,6 +20,7 @@ from smaragdine.accounting.comparison import to_json as comparison_json
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.merge import Rule
 from smaragdine.accounting.overview import Overview, overview_json
+from smaragdine.accounting.regions import longest
 from smaragdine.accounting.rows import column
 from smaragdine.accounting.traces import device_traces
 from smaragdine.errors import UserError, signal_name
@@ -191,9 +192,9 @@ def _regions(found: Overview) -> dict[str, Any]:
                 "name": region.name,
                 "times": len(region.spans_ns),
                 "duration_s": region.duration_s,
-                "energy_j": {name: region.energy_j(name) for name in _adding(found)},
+                "energy_j": {name: region.total_j.get(name) for name in _adding(found)},
             }
-            for region in regions[:_MOST_REGIONS]
+            for region in longest(regions, _MOST_REGIONS)
         ],
     }
 

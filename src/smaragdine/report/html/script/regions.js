@@ -6,7 +6,7 @@ function regionTable({ regions }) {
     element(
       "tr",
       { "data-region": region.name },
-      element("th", { scope: "row" }, visible(region.name)),
+      element("th", { scope: "row", title: visible(region.name) }, visible(region.name)),
       element("td", { "data-times": region.times }, String(region.times)),
       element("td", { "data-s": region.duration_s }, seconds(region.duration_s)),
       ...regions.devices.map((name) => {

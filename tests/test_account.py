@@ -386,6 +386,9 @@ def test_output_is_read_back(here: Path, suffix: str) -> None:
 
 def test_output_as_csv_has_every_row(here: Path) -> None:
     assert smaragdine("account", *OPTIONS, "-o", "footprint.csv").returncode == 0
+    again = smaragdine("compare", "footprint.csv", "footprint.csv")
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "a CSV has rows and no totals" in again.stderr
     rows = pd.read_csv("footprint.csv")
     exact = package.account("events.parquet", "power.csv")
     assert rows["name"].tolist() == exact.rows["name"].to_pylist()

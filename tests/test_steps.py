@@ -18,10 +18,21 @@ import recordings
 from footprints import assert_conserved, energies, footprint, footprints, row
 from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.arithmetic import average
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
+from smaragdine.accounting.meters import Meter, Meters
 from smaragdine.accounting.overview import overview
+from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.step_spans import Steps, joined, steps_of, traced_spans
-from smaragdine.accounting.steps import UntracedStep, at_level, handed_over, runs_behind, step_energies
+from smaragdine.accounting.steps import (
+    UntracedStep,
+    at_level,
+    handed_over,
+    runs_behind,
+    step_energies,
+    untraced_step,
+)
+from smaragdine.accounting.uncertainty import sensor_of
+from smaragdine.recording.format import EVENTS
 from smaragdine.recording.reader import open_recording
 from smaragdine.recording.writer import ReadingsWriter
 from smaragdine.report.overview import step_tables
@@ -41,6 +52,34 @@ def test_which_steps_were_traced_and_which_were_not(tmp_path: Path) -> None:
     # Those after the window, but not the one an epoch begins in, nor the one in which the profiler stopped.
     expected = [(180 + 10 * i, 190 + 10 * i) for i in range(10) if i != 4]
     assert spans_ms(steps.untraced_ns) == expected
+
+
+def test_operations_draw_no_more_than_their_device(tmp_path: Path) -> None:
+    """Untraced steps take 1 J each, at 100 W, and operations run for 1 ms of them."""
+    found = ten_and_three(tmp_path / "run")
+    marks, windows = found.marks.to_pylist(), found.windows.to_pylist()
+    events = [event("net/mm", 103 + 15 * n, 104 + 15 * n, n) for n in range(3)]
+    levels = ((102.0, 100.0), (150.0, 20.0), (400.0, 100.0))
+    step = overview(recording(tmp_path / "other", marks, windows, events, levels)).step
+    assert step is not None
+    total = step.devices["gpu:0"]
+    (row,) = step.rows.to_pylist()
+    assert total.total_j == pytest.approx(1.0)
+    assert row["busy_s"] == pytest.approx(0.001)
+    assert row["energy_j"] <= 100 * 0.001 * (1 + 1e-9)
+    assert row["energy_j"] + total.idle_j == pytest.approx(total.total_j, rel=1e-12)
+
+
+def test_a_device_without_operations_idles_whatever_rounding_leaves() -> None:
+    rounded = DeviceTotal(0.1 + 0.2, 0.3, 1.0, 0.0, 3)  # not equal
+    assert rounded.total_j > rounded.idle_j
+    trace = PowerTrace(np.array([0]), np.array([10**9]), np.array([5.0]))
+    spans = np.array([[0, 10**7], [10**7, 2 * 10**7]])
+    steps = Steps("torch", 9, spans, spans, 0.0, 1.0)
+    meters = Meters({"dram:0": Meter(trace, sensor_of(trace))})
+    made = Footprint(ROWS.empty_table(), {"dram:0": rounded})
+    step = untraced_step(made, meters, steps, EVENTS.empty_table())["dram:0"]
+    assert (step.factor, step.energy_j, step.idle_j) == (None, pytest.approx(0.05), pytest.approx(0.05))
 
 
 def test_where_few_steps_follow_those_before_count_too(tmp_path: Path) -> None:

@@ -437,9 +437,9 @@ def test_custom_compares_settings(
     assert [own["step_s"] for own in found["settings"]] == pytest.approx([0.01, 0.01])
     assert found["similarity"]["energy"] == [[pytest.approx(1.0)] * 2] * 2
     # 4 and 2 ms of work a step: 0.4 and 0.2 J against 0.8 and 0.4 J.
-    assert found["difference_j"][0][1] == pytest.approx(0.3)
-    assert found["difference_j"][1][0] == pytest.approx(-0.3)
-    assert found["difference_w"][0][1] == pytest.approx(100.0)
+    assert found["difference_j"][0][1] == pytest.approx(-0.3)
+    assert found["difference_j"][1][0] == pytest.approx(0.3)
+    assert found["difference_w"][0][1] == pytest.approx(-100.0)
     assert main(["study", "custom", "train.py", "--vary", "x=1,2", "--runs", "2"]) == 0
     said = capsys.readouterr().out
     assert "train-x_2" in said

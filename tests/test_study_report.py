@@ -240,6 +240,37 @@ def test_sketches_take_the_place_of_recordings(out: Path, written: list[Path], t
     assert "dataflow not kept" not in here["figures"]["figure-2-program-torch-fp32"]["text"]
 
 
+@pytest.mark.parametrize("broken", ["cut short", "without power", "of another device"])
+def test_a_sketch_that_cannot_be_used_costs_what_needs_it_alone(
+    out: Path, tmp_path: Path, broken: str
+) -> None:
+    name = f"{setting('bert', 'pretrain').name}-1"
+    recording = open_recording(out / "runs" / name)
+    made = sketch_of(name, recording, overview(recording))
+    assert made is not None
+    assert made.power is not None
+    nothing = np.full_like(made.power.mean_w, np.nan)
+    if broken == "without power":
+        made = dataclasses.replace(made, power=dataclasses.replace(made.power, mean_w=nothing, std_w=nothing))
+    elif broken == "of another device":
+        made = dataclasses.replace(made, device="gpu:7")
+    save_sketch(tmp_path, made)
+    if broken == "cut short":
+        (tmp_path / "sketches" / f"{name}.json").write_text("{")
+    shutil.copytree(out / "results", tmp_path / "results")
+    write_study(tmp_path, ["png"])
+    said = json.loads((tmp_path / "findings.json").read_text())
+    why = said["left_out"]["figure-3-power-torch-fp32"]
+    assert "figure-2-program-torch-fp32" in said["figures"]
+    assert "figure-4-transformer-torch-fp32" in said["figures"]
+    expected = {
+        "cut short": f"{name}.json is no sketch of a study",
+        "without power": "nothing is known of the power of gpu:0 in most",
+        "of another device": "is of gpu:7, not of gpu:0",
+    }
+    assert expected[broken] in why
+
+
 def test_a_sketch_comes_back_as_it_was(out: Path, tmp_path: Path) -> None:
     name = f"{setting('bert', 'pretrain').name}-1"
     recording = open_recording(out / "runs" / name)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+import recordings
 from smaragdine.accounting.baseline import NetEnergy, subtract
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.summary import (
@@ -606,6 +607,21 @@ def test_an_absent_figure_is_a_dash():
     row = next(line for line in text.split("\n") if line.startswith("gpu:0"))
     assert row.count("–") == 4
     assert "0 J" not in row
+
+
+@pytest.mark.parametrize("table", ["marks", "power", "events"])
+def test_a_damaged_table_is_said(tmp_path: Path, table: str) -> None:
+    whole = open_recording(recordings.make(tmp_path / "run"))
+    assert not [line for line in summarise(whole).problems if "damaged" in line]
+    file = whole.path / f"{table}.arrows"
+    for content in (b"garbage", file.read_bytes()[: file.stat().st_size // 2]):
+        file.write_bytes(content)
+        said = summarise(open_recording(whole.path)).problems
+        assert f"{table}.arrows is damaged: what of it can be read may not be all" in said
+    # Who was cut off may leave half a batch.
+    values = json.loads((whole.path / "run.json").read_text())
+    (whole.path / "run.json").write_text(json.dumps({**values, "status": "running"}))
+    assert not [line for line in summarise(open_recording(whole.path)).problems if "damaged" in line]
 
 
 def test_what_is_wrong_is_said():

@@ -164,6 +164,7 @@ def test_ctrl_c_restores_and_says_how_to_go_on(bench: Bench) -> None:
         (GPU, ["--power", "150", "--devices", "gpu:3"], "there is no gpu:3: there is gpu:0"),
         (replace(GPU, set_permission=False), ["--power", "150"], "only root with CAP_SYS_ADMIN"),
         (None, ["--power", "150"], "no GPU whose limits could be set"),
+        (None, ["--parameter", "x=1", "--parameter", "x=2"], "--parameter x is there twice"),
         (GPU, ["--parameter", "x=1", "--cool-down", "40", "--devices", "gpu:1"], "there is no gpu:1"),
     ],
 )

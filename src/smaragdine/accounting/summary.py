@@ -129,6 +129,7 @@ def summarise(recording: Recording, traces: Mapping[str, PowerTrace] | None = No
         marks=marks,
         problems=[
             *recording.info.get("problems", []),
+            *recording.damaged(),
             *_problem_marks(marks),
             *_trace_problems(traces),
             *left_out(recording),

@@ -145,6 +145,10 @@ def _of_words(program: Sequence[str], options: argparse.Namespace) -> Experiment
         raise UserError("nothing varies", remedy="Give --power, --clock or --parameter")
     if options.power and options.clock:
         raise UserError("--power and --clock", "a sweep varies one of them", "Make two sweeps of it")
+    names = [name for name, _ in options.parameter or []]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"--parameter {twice} is there twice", remedy=f"Write --parameter {twice}=1,2")
     benchmark = {"command": list(program), "timeout_s": options.timeout}
     cool_down = None if options.cool_down is None else {"temperature_c": options.cool_down}
     experiment: dict[str, Any] = {

@@ -127,6 +127,22 @@ class Recording(Shown):
             return {column: _to_numpy(table[column]) for column in table.column_names}
         return table
 
+    def damaged(self) -> list[str]:
+        """Files that cannot be read to their end, though the run came to its own: in words. What a crash cut
+        off is no damage, nor is the last of a monitor that died and was followed by another."""
+        if self.status in ("running", "interrupted"):
+            return []
+        said: list[str] = []
+        for table in TABLES:
+            files = [path for _, path in _segments(self.path, table)]
+            for path in files[-1:] if table in READING_TABLES else files:
+                try:
+                    for _ in pa.ipc.open_stream(pa.memory_map(str(path))):
+                        pass
+                except (pa.ArrowException, OSError):
+                    said.append(f"{path.name} is damaged: what of it can be read may not be all")
+        return said
+
     def series(self, table: str) -> list[Series]:
         """The readings of one table, channel by channel."""
         return self._series[table]

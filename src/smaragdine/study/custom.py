@@ -80,7 +80,7 @@ class Customs:
     energy: list[list[Correlation]]
     power: list[list[Correlation]]
     time_alone: list[list[Correlation]]  # what constant power would score
-    difference_j: list[list[float | None]]  # mean of column − row over common names
+    difference_j: list[list[float | None]]  # mean of row − column over common names, as in figure 9
     difference_w: list[list[float | None]]
 
 
@@ -97,8 +97,8 @@ def customs_of(results: Sequence[Result], program: str) -> Customs:
         matrix(means, "energy", device),
         matrix(means, "power", device),
         matrix([constant_power(mean) for mean in means], "energy", device),
-        [[mean_difference(a, b, "energy", device) for b in means] for a in means],
-        [[mean_difference(a, b, "power", device) for b in means] for a in means],
+        [[mean_difference(b, a, "energy", device) for b in means] for a in means],
+        [[mean_difference(b, a, "power", device) for b in means] for a in means],
     )
 
 

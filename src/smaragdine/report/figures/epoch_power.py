@@ -28,7 +28,7 @@ _SHADE = 0.55
 @styled
 def epoch_power(found: Repeated, device: str, ran: Ran | None = None, notes: Sequence[str] = ()) -> Figure:
     if not np.isfinite(found.mean_w).any():
-        raise NotDrawn(f"no part of a {found.of} has power of {device} in half of them")
+        raise NotDrawn(f"nothing is known of the power of {device} in most {found.of}s")
     figure, (axes,) = style.sheet(height_mm=56)
     edges_s, mean_w, std_w = found.edges_s, found.mean_w, found.std_w
     middle_s = (edges_s[:-1] + edges_s[1:]) / 2

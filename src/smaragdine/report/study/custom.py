@@ -43,7 +43,7 @@ def customs_tables(found: Customs) -> RenderableType:
         ]
         parts += [Text(""), Text(f"similarity of a step on {of}, layers merged", style="bold")]
         parts += [matrix_tables(labels, matrices)]
-        parts += [Text(""), Text("column − row, the mean over names that both have", style="bold")]
+        parts += [Text(""), Text("row − column, the mean over names that both have", style="bold")]
         parts += [Text(""), _differences("energy", found.difference_j, joules)]
         parts += [Text(""), _differences("power", found.difference_w, watts)]
     return Group(*parts)

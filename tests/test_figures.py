@@ -280,6 +280,13 @@ def test_power_of_one_run_has_no_whiskers() -> None:
     assert whiskers(top_power([footprint(rows, steps=10)]).axes[0]) == []
 
 
+@pytest.mark.parametrize(("width_j", "known"), [(3.0, False), (0.4, True), (None, True)])
+def test_an_order_that_intervals_do_not_tell_is_said(width_j: float | None, known: bool) -> None:
+    rows = [{"name": name, "energy_j": j, "uncertainty_j": width_j} for name, j in (("a", 10.0), ("b", 9.0))]
+    said = style.alt_text(top_energy([footprint(rows)], GPU))
+    assert ("the order is not known: all intervals overlap" not in said) == known
+
+
 def test_top_power_leaves_out_what_hardly_ran() -> None:
     rows = [
         {"name": "long", "energy_j": 90.0, "busy_s": 1.0, "uncertainty_j": 5.0},

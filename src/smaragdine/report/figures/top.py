@@ -175,12 +175,24 @@ def _draw(
         ["grey lines: 95 % interval"] if any(np.isfinite(b.interval).any() for b in groups.values()) else []
     )
     notes += [f"names with {100 * LEAST_SHARE:g} % of the energy or more"] if unit == "W" else []
+    notes += (
+        ["the order is not known: all intervals overlap"]
+        if any(_unordered(b, top) for b in groups.values())
+        else []
+    )
     notes += [] if notes else ["uncertainty not known"]
     text = ". ".join(
         f"{name}: {_said(b, top, unit)}" if name else _said(b, top, unit) for name, b in groups.items()
     )
     notes += footprint_notes(footprints)
     return style.describe(figure, f"The {count} names with the most {what.lower()} on {device}", text, notes)
+
+
+def _unordered(bars: Bars, top: int) -> bool:
+    """Whether the last of them may as well be the first."""
+    value, interval = bars.value[:top], bars.interval[:top]
+    known = bool(np.isfinite(interval).all()) and value.size > 1
+    return known and float((value - interval).max()) <= float((value + interval).min())
 
 
 def _bars(axes: Axes, bars: Bars, top: int) -> float:

@@ -46,9 +46,10 @@ def stages_figure(material: Material) -> Figure:
         STAGES[stage]: [scale(only(result.step, [material.device]), count[stage]) for result in results]
         for stage, results in known.items()
     }
-    steps = max(count.values())
-    said = [f"{STAGES[stage]}: {less} steps" for stage, less in count.items() if less < steps]
-    return stages(runs, f"{steps} steps on {material.device}", said)
+    if len(set(count.values())) == 1:
+        return stages(runs, f"{max(count.values())} steps on {material.device}")
+    said = [f"{STAGES[stage]}: {steps} steps" for stage, steps in count.items()]
+    return stages(runs, f"a stage on {material.device}", said)
 
 
 def program_figure(material: Material) -> Figure:

@@ -153,7 +153,7 @@ def load(path: str | os.PathLike[str]) -> Footprint:
         raise UserError(f"{file} does not exist" if not file.exists() else f"{file} is no file")
     if file.suffix.lower() == ".csv":
         remedy = "Write it as .parquet, .arrow or .json: smaragdine account … -o footprint.parquet"
-        raise UserError(f"{file} cannot be read back", "a CSV has rows and no totals", remedy)
+        raise UserError(f"{file} is no footprint", "a CSV has rows and no totals", remedy)
     try:
         if file.suffix.lower() == ".json":
             return _from_json(json.loads(file.read_text(encoding="utf-8")))

@@ -60,7 +60,7 @@ def laid_over(
     ran = None
     for (recording, found, _), each in zip(runs, spans, strict=True):
         footprint = found.step or found.footprint
-        if footprint is not None:
+        if footprint is not None and device in footprint.devices:
             layer = layer or main_layer(select(footprint, device))
             ran = when(recording.events, device, layer, each) if layer else None
             break

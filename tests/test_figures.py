@@ -334,13 +334,17 @@ def test_epochs_are_aligned_at_their_beginnings_and_averaged() -> None:
     assert mean_w[:half] == pytest.approx([120.0] * half)
     assert mean_w[half:] == pytest.approx([310.0] * half)
     assert std_w[:half] == pytest.approx([math.sqrt(800)] * half)
-    figure = epoch_power(found, GPU, Ran("layer_0", [[(0.1, 0.2)], [(0.1, 0.25), (0.7, 0.8)]]))
+    own_s, others_s = [[(0.1, 0.2)], [(0.1, 0.25), (0.7, 0.8)]], [[(0.3, 0.6)]]
+    figure = epoch_power(found, GPU, Ran("layer_0", own_s, ("layer_1", "layer_2"), others_s))
     line = figure.axes[0].get_lines()[0]
     assert np.array_equal(line.get_ydata(), mean_w)
     assert np.array_equal(line.get_xdata(), (edges_s[:-1] + edges_s[1:]) / 2)
-    shaded = [path.get_extents() for c in figure.axes[0].collections[:2] for path in c.get_paths()]
+    shaded = [path.get_extents() for c in figure.axes[0].collections[:3] for path in c.get_paths()]
     drawn = np.array([(box.x0, box.x1) for box in shaded])
-    assert drawn == pytest.approx(np.array([(0.1, 0.2), (0.1, 0.25), (0.7, 0.8)]))
+    assert drawn == pytest.approx(np.array([(0.3, 0.6), (0.1, 0.2), (0.1, 0.25), (0.7, 0.8)]))
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["mean power", "layer_0", "the 2 others"]
 
 
 def test_a_cell_that_half_of_the_epochs_do_not_cover_is_not_drawn() -> None:
@@ -366,21 +370,23 @@ def test_steps_of_a_gpu_begin_with_its_kernels(tmp_path: Path) -> None:
 def test_a_layers_stretches_are_those_of_its_events(base: list[Run]) -> None:
     run = base[0]
     epochs = [(epoch.start_ns, epoch.end_ns) for epoch in run.overview.summary.epochs]
-    layer = "bert/encoder/layer_1"
-    ran = when(run.recording.events, GPU, layer, epochs)
-    inside = [
-        ((event["start_ns"] - begin) * 1e-9, (event["start_ns"] + event["duration_ns"] - begin) * 1e-9)
-        for event in run.recording.events.to_pylist()
-        if event["name"].startswith(layer + "/")
-        for begin, end in epochs
-        if begin <= event["start_ns"] < end
-    ]
-    assert len(ran.spans_s) == 2  # epochs in which steps were traced
-    assert min(b for b, _ in inside) == pytest.approx(min(b for spans in ran.spans_s for b, _ in spans))
-    assert all(
-        any(b - 1e-12 <= begin and end <= e + 1e-12 for spans in ran.spans_s for b, e in spans)
-        for begin, end in inside
-    )
+    layers = [f"bert/encoder/layer_{i}" for i in (1, 0, 2)]
+    ran = when(run.recording.events, GPU, layers, epochs)
+    assert (ran.layer, *ran.others) == tuple(layers)
+    for own, spans_s in ((layers[:1], ran.spans_s), (layers[1:], ran.others_s)):
+        inside = [
+            ((event["start_ns"] - begin) * 1e-9, (event["start_ns"] + event["duration_ns"] - begin) * 1e-9)
+            for event in run.recording.events.to_pylist()
+            if any(event["name"].startswith(layer + "/") for layer in own)
+            for begin, end in epochs
+            if begin <= event["start_ns"] < end
+        ]
+        assert len(spans_s) == 2  # epochs in which steps were traced
+        assert min(b for b, _ in inside) == pytest.approx(min(b for spans in spans_s for b, _ in spans))
+        assert all(
+            any(b - 1e-12 <= begin and end <= e + 1e-12 for spans in spans_s for b, e in spans)
+            for begin, end in inside
+        )
     assert "bert/encoder/layer_0" in style.alt_text(FIGURES["epoch_power"](base))
 
 

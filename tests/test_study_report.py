@@ -278,6 +278,8 @@ def test_a_sketch_comes_back_as_it_was(out: Path, tmp_path: Path) -> None:
     assert made is not None
     assert made.power is not None
     assert made.ran is not None
+    assert made.ran.others
+    assert made.ran.others_s
     gap = np.where(np.arange(made.power.std_w.size) == 3, np.nan, made.power.std_w)
     made = dataclasses.replace(made, power=dataclasses.replace(made.power, std_w=gap))
     save_sketch(tmp_path, made)

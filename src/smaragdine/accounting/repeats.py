@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +26,17 @@ from smaragdine.recording.reader import Recording
 _CELLS = (24, 240)  # fewest and most on the grid
 
 
+Stretches: TypeAlias = Sequence[Sequence[tuple[float, float]]]  # of each epoch, seconds since its beginning
+
+
 @dataclass(frozen=True)
 class Ran:
-    """A layer and when it ran: for each epoch in which it was seen, spans in seconds since its beginning."""
+    """A layer and when it ran, in the epochs in which it was seen; and the others of its kind, as one."""
 
     layer: str
-    spans_s: Sequence[Sequence[tuple[float, float]]]
+    spans_s: Stretches
+    others: Sequence[str] = ()
+    others_s: Stretches = ()
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,8 @@ def laid_over(
     for (recording, found, _), each in zip(runs, spans, strict=True):
         footprint = found.step or found.footprint
         if footprint is not None and device in footprint.devices:
-            layer = layer or main_layer(select(footprint, device))
-            ran = when(recording.events, device, layer, each) if layer else None
+            alike = layers_alike(select(footprint, device), layer)
+            ran = when(recording.events, device, alike, each) if alike else None
             break
     return averaged(known, of), ran
 
@@ -111,11 +117,21 @@ def _by_kernels(recording: Recording, device: str) -> list[tuple[int, int]]:
     ]
 
 
-def when(events: pa.Table, device: str, layer: str, spans: Spans) -> Ran:
-    """The stretches in which events of a layer ran, since the beginning of the epoch they are in."""
-    name = events["name"].cast(pa.string())
-    inside = pc.or_(pc.equal(name, layer), pc.starts_with(name, layer + "/"))  # pyright: ignore
-    here = events.filter(pc.and_(inside, pc.equal(events["device"].cast(pa.string()), device)))  # pyright: ignore
+def when(events: pa.Table, device: str, layers: Sequence[str], spans: Spans) -> Ran:
+    """When the first of these layers ran, and when the others did."""
+    here = events.filter(pc.equal(events["device"].cast(pa.string()), device))  # pyright: ignore
+    first, others = layers[0], tuple(layers[1:])
+    return Ran(first, _stretches(here, (first,), spans), others, _stretches(here, others, spans))
+
+
+def _stretches(events: pa.Table, layers: Sequence[str], spans: Spans) -> Stretches:
+    """The stretches in which events of any of them ran, since the beginning of the epoch they are in."""
+    names = events["name"].cast(pa.string()).dictionary_encode().combine_chunks()
+    inside = [
+        any(name == layer or name.startswith(layer + "/") for layer in layers)
+        for name in names.dictionary.to_pylist()
+    ]
+    here = events.filter(pc.take(pa.array(inside, pa.bool_()), names.indices))
     start_ns = here["start_ns"].to_numpy()
     end_ns = start_ns + here["duration_ns"].to_numpy()
     order = sorted(spans)
@@ -126,22 +142,22 @@ def when(events: pa.Table, device: str, layer: str, spans: Spans) -> Ran:
             found.setdefault(i, []).append((start - order[i][0], min(end, order[i][1]) - order[i][0]))
     # Kernels of one layer follow each other within microseconds: at this scale that is one stretch.
     gap_ns = max((end - begin for begin, end in order), default=0) // 200
-    return Ran(
-        layer,
+    return [
         [
-            [
-                (begin * 1e-9, (end - gap_ns) * 1e-9)
-                for begin, end in joined([(begin, end + gap_ns) for begin, end in spans_ns])
-            ]
-            for spans_ns in found.values()
-        ],
-    )
+            (begin * 1e-9, (end - gap_ns) * 1e-9)
+            for begin, end in joined([(begin, end + gap_ns) for begin, end in spans_ns])
+        ]
+        for spans_ns in found.values()
+    ]
 
 
-def main_layer(footprint: Footprint) -> str | None:
-    """The first of the siblings that repeat and together take the most (layer_0 of twelve); else None."""
-    found = repeating(diagram(footprint))
-    return found[0].path if found else None
+def layers_alike(footprint: Footprint, layer: str | None = None) -> list[str]:
+    """The siblings that repeat and together take the most (layer_0 to layer_11), or the one that is named
+    and, where it is of these, the others."""
+    found = [node.path for node in repeating(diagram(footprint))]
+    if layer is None:
+        return found
+    return [layer, *(path for path in found if path != layer)] if layer in found else [layer]
 
 
 def repeating(root: Node) -> list[Node]:

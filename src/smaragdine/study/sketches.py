@@ -1,6 +1,6 @@
 """What figures show of a run that the footprint of a step does not say: small, and kept beside its result.
 
-    OUT/sketches/NAME.json           dataflow, the power during a step, and when the first layer ran
+    OUT/sketches/NAME.json           dataflow, the power during a step, and when layers ran
     OUT/sketches/NAME-all.parquet    the summary footprint of a traced step, by all readings
     OUT/sketches/NAME-half.parquet   the same by every second reading
 
@@ -27,7 +27,7 @@ from smaragdine.accounting.meters import Meter
 from smaragdine.accounting.overview import Overview
 from smaragdine.accounting.power import Floats
 from smaragdine.accounting.precision import thin
-from smaragdine.accounting.repeats import Ran, Repeated, laid_over
+from smaragdine.accounting.repeats import Ran, Repeated, Stretches, laid_over
 from smaragdine.accounting.similarity import select
 from smaragdine.accounting.traces import device_traces
 from smaragdine.errors import UserError
@@ -47,7 +47,7 @@ class Sketch:
     device: str
     edges: pa.Table  # schema EDGES
     power: Repeated | None  # None: nothing repeats, or nothing was measured
-    ran: Ran | None  # the first of the layers that repeat
+    ran: Ran | None  # the layers that repeat
     all_readings: Footprint
     half_readings: Footprint
 
@@ -144,8 +144,15 @@ def _power_of(values: dict[str, Any]) -> Repeated:
 
 def _ran_of(values: dict[str, Any]) -> Ran:
     return Ran(
-        str(values["layer"]), [[(float(b), float(e)) for b, e in spans] for spans in values["spans_s"]]
+        layer=str(values["layer"]),
+        spans_s=_stretches(values["spans_s"]),
+        others=tuple(str(other) for other in values["others"]),
+        others_s=_stretches(values["others_s"]),
     )
+
+
+def _stretches(values: Sequence[Sequence[Sequence[float]]]) -> Stretches:
+    return [[(float(begin), float(end)) for begin, end in spans] for spans in values]
 
 
 def _or_none(values: Floats) -> list[float | None]:

@@ -10,11 +10,9 @@ import threading
 import torch
 import torch.autograd.profiler as profiler
 
-from . import aside_torch, captures_torch, compiled_torch, forks, marks, profiler_torch
+from . import aside_torch, captures_torch, compiled_torch, detach_torch, forks, marks, profiler_torch
 from .calls_torch import Calls
 from .tracers import ProfilerBusy
-
-_DETACH = "TEARDOWN_CUPTI"
 
 profiler_torch.patch_profiler(profiler)  # if it is not yet
 captures_torch.patch_graphs(torch.cuda.graphs)
@@ -34,16 +32,6 @@ def begun():
     session.begin()
     current = session
     return session
-
-
-def detach():
-    """Kineto leaves CUPTI attached, and every launch after it slower (steps by 30 % on an H200), unless it is
-    told otherwise: a function to take it back. Before CUDA 12.6 programs with CUDA graphs might crash."""
-    version = torch.version.cuda or "0"
-    if [int(part) for part in version.split(".")[:2]] < [12, 6] or _DETACH in os.environ:
-        return int
-    os.environ[_DETACH] = "1"
-    return lambda: os.environ.pop(_DETACH, None)
 
 
 def say_stopped():
@@ -138,11 +126,11 @@ class Session:
             captures_torch.wait_for_gpu()
         if inside:
             aside_torch.drain(inside)
-        attach = detach()
+        stopped = detach_torch.asked()
         try:
             results = torch.autograd._disable_profiler()
         finally:
-            attach()
+            stopped()
         say_stopped()
         return results
 

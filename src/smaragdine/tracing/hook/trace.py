@@ -27,6 +27,7 @@ _TICK_S = 0.25
 # The end of a step, or that what lies before it is of no step.
 _TELLING = frozenset({"step_end", "train_end", "train_begin", "epoch_begin", "evaluate_end", "predict_end"})
 _INTERRUPTING = frozenset({"evaluate_begin", "predict_begin"})
+_LEAVING_S = 1.0  # for PyTorch's profiler to leave the GPU, at the program's end
 _LEAST_LOAD = 0.1  # cores; a launcher that waits for others has nothing to trace
 
 
@@ -89,7 +90,13 @@ def at_exit():
     # Left by a signal's exception, the process would end under a thread that is at work in the framework.
     while True:
         try:
-            return finish()
+            detach = sys.modules.get("%s.detach_torch" % __package__)
+            if detach is not None:
+                detach.program_ends()
+            finish()
+            if detach is not None:
+                detach.has_left(_LEAVING_S)
+            return
         except (KeyboardInterrupt, SystemExit):
             pass
 

@@ -11,10 +11,11 @@ import time
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from . import aside_torch, captures_torch, compiled_torch, marks, session_torch
+from . import aside_torch, captures_torch, compiled_torch, detach_torch, marks, session_torch
 
 FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
 
+_LEAVING_S = 0.05  # what a step may wait for the last profiler to be gone
 _hooked = False  # what waits for the next call does so by a hook
 
 
@@ -23,10 +24,9 @@ def ready():
     if captures_torch.going_on():
         return False
     ending = session_torch.ending
-    if ending is None:
-        return True
-    ending.wait()
-    return ending.forgotten()
+    if ending is not None:
+        ending.wait()
+    return detach_torch.has_left(_LEAVING_S) and (ending is None or ending.forgotten())
 
 
 def may_stop():
@@ -98,12 +98,12 @@ def stop_aside(session, path, then):
         captures_torch.wait_for_gpu()
         aside_torch.leave_gpu()
     facts = _facts(session)
-    attach = session_torch.detach()
+    stopped = detach_torch.asked()
     session_torch.say_stopped()
     resumed_ns = time.time_ns()
 
     def written():
-        attach()
+        stopped()
         session.forget()
         exists = os.path.exists(path)  # Kineto only logs what went wrong
         then(facts if exists else None, resumed_ns)

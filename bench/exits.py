@@ -58,17 +58,9 @@ def took_s(folder: Path, kind: str, number: int) -> float | None:
     """None: it did not end."""
     command = [sys.executable, str(folder / "kineto.py")]
     if kind == "smaragdine":
-        own = [
-            sys.executable,
-            "-m",
-            "smaragdine",
-            "run",
-            "--trace-steps",
-            "10",
-            "-o",
-            str(folder / str(number)),
-        ]
-        command = [*own, str(folder / "train.py"), str(STEPS[number % len(STEPS)])]
+        program = [str(folder / "train.py"), str(STEPS[number % len(STEPS)])]
+        own = ["-m", "smaragdine", "run", "--trace-steps", "10", "-o", str(folder / str(number))]
+        command = [sys.executable, *own, *program]
     begin_s = time.monotonic()
     with open(folder / f"{kind}-{number}.log", "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

@@ -55,19 +55,47 @@ def test_which_steps_were_traced_and_which_were_not(tmp_path: Path) -> None:
 
 
 def test_operations_draw_no_more_than_their_device(tmp_path: Path) -> None:
-    """Untraced steps take 1 J each, at 100 W, and operations run for 1 ms of them."""
+    """Untraced steps take 1 J each, at 100 W, and operations run for 1 ms of them. The limit is 150 W."""
     found = ten_and_three(tmp_path / "run")
     marks, windows = found.marks.to_pylist(), found.windows.to_pylist()
     events = [event("net/mm", 103 + 15 * n, 104 + 15 * n, n) for n in range(3)]
     levels = ((102.0, 100.0), (150.0, 20.0), (400.0, 100.0))
-    step = overview(recording(tmp_path / "other", marks, windows, events, levels)).step
+    host = {"gpus": [{"device": "gpu:0", "power_limit_w": 150.0}]}
+    step = overview(recording(tmp_path / "other", marks, windows, events, levels, host=host)).step
     assert step is not None
     total = step.devices["gpu:0"]
     (row,) = step.rows.to_pylist()
     assert total.total_j == pytest.approx(1.0)
     assert row["busy_s"] == pytest.approx(0.001)
-    assert row["energy_j"] <= 100 * 0.001 * (1 + 1e-9)
+    assert row["energy_j"] == pytest.approx(150 * 0.001)
     assert row["energy_j"] + total.idle_j == pytest.approx(total.total_j, rel=1e-12)
+
+
+@pytest.mark.parametrize(("device", "drawn_w"), [("gpu:0", 500.0), ("cpu:0", 480.0)])
+def test_kernels_may_draw_more_than_any_reading_shows(device: str, drawn_w: float) -> None:
+    """Steps of 50 ms: 19 ms of kernels at 500 W, each of 1 ms, 31 ms of waiting at 120 W, in readings of
+    20 ms. A processor does not wait: its readings, and 480 W in the traced steps, are all there is."""
+    ms = 10**6
+    true_w = np.tile([*[500.0, 120.0] * 19, *[120.0] * 12], 40)
+    power_w = true_w.reshape(-1, 20).mean(axis=1)
+    assert power_w.max() == 310
+    begin_ns = np.arange(len(power_w)) * 20 * ms
+    trace = PowerTrace(begin_ns, begin_ns + 20 * ms, power_w)
+    untraced = np.array([[50 * n * ms, 50 * (n + 1) * ms] for n in range(40)])
+    traced = np.array([[2000 * ms, 2100 * ms], [2100 * ms, 2200 * ms]])
+    steps = Steps("torch", 42, traced, untraced, 0.0, 2.2)
+    meters = Meters({device: Meter(trace, sensor_of(trace, 120.0, 700.0), idle_w=120.0)})
+    rows = [event("mm", 2000 + 100 * n, 2019 + 100 * n, n, device=device) for n in range(2)]
+    events = pa.Table.from_pylist([{**each, "start_ns": each["start_ns"] - T0} for each in rows], EVENTS)
+    operations_j = 2 * 0.019 * 480.0
+    idle_j = 2 * 0.081 * 120.0
+    known = {"name": "mm", "energy_j": operations_j, "device": device}
+    made = footprint([known], idle_j, steps=2, covered_s=0.2)
+    step = untraced_step(made, meters, steps, events)[device]
+    assert step.factor is not None
+    assert step.energy_j == pytest.approx(0.019 * 500 + 0.031 * 120)
+    assert step.energy_j - step.idle_j == pytest.approx(0.019 * drawn_w)
+    assert step.factor * operations_j / 2 == pytest.approx(0.019 * drawn_w)
 
 
 def test_a_device_without_operations_idles_whatever_rounding_leaves() -> None:

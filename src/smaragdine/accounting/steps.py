@@ -21,7 +21,7 @@ import pyarrow.compute
 from smaragdine.accounting.arithmetic import per_step, scale
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.idle import busy_spans
-from smaragdine.accounting.meters import Meters
+from smaragdine.accounting.meters import Meter, Meters
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.step_spans import Steps, main_steps, mean_s
 from smaragdine.accounting.traces import device_traces
@@ -76,14 +76,26 @@ def untraced_step(
         # By its rows: what is left of the total without its idle may be nothing but rounding.
         operations_j = math.fsum(footprint.device_rows(device)["energy_j"].to_pylist()) / traced
         idle_j = min(max(length_s - busy_s / traced, 0.0) * idle_w, energy_j)
-        # They draw no more than the device ever does. The rest was used while nothing that is known ran.
-        idle_j = max(idle_j, energy_j - busy_s / traced * float(meter.trace.power_w.max()))
+        # What they cannot have drawn was used while nothing that is known ran.
+        most_w = _most_w(device, meter, operations_j * traced / busy_s if busy_s else 0.0)
+        idle_j = max(idle_j, energy_j - busy_s / traced * most_w)
         if operations_j > 0:
             factor = (energy_j - idle_j) / operations_j
         else:
             factor, idle_j = None, energy_j  # memory, or a socket nothing was traced on
         found[device] = UntracedStep(length_s, energy_j, busy_s / traced, idle_j, factor)
     return found
+
+
+def _most_w(device: str, meter: Meter, traced_w: float) -> float:
+    """What operations draw at most.
+
+    A processor is at work between them, too, and its readings show what it draws. A GPU's are means over
+    kernels and waiting: far below what the kernels draw, where it waits for most of the time.
+    """
+    if device.startswith("gpu:"):
+        return meter.sensor.limit_w
+    return max(float(meter.trace.power_w.max()), traced_w)
 
 
 def handed_over(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smaragdine.accounting.power import Floats
 from smaragdine.accounting.repeats import Ran, Repeated, Stretches, laid_over
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.power import common_device
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_CELLS = 480
 _LAYER = (style.VERMILLION, 0.55)  # colour, and how dense where it ran in every epoch
 _OTHERS = (style.SKY, 0.35)
 
@@ -34,15 +36,16 @@ def epoch_power(found: Repeated, device: str, ran: Ran | None = None, notes: Seq
     edges_s, mean_w, std_w = found.edges_s, found.mean_w, found.std_w
     middle_s = (edges_s[:-1] + edges_s[1:]) / 2
     count, of = found.count, found.of
+    highest_w = float(np.nanmax(mean_w + np.nan_to_num(std_w)))
+    size = float(edges_s[-1]), highest_w * 1.06
     if ran is not None:
-        _shade(axes, ran.others_s, *_OTHERS)
-        _shade(axes, ran.spans_s, *_LAYER)
+        _shade(axes, ran.others_s, size, *_OTHERS)
+        _shade(axes, ran.spans_s, size, *_LAYER)
     if count > 1:
         axes.fill_between(middle_s, mean_w - std_w, mean_w + std_w, color=style.BLUE, alpha=0.22, lw=0)
     axes.plot(middle_s, mean_w, color=style.BLUE, marker="o", ms=1.6, mew=0, lw=0.8, label="mean power")
-    highest_w = float(np.nanmax(mean_w + np.nan_to_num(std_w)))
-    axes.set_xlim(0, float(edges_s[-1]))
-    axes.set_ylim(0, highest_w * 1.06)
+    axes.set_xlim(0, size[0])
+    axes.set_ylim(0, size[1])
     axes.grid(axis="y")
     style.duration(axes.xaxis, f"Time since the {of} began", float(edges_s[-1]))
     style.quantity(axes.yaxis, f"Power of {device}", "W", highest_w)
@@ -70,12 +73,23 @@ def epoch_power_of_runs(runs: Sequence[Run], layer: str | None = None) -> Figure
     return epoch_power(repeated, device, ran, power_notes(runs, [device]))
 
 
-def _shade(axes: Axes, stretches: Stretches, color: str, density: float) -> None:
-    """So faint that those of all epochs over each other make the colour of the legend."""
-    for spans in stretches:
-        bars = [(begin_s, end_s - begin_s) for begin_s, end_s in spans]
-        alpha = 1 - (1 - density) ** (1 / len(stretches))
-        axes.broken_barh(bars, (0, 1), transform=axes.get_xaxis_transform(), color=color, alpha=alpha, lw=0.3)
+def _shade(axes: Axes, stretches: Stretches, size: tuple[float, float], color: str, density: float) -> None:
+    """As dense as the legend where it ran in every epoch, and in proportion elsewhere."""
+    from matplotlib.colors import to_rgb
+
+    if not stretches:
+        return
+    cells = np.zeros((1, _CELLS, 4))
+    cells[..., :3] = to_rgb(color)
+    cells[..., 3] = density * _part(stretches, np.linspace(0, size[0], _CELLS + 1))
+    axes.imshow(cells, extent=(0, size[0], 0, size[1]), aspect="auto", interpolation="nearest", zorder=0)
+
+
+def _part(stretches: Stretches, edges_s: Floats) -> Floats:
+    """In how many of the epochs it ran, as a part of them, between each of these and the next."""
+    begin_s, end_s = np.array([span for spans in stretches for span in spans]).reshape(-1, 2).T
+    until_s = np.clip(edges_s[:, None], begin_s, end_s).sum(axis=1)
+    return np.asarray(np.diff(until_s) / np.diff(edges_s) / len(stretches), dtype=np.float64)
 
 
 def _legend(axes: Axes, ran: Ran | None) -> None:

@@ -51,6 +51,7 @@ KNOBS: dict[str, Study] = {
     "transformer-share": Study(bert=Model(encoder_rest=F(6))),
     "transformer-spread": Study(bert=Model(weights=EVEN)),
     "first-transformer-lower": Study(bert=Model(weights=tuple(reversed(Model().weights)))),
+    "transformers-level-later": Study(bert=Model(weights=tuple(F(n + 20, 26) for n in range(12)))),
     "attention-forward": Study(bert=Model(attention=(F(3, 10), F(4819, 10000)))),
     "attention-backward": Study(bert=Model(attention=(F(4068, 10000), F(6, 10)))),
     "self-attention-forward": Study(bert=Model(itself=(F(6, 10), F(7952, 10000)))),
@@ -100,7 +101,7 @@ def test_every_claim_can_differ(name: str) -> None:
 POWER = {
     *("products-power", "variants-power-similar", "hidden-raises-power", "layers-raise-power"),
     *("albert-power", "albert-power-spread"),
-    *("transformer-spread", "first-transformer-lower"),
+    *("transformer-spread", "first-transformer-lower", "transformers-level-later"),
 }
 
 
@@ -291,6 +292,30 @@ def test_transformers_are_exact(seed: int) -> None:
     assert got["transformer-spread"].here_value == pytest.approx(statistics.fmean(uneven))
     first = [float(100 * (each[0] / mean - 1)) for each, mean in zip(by_run, average, strict=True)]
     assert got["first-transformer-lower"].here_value == pytest.approx(statistics.fmean(first))
+    assert got["transformers-level-later"].verdict == "not comparable"
+    assert "fewer than 6 transformers" in got["transformers-level-later"].why
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_transformers_are_level_after_a_third(seed: int) -> None:
+    runs = random_runs(seed, layers=9)
+    forward = [
+        share(runs, lambda op, n=n: op.layer == n, lambda op: op.phase == "forward" and op.part == "encoder")
+        for n in range(9)
+    ]
+    expected = [
+        statistics.stdev(map(float, each[3:])) / statistics.stdev(map(float, each))
+        if each[0] < F(sum(each), 9)
+        else 1.0
+        for each in zip(*forward, strict=True)
+    ]
+    got = found([result(run, F(1), number, layers=9) for number, run in enumerate(runs, 1)])
+    assert got["transformers-level-later"].here_value == pytest.approx(statistics.fmean(expected))
+
+
+def test_even_transformers_do_not_rise() -> None:
+    finding = found(results(Study(bert=Model(weights=EVEN)), "bert"), "bert")["transformers-level-later"]
+    assert (finding.verdict, finding.here_value) == ("differs", 1.0)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -16,6 +16,7 @@ from smaragdine.study.work import Group, Work, rounds
 
 Ints = npt.NDArray[np.int64]
 TOP = 10
+_LEAST_LAYERS = 6  # for a third of them to be more than one
 _FEED_FORWARD = ("intermediate", "output")
 _UNNAMED = "no operation here has the name of a transformer"
 _NO_BACKWARD = "no operation here is of the backward pass"
@@ -66,6 +67,9 @@ def _transformers(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
     early = [100 * (mean(each[:third]) / mean(each[third:]) - 1) for each in shares]
     also = f"the first {third} of {layers} against the others {shown(early, '%')}" if shares else ""
     yield group.finding(claims.FIRST_LOWER, works, first, also, obstacle, of_power=True)
+    few = "" if layers >= _LEAST_LAYERS else f"fewer than {_LEAST_LAYERS} transformers"
+    level = [] if few else [_level_later(each, third) for each in shares]
+    yield group.finding(claims.LEVEL_LATER, works, level, "", obstacle or few, of_power=True)
 
 
 def _attention(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
@@ -184,6 +188,12 @@ def relative_spread(run: Operations, chosen: Ints) -> float | None:
     """The standard deviation of operations' powers, of their mean."""
     found_w = powers_w(run, chosen)
     return statistics.stdev(found_w) / mean(found_w) if len(found_w) > 1 and mean(found_w) > 0 else None
+
+
+def _level_later(shares: Sequence[float], third: int) -> float:
+    """Where the first is not below the average nothing rises, and there is no level to come to."""
+    spread = statistics.stdev(shares)
+    return statistics.stdev(shares[third:]) / spread if shares[0] < mean(shares) else 1.0
 
 
 def _layer_shares(work: Work) -> list[float]:

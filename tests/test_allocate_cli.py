@@ -208,6 +208,10 @@ def test_figures(profiles: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
         (["--global-batch", "60", "--strongest", "other"], ["no GPU named other"]),
         (["--global-batch", "60", "--eta", "1.5"], ["weight from 0 to 1"]),
         (["--global-batch", "60", "--eta", "nan"], ["weight from 0 to 1"]),
+        (
+            ["--global-batch", "60", "--eta", "0.5", "--objective", "time"],
+            ["--eta weighs energy", "sum or sync"],
+        ),
         (["--global-batch", "60", "--all-reduce", "-1"], ["seconds from 0"]),
         (
             ["--global-batch", "60", "--objective", "sync"],

@@ -86,6 +86,10 @@ def files() -> list[str]:
             ["--epochs", "3", "missing.py"],
             "unknown option --epochs: options before the program's name are ours",
         ),
+        (
+            ["--trace", "off", "--trace-steps=5", "notes.txt"],
+            "--trace-steps says how to trace: --trace is off. Leave one of them out",
+        ),
         (["--"], "nothing to run"),
         ([], "nothing to run"),
     ],

@@ -46,6 +46,14 @@ def report(runs: Path, *words: str, **env: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("option", ["--html", "--figures"])
+def test_a_report_is_printed_or_written(runs: Path, option: str) -> None:
+    done = smaragdine("report", "steps", "--json", option, "out", cwd=runs)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"--json prints a report: {option} writes one to a file" in done.stderr
+    assert not (runs / "out").exists()
+
+
 def test_a_traced_run(runs: Path) -> None:
     text = report(runs, "steps")
     assert text.startswith("train.py\n")

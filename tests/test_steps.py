@@ -304,6 +304,19 @@ def test_a_gpu_lost_before_its_events_used_something_and_not_nothing(tmp_path: P
     assert mean.devices["gpu:0"].total_j == pytest.approx(whole.devices["gpu:0"].total_j)
 
 
+def test_steps_are_not_traced_while_the_trace_is_written(tmp_path: Path) -> None:
+    marks = [mark(t) for t in range(10, 101, 10)]
+    told = {"resumed_ns": T0 + 55 * MS}
+    made = recording(tmp_path / "run", marks, [window(31, 32, 50, 85, [(0, 32, 40), (1, 40, 50)], **told)])
+    found = step_energies(made)
+    assert found is not None
+    assert spans_ms(found.spans_ns[found.traced]) == [(30, 40), (40, 50), (50, 60)]
+    blocking = recording(tmp_path / "other", marks, [window(31, 32, 50, 85, [(0, 32, 40), (1, 40, 50)])])
+    waited = step_energies(blocking)
+    assert waited is not None
+    assert waited.traced.sum() == 6
+
+
 def test_a_step_nobody_read_has_no_energy_rather_than_zero(tmp_path: Path) -> None:
     lost = recordings.make(tmp_path / "lost", power=False)
     gpu = Channel("gpu:0", "power", "W", "sample", "measured", 20.0, "nvml", window_ms=20.0)

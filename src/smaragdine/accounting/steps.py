@@ -23,7 +23,7 @@ from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.idle import busy_spans
 from smaragdine.accounting.meters import Meter, Meters
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.step_spans import Steps, main_steps, mean_s
+from smaragdine.accounting.step_spans import Steps, main_steps, mean_s, resumed_ns
 from smaragdine.accounting.traces import device_traces
 from smaragdine.recording.reader import Recording
 
@@ -180,7 +180,8 @@ def step_energies(recording: Recording) -> StepEnergies | None:
     traced, pid = np.zeros(len(spans), dtype=np.bool_), ends["pid"][0].as_py()
     for window in recording.windows.to_pylist():
         if window["pid"] == pid:
-            traced |= (spans[:, 1] > window["asked_ns"]) & (spans[:, 0] < window["stopped_ns"])
+            # While its file is written beside the program the profiler listens no more.
+            traced |= (spans[:, 1] > window["asked_ns"]) & (spans[:, 0] < resumed_ns(window))
     return StepEnergies(
         ends["index"].fill_null(-1).to_numpy()[1:],
         spans,

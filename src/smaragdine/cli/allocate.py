@@ -58,7 +58,7 @@ def _parser() -> Parser:
     how = parser.add_argument_group("how")
     how.add_argument("--model", choices=MODELS, default="monotone", help="of the profile (monotone)")
     how.add_argument("--objective", choices=OBJECTIVES, default="sum", help="what to make small (sum)")
-    how.add_argument("--eta", metavar="η", type=_eta, default=0.5, help="weight of energy, 0 to 1 (0.5)")
+    how.add_argument("--eta", metavar="η", type=_eta, help="weight of energy in sum and sync, 0 to 1 (0.5)")
     how.add_argument(
         "--slowdown", metavar="P%", type=percentage, help="the least energy within P%% above the fastest step"
     )
@@ -92,7 +92,11 @@ def _parser() -> Parser:
 def main(words: list[str]) -> int:
     options = _parser().parse_args(words)
     profiles = _profiles(options.gpu)
-    objective = Objective(options.objective, options.eta, options.all_reduce, options.slowdown)
+    if options.eta is not None and options.objective not in ("sum", "sync"):
+        why = f"{options.objective} is one quantity alone"
+        raise UserError("--eta weighs energy against time", why, "Use --objective sum or sync")
+    eta = 0.5 if options.eta is None else options.eta
+    objective = Objective(options.objective, eta, options.all_reduce, options.slowdown)
     gpus = _choices(profiles, options)
     check(objective, gpus, options.global_batch)
     skipped = left_out(gpus, options.global_batch)

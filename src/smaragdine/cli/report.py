@@ -65,6 +65,11 @@ def main(words: list[str]) -> int:
     options = _parser().parse_args(words)
     if options.only and not options.figures:
         raise UserError("--only chooses figures", "none are asked for", "Name a folder with --figures DIR")
+    files = [word for word, wanted in (("--html", options.html), ("--figures", options.figures)) if wanted]
+    if options.json and files:
+        raise UserError(
+            "--json prints a report", f"{files[0]} writes one to a file", "Ask for one after the other"
+        )
     recordings = [_opened(path) for path in options.recordings]
     if options.figures:
         _draw(recordings, options)

@@ -88,6 +88,7 @@ def main(words: list[str]) -> int:
             "options before the program's name are ours",
             "Its own follow it: smaragdine run train.py --epochs 3. See smaragdine run --help",
         )
+    _check(options, ours)
     command = build_command(program, os.environ)
     prepare = functools.partial(_prepare, options)
     record_options = RecordOptions(int(options.period_ms * 1e6), options.pcie, options.live)
@@ -104,6 +105,15 @@ def main(words: list[str]) -> int:
         said = _why_nothing(recorded, options, any(word.startswith("--trace-") for word in ours))
     report(recorded, said)
     return end_like(recorded.returncode)
+
+
+def _check(options: argparse.Namespace, ours: Sequence[str]) -> None:
+    """What is asked of a trace, where there is to be none."""
+    asked = [word for word in ours if word.startswith("--trace-")]
+    if options.trace == "off" and asked:
+        raise UserError(
+            f"{asked[0].partition('=')[0]} says how to trace", "--trace is off", "Leave one of them out"
+        )
 
 
 def _prepare(

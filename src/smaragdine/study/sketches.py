@@ -146,8 +146,8 @@ def _ran_of(values: dict[str, Any]) -> Ran:
     return Ran(
         layer=str(values["layer"]),
         spans_s=_stretches(values["spans_s"]),
-        others=tuple(str(other) for other in values["others"]),
-        others_s=_stretches(values["others_s"]),
+        others=tuple(str(other) for other in values.get("others", ())),  # older ones do not say
+        others_s=_stretches(values.get("others_s", ())),
     )
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, with_power
 from smaragdine.accounting.power import PowerTrace, within
 from smaragdine.accounting.spans import Span, mark_spans
-from smaragdine.accounting.step_spans import joined
+from smaragdine.accounting.step_spans import joined, resumed_ns
 from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.accounting.traces import device_traces
 from smaragdine.report.export.run import Run, traced_energies
@@ -115,7 +115,7 @@ def _spans(run: Run) -> dict[str, pa.Table]:
     named = _span_table(regions, traces).drop_columns(["index", "rank", "source"])
     names = [span.name for _ in traces for span in regions]
     table = _span_table(steps, traces)
-    traced = joined([(w["asked_ns"], w["stopped_ns"]) for w in run.recording.windows.to_pylist()])
+    traced = joined([(w["asked_ns"], resumed_ns(w)) for w in run.recording.windows.to_pylist()])
     table = table.append_column("traced", pa.array(_overlaps(table, traced), pa.bool_()))
     return {
         "epochs": _span_table(epochs, traces).drop_columns(["rank", "source"]),

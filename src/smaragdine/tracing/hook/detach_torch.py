@@ -2,20 +2,19 @@
 
 It would stay attached, and every launch after it slower (steps by 30 % on an H200). Told by a variable of the
 environment, it starts a thread that waits for the next call of CUDA's runtime, at whose end CUPTI is left.
-That must not be a call at the end of the process, which may never return then, nor one of the next session,
-whose records it would take.
+A process that ends while it waits, waits for it forever, and a call in the next session would take that one's
+records: so we call CUDA ourselves before either.
 """
 
 import os
+import threading
 import time
 
 import torch
 
-from . import marks
-
 _TOLD = "TEARDOWN_CUPTI"
 _TASKS = "/proc/self/task"
-_LONGEST_S = 2.0  # by then the program has called CUDA, or will not
+_LONGEST_S = 2.0  # by then the program has called CUDA: what is left is a thread of its own
 _PAUSE_S = 0.0005
 
 _telling = False
@@ -38,7 +37,7 @@ def asked():
     def stopped():
         global _leaving, _until_s
         _take_back()
-        _leaving, _until_s = _threads() - before, time.monotonic() + _LONGEST_S
+        _leaving, _until_s = _threads() - before - _pythons(), time.monotonic() + _LONGEST_S
 
     return stopped
 
@@ -50,22 +49,30 @@ def program_ends():
     _take_back()
 
 
-def has_left(most_s):
-    """Whether CUPTI has been left, as far as one can see. If not, CUDA is called for so long."""
+def may_begin(most_s):
+    """Whether CUPTI has been left, and another session may begin. If not, CUDA is called for so long."""
+    return _left_by(min(time.monotonic() + most_s, _until_s)) or time.monotonic() >= _until_s
+
+
+def leave(most_s):
+    """At the program's end, whenever it was that Kineto stopped."""
+    _left_by(time.monotonic() + most_s)
+
+
+def _left_by(until_s):
     global _leaving
-    until_s = min(time.monotonic() + most_s, _until_s)
-    while _leaving:
+    while True:
         _leaving &= _threads()
-        if time.monotonic() >= until_s:
-            break
+        if not _leaving:
+            return True
         try:
             if torch.cuda.is_initialized():
                 torch.cuda.cudart().cudaMemGetInfo(torch.cuda.current_device())
-        except Exception as exception:
-            marks.error("torch", exception)
-            break
+        except Exception:
+            pass  # a call that fails is an occasion, too
+        if time.monotonic() >= until_s:
+            return False
         time.sleep(_PAUSE_S)
-    return not _leaving or time.monotonic() >= _until_s
 
 
 def _take_back():
@@ -73,6 +80,11 @@ def _take_back():
     if _telling:
         _telling = False
         os.environ.pop(_TOLD, None)
+
+
+def _pythons():
+    """Threads of the program's that Python knows: a DataLoader's, say."""
+    return {str(thread.native_id) for thread in list(threading._active.values())}
 
 
 def _threads():

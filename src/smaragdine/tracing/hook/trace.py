@@ -95,7 +95,7 @@ def at_exit():
                 detach.program_ends()
             finish()
             if detach is not None:
-                detach.has_left(_LEAVING_S)
+                detach.leave(_LEAVING_S)
             return
         except (KeyboardInterrupt, SystemExit):
             pass

@@ -26,7 +26,7 @@ def ready():
     ending = session_torch.ending
     if ending is not None:
         ending.wait()
-    return detach_torch.has_left(_LEAVING_S) and (ending is None or ending.forgotten())
+    return detach_torch.may_begin(_LEAVING_S) and (ending is None or ending.forgotten())
 
 
 def may_stop():

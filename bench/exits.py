@@ -2,8 +2,8 @@
 
     python bench/exits.py [--programs 30] [--at-once 10]      # a GPU is needed to say something
 
-Beside them, *kineto*: PyTorch's profiler alone, told to leave CUPTI as we tell it, in a program that calls
-CUDA no more before it ends.
+Every third does something else for three seconds before it ends. Beside them, *kineto*: PyTorch's profiler
+alone, told to leave CUPTI as we tell it, in a program that calls CUDA no more before it ends.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 LIMIT_S = 40
+LATER_S = 3
 
 TRAIN = """
-import sys, torch
+import sys, time, torch
 device = "cuda" if torch.cuda.is_available() else "cpu"
 block = lambda: torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.LayerNorm(256))
 model = torch.nn.Sequential(*[block() for _ in range(24)]).to(device)
@@ -32,6 +33,7 @@ for _ in range(int(sys.argv[1])):
     optimizer.zero_grad()
     model(x).square().mean().backward()
     optimizer.step()
+time.sleep(float(sys.argv[2]))
 """
 
 KINETO = """
@@ -58,7 +60,8 @@ def took_s(folder: Path, kind: str, number: int) -> float | None:
     """None: it did not end."""
     command = [sys.executable, str(folder / "kineto.py")]
     if kind == "smaragdine":
-        program = [str(folder / "train.py"), str(STEPS[number % len(STEPS)])]
+        later_s = 0 if number % 3 else LATER_S
+        program = [str(folder / "train.py"), str(STEPS[number % len(STEPS)]), str(later_s)]
         own = ["-m", "smaragdine", "run", "--trace-steps", "10", "-o", str(folder / str(number))]
         command = [sys.executable, *own, *program]
     begin_s = time.monotonic()
@@ -66,9 +69,10 @@ def took_s(folder: Path, kind: str, number: int) -> float | None:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             if process.wait(LIMIT_S):
-                sys.exit((folder / log.name).read_text())
+                sys.exit(Path(log.name).read_text())
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             return None
     return time.monotonic() - begin_s
 
@@ -78,7 +82,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=30)
     parser.add_argument("--at-once", type=int, default=10)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "train.py").write_text(TRAIN)
         (folder / "kineto.py").write_text(KINETO)

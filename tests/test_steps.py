@@ -71,8 +71,13 @@ def test_operations_draw_no_more_than_their_device(tmp_path: Path) -> None:
     assert row["energy_j"] + total.idle_j == pytest.approx(total.total_j, rel=1e-12)
 
 
-@pytest.mark.parametrize(("device", "drawn_w"), [("gpu:0", 500.0), ("cpu:0", 480.0)])
-def test_kernels_may_draw_more_than_any_reading_shows(device: str, drawn_w: float) -> None:
+@pytest.mark.parametrize(
+    ("device", "limit_w", "drawn_w"),
+    [("gpu:0", 700.0, 500.0), ("gpu:0", 400.0, 480.0), ("gpu:0", None, 500.0), ("cpu:0", None, 480.0)],
+)
+def test_kernels_may_draw_more_than_any_reading_shows(
+    device: str, limit_w: float | None, drawn_w: float
+) -> None:
     """Steps of 50 ms: 19 ms of kernels at 500 W, each of 1 ms, 31 ms of waiting at 120 W, in readings of
     20 ms. A processor does not wait: its readings, and 480 W in the traced steps, are all there is."""
     ms = 10**6
@@ -84,7 +89,7 @@ def test_kernels_may_draw_more_than_any_reading_shows(device: str, drawn_w: floa
     untraced = np.array([[50 * n * ms, 50 * (n + 1) * ms] for n in range(40)])
     traced = np.array([[2000 * ms, 2100 * ms], [2100 * ms, 2200 * ms]])
     steps = Steps("torch", 42, traced, untraced, 0.0, 2.2)
-    meters = Meters({device: Meter(trace, sensor_of(trace, 120.0, 700.0), idle_w=120.0)})
+    meters = Meters({device: Meter(trace, sensor_of(trace, 120.0, limit_w), idle_w=120.0)})
     rows = [event("mm", 2000 + 100 * n, 2019 + 100 * n, n, device=device) for n in range(2)]
     events = pa.Table.from_pylist([{**each, "start_ns": each["start_ns"] - T0} for each in rows], EVENTS)
     operations_j = 2 * 0.019 * 480.0

@@ -14,7 +14,7 @@ import pytest
 from made_study import Model, Op, Study, one, operations, result, results
 from smaragdine.study.findings import Finding, all_claims, findings
 from smaragdine.study.findings_albert import albert_findings
-from smaragdine.study.findings_bert import bert_findings
+from smaragdine.study.findings_bert import _level_later, bert_findings
 from smaragdine.study.findings_variants import variant_findings
 from smaragdine.study.results import Result
 from smaragdine.study.verdicts import above, at_least, below, near, shown, signed, within_factor
@@ -311,6 +311,11 @@ def test_transformers_are_level_after_a_third(seed: int) -> None:
     ]
     got = found([result(run, F(1), number, layers=9) for number, run in enumerate(runs, 1)])
     assert got["transformers-level-later"].here_value == pytest.approx(statistics.fmean(expected))
+
+
+@pytest.mark.parametrize("share", [0.1, 1 / 3, 8.3, 8.4])  # means of equal numbers may be others
+def test_equal_shares_do_not_rise(share: float) -> None:
+    assert {_level_later([share] * layers, layers // 3) for layers in range(6, 50)} == {1.0}
 
 
 def test_even_transformers_do_not_rise() -> None:

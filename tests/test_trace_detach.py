@@ -45,19 +45,19 @@ torch.cuda.cudart = lambda: types.SimpleNamespace(cudaMemGetInfo=call)
 
 from smaragdine.tracing.hook import aside_torch, detach_torch, trace, trace_torch, windows
 
-original = aside_torch._stop_and_save
+original, *others = aside_torch._functions()
 
 def wait():
     called.acquire()
 
-def stop_and_save(path):
-    original(path)
+def stop(result):
+    original(result)
     time.sleep(delay_s)
     if os.environ.get("TEARDOWN_CUPTI") == "1":
         said["waited"] += 1
         _thread.start_new_thread(wait, ())
 
-aside_torch._stop_and_save = stop_and_save
+aside_torch._found = [stop, *others]
 delay_s = 0
 torch.set_num_threads(1)
 model = torch.nn.Linear(8, 4)
@@ -103,27 +103,70 @@ def test_the_next_session_begins_when_the_last_one_has_left(tmp_path: Path) -> N
     assert (result["waited"], result["calls"], result["told"]) == (3, 3, None)
 
 
-def test_a_thread_of_the_programs_own_is_not_waited_for_long(tmp_path: Path) -> None:
-    """One that begins while the profiler stops is taken for the profiler's, unless Python knows it."""
+def test_threads_of_the_program_are_not_waited_for(tmp_path: Path) -> None:
+    """Though they begin while the profiler stops."""
     result = program(
         tmp_path,
         """
-        torch.cuda.cudart = lambda: types.SimpleNamespace(cudaMemGetInfo=lambda device: None)
-        detach_torch._LONGEST_S = 0.2
-        record().wait()
-        said["ready"] = [trace_torch.ready()]
-        time.sleep(0.2)
-        said["ready"].append(trace_torch.ready())
-        forever = threading.Event()
-        wait = lambda: threading.Thread(target=forever.wait, daemon=True).start()
-        record().wait()
-        said["ready"].append(not (detach_torch._leaving & detach_torch._pythons()))
+        names = lambda: sorted(detach_torch._name(thread) or "" for thread in detach_torch._tasks())
+        before = names()
+        delay_s = 0.2
+        ending = record()
+        for _ in range(3):
+            time.sleep(0.05)
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        ending.wait()
+        said["found"] = len(detach_torch._threads)
+        said["ready"] = trace_torch.ready()
+        said["names"] = set(names()) == set(before)  # and nobody keeps another
         """,
     )
-    assert result["ready"] == [False, True, True]
+    assert (result["found"], result["ready"], result["names"], result["waited"]) == (1, True, True, 1)
 
 
-@pytest.mark.parametrize("when", ["before", "long before", "meanwhile", "open"])
+def test_one_that_does_not_go_holds_nobody_up(tmp_path: Path) -> None:
+    """The next session does not begin, and the program ends all the same."""
+    result = program(
+        tmp_path,
+        """
+        torch.cuda.cudart = lambda: 1 / 0  # a call that fails
+        detach_torch._END_S = 0.1
+        trace.begin(windows.Settings(os.getcwd(), steps=3, skip=1))
+        record().wait()
+        said["ready"] = [trace_torch.ready() for _ in range(2)]
+        """,
+    )
+    assert (result["ready"], result["waiting"]) == ([False, False], 1)
+
+
+def test_a_program_that_tells_the_profiler_itself_is_waited_for(tmp_path: Path) -> None:
+    result = program(
+        tmp_path,
+        """
+        os.environ["TEARDOWN_CUPTI"] = "1"
+        trace.begin(windows.Settings(os.getcwd(), steps=3, skip=1))
+        record().wait()
+        """,
+    )
+    assert (result["waited"], result["waiting"], result["told"]) == (1, 0, "1")
+
+
+def test_what_the_program_sets_meanwhile_stays(tmp_path: Path) -> None:
+    """As torch.compile does, with CUDA graphs."""
+    result = program(
+        tmp_path,
+        """
+        delay_s = 0.3
+        ending = record()
+        time.sleep(0.1)
+        os.environ["TEARDOWN_CUPTI"] = "0"
+        ending.wait()
+        """,
+    )
+    assert (result["waited"], result["told"]) == (0, "0")
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "open"])
 def test_a_program_ends_after_the_profiler_has_left(tmp_path: Path, when: str) -> None:
     """Whether that had stopped before, stops meanwhile, or still runs: then it has no need to leave."""
     result = program(
@@ -135,16 +178,14 @@ def test_a_program_ends_after_the_profiler_has_left(tmp_path: Path, when: str) -
             train(1)
             trace.marked("step_end", index, "torch", time.time_ns())
             delay_s = 0.3 if when == "meanwhile" else 0
-        if "before" in when:
+        if when == "before":
             trace._plan.settle()
-        if when == "long before":
-            detach_torch._until_s = time.monotonic()
         said["ending"] = trace._plan.ending is not None
         said["open"] = trace._plan.window is not None
         """,
     )
     assert (result["ending"], result["open"]) == (when == "meanwhile", when == "open")
-    assert (result["waited"], result["waiting"], result["told"]) == (int("before" in when), 0, None)
+    assert (result["waited"], result["waiting"], result["told"]) == (int(when == "before"), 0, None)
 
 
 def test_what_the_program_says_to_the_profiler_holds(tmp_path: Path) -> None:

@@ -93,9 +93,8 @@ def _most_w(device: str, meter: Meter, traced_w: float) -> float:
     A processor is at work between them, too, and its readings show what it draws. A GPU's are means over
     kernels and waiting: far below what the kernels draw, where it waits for most of the time.
     """
-    if device.startswith("gpu:"):
-        return meter.sensor.limit_w
-    return max(float(meter.trace.power_w.max()), traced_w)
+    known_w = meter.sensor.limit_w if device.startswith("gpu:") else float(meter.trace.power_w.max())
+    return max(known_w, traced_w)
 
 
 def handed_over(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:

@@ -193,7 +193,8 @@ def relative_spread(run: Operations, chosen: Ints) -> float | None:
 def _level_later(shares: Sequence[float], third: int) -> float:
     """Where the first is not below the average nothing rises, and there is no level to come to."""
     spread = statistics.stdev(shares)
-    return statistics.stdev(shares[third:]) / spread if shares[0] < mean(shares) else 1.0
+    rises = spread > 0 and shares[0] < mean(shares)
+    return statistics.stdev(shares[third:]) / spread if rises else 1.0
 
 
 def _layer_shares(work: Work) -> list[float]:

@@ -38,7 +38,7 @@ def epoch_power(found: Repeated, device: str, ran: Ran | None = None, notes: Seq
     count, of = found.count, found.of
     highest_w = float(np.nanmax(mean_w + np.nan_to_num(std_w)))
     size = float(edges_s[-1]), highest_w * 1.06
-    if ran is not None:
+    if ran is not None and ran.spans_s:
         _shade(axes, ran.others_s, size, *_OTHERS)
         _shade(axes, ran.spans_s, size, *_LAYER)
     if count > 1:
@@ -87,9 +87,11 @@ def _shade(axes: Axes, stretches: Stretches, size: tuple[float, float], color: s
 
 def _part(stretches: Stretches, edges_s: Floats) -> Floats:
     """In how many of the epochs it ran, as a part of them, between each of these and the next."""
-    begin_s, end_s = np.array([span for spans in stretches for span in spans]).reshape(-1, 2).T
-    until_s = np.clip(edges_s[:, None], begin_s, end_s).sum(axis=1)
-    return np.asarray(np.diff(until_s) / np.diff(edges_s) / len(stretches), dtype=np.float64)
+    until_s = np.zeros(len(edges_s))
+    for spans in stretches:
+        begin_s, end_s = np.array(spans).T
+        until_s += np.clip(edges_s[:, None], begin_s, end_s).sum(axis=1)
+    return np.diff(until_s) / np.diff(edges_s) / len(stretches)
 
 
 def _legend(axes: Axes, ran: Ran | None) -> None:
@@ -99,7 +101,7 @@ def _legend(axes: Axes, ran: Ran | None) -> None:
     if ran is not None and ran.spans_s:
         color, density = _LAYER
         handles.append(Patch(fc=color, alpha=density, label=lettering.shortened(ran.layer, 44)))
-    if ran is not None and ran.others_s:
+    if ran is not None and ran.spans_s and ran.others_s:
         color, density = _OTHERS
         handles.append(Patch(fc=color, alpha=density, label=f"the {len(ran.others)} others"))
     style.legend_above(axes, handles)

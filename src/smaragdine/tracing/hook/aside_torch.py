@@ -22,7 +22,7 @@ import time
 
 import torch
 
-from . import marks
+from . import detach_torch, marks
 
 _STOP = "_ZN5torch8autograd8profiler15disableProfilerEv"
 _RESULT = "_ZN5torch8autograd8profiler14ProfilerResult"
@@ -215,7 +215,8 @@ def drain(inside):
 def _stop_and_save(path):
     stop, save, destroy, delete = _functions()[:4]
     result = (ctypes.c_void_p * 8)()  # one is used
-    stop(result)
+    with detach_torch.leaving():
+        stop(result)
     text = os.fsencode(path)
     kept = ctypes.create_string_buffer(text)
     save(result[0], ctypes.byref(_String(ctypes.addressof(kept), len(text), (len(text), 0))))

@@ -3,71 +3,80 @@
 It would stay attached, and every launch after it slower (steps by 30 % on an H200). Told by a variable of the
 environment, it starts a thread that waits for the next call of CUDA's runtime, at whose end CUPTI is left.
 A process that ends while it waits, waits for it forever, and a call in the next session would take that one's
-records: so we call CUDA ourselves before either.
+records: so we call CUDA ourselves before either. That thread is known by its name, which is that of the one
+that started it.
 """
 
+import contextlib
+import ctypes
 import os
 import threading
 import time
 
 import torch
 
+from . import forks
+
 _TOLD = "TEARDOWN_CUPTI"
 _TASKS = "/proc/self/task"
-_LONGEST_S = 2.0  # by then the program has called CUDA: what is left is a thread of its own
+_NAME, _SET_NAME = "kineto-leaves", 15
+_NEXT_S, _END_S = 0.05, 1.0  # for how long CUDA is called, before the next session and at the program's end
 _PAUSE_S = 0.0005
 
 _telling = False
 _program_ends = False
-_leaving = frozenset()  # threads that began while Kineto stopped: its own, and perhaps others
-_until_s = 0.0
+_threads = ()  # Kineto's that may still wait
+_patience_s = 0.0
 
 
-def asked():
-    """Before Kineto stops: a function to call when it has. A process that ends has no use for it, and before
-    CUDA 12.6 programs with CUDA graphs might crash."""
-    global _telling
-    version = torch.version.cuda or "0"
-    if [int(part) for part in version.split(".")[:2]] < [12, 6] or _TOLD in os.environ or _program_ends:
-        return int
-    before = _threads()
-    os.environ[_TOLD] = "1"
-    _telling = True
-
-    def stopped():
-        global _leaving, _until_s
+@contextlib.contextmanager
+def leaving():
+    """Around the call that stops Kineto."""
+    global _threads, _patience_s
+    if not torch.cuda.is_initialized():
+        yield
+        return
+    _tell()
+    name = _renamed(_NAME)
+    try:
+        yield
+    finally:
+        own = str(threading.get_native_id())
+        _threads = [thread for thread in _tasks() if thread != own and _name(thread) == _NAME]
+        _patience_s = _NEXT_S
+        _renamed(name)
         _take_back()
-        _leaving, _until_s = _threads() - before - _pythons(), time.monotonic() + _LONGEST_S
-
-    return stopped
 
 
 def program_ends():
-    """A session that is about to stop stays attached."""
+    """A session that is about to stop stays attached: it is of no use any more."""
     global _program_ends
     _program_ends = True
     _take_back()
 
 
-def may_begin(most_s):
-    """Whether CUPTI has been left, and another session may begin. If not, CUDA is called for so long."""
-    return _left_by(min(time.monotonic() + most_s, _until_s)) or time.monotonic() >= _until_s
+def has_left():
+    """Whether CUPTI has been left, so that another session may begin. The program waits for it once only."""
+    global _patience_s
+    most_s, _patience_s = _patience_s, 0.0
+    return _left_within(most_s)
 
 
-def leave(most_s):
-    """At the program's end, whenever it was that Kineto stopped."""
-    _left_by(time.monotonic() + most_s)
+def leave():
+    """At the program's end."""
+    if not _left_within(_END_S):
+        forks.ending()()
 
 
-def _left_by(until_s):
-    global _leaving
+def _left_within(most_s):
+    global _threads
+    until_s = time.monotonic() + most_s
     while True:
-        _leaving &= _threads()
-        if not _leaving:
+        _threads = [thread for thread in _threads if _name(thread) == _NAME]
+        if not _threads:
             return True
         try:
-            if torch.cuda.is_initialized():
-                torch.cuda.cudart().cudaMemGetInfo(torch.cuda.current_device())
+            torch.cuda.cudart().cudaMemGetInfo(torch.cuda.current_device())
         except Exception:
             pass  # a call that fails is an occasion, too
         if time.monotonic() >= until_s:
@@ -75,20 +84,46 @@ def _left_by(until_s):
         time.sleep(_PAUSE_S)
 
 
+def _tell():
+    """Unless the program says what it wants. Before CUDA 12.6 programs with CUDA graphs might crash."""
+    global _telling
+    version = torch.version.cuda or "0"
+    if [int(part) for part in version.split(".")[:2]] < [12, 6] or _TOLD in os.environ or _program_ends:
+        return
+    os.environ[_TOLD] = "1"
+    _telling = True
+
+
 def _take_back():
     global _telling
     if _telling:
         _telling = False
-        os.environ.pop(_TOLD, None)
+        if os.environ.get(_TOLD) == "1":  # else the program has set it since
+            os.environ.pop(_TOLD, None)
 
 
-def _pythons():
-    """Threads of the program's that Python knows: a DataLoader's, say."""
-    return {str(thread.native_id) for thread in list(threading._active.values())}
-
-
-def _threads():
+def _renamed(name):
+    """This thread; its former name."""
+    former = _name(str(threading.get_native_id()))
     try:
-        return frozenset(os.listdir(_TASKS))
+        if name:
+            ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
+    except (OSError, AttributeError):
+        pass
+    return former
+
+
+def _name(thread):
+    """None where it is no more."""
+    try:
+        with open("%s/%s/comm" % (_TASKS, thread)) as file:
+            return file.read().rstrip("\n")
     except OSError:
-        return frozenset()
+        return None
+
+
+def _tasks():
+    try:
+        return os.listdir(_TASKS)
+    except OSError:
+        return []

@@ -4,6 +4,7 @@ Kineto has one session per process, and beginning a second one ends the first; t
 (torch 2.13). So we never begin beside the program's own profiler, and end ours the moment it begins one.
 """
 
+import contextlib
 import os
 import threading
 
@@ -101,6 +102,7 @@ class Session:
         """A profiler of its own, or prepares to."""
         if ending is not None:
             ending.wait()
+        detach_torch.has_left()
         self.abandon("the program began a profiler of its own")
         if not prepares:
             # It has said so before; to end ours says the contrary.
@@ -126,11 +128,9 @@ class Session:
             captures_torch.wait_for_gpu()
         if inside:
             aside_torch.drain(inside)
-        stopped = detach_torch.asked()
-        try:
+        # With ours the program's own session would be left, which begins now.
+        with contextlib.nullcontext() if self.abandoned else detach_torch.leaving():
             results = torch.autograd._disable_profiler()
-        finally:
-            stopped()
         say_stopped()
         return results
 

@@ -27,7 +27,6 @@ _TICK_S = 0.25
 # The end of a step, or that what lies before it is of no step.
 _TELLING = frozenset({"step_end", "train_end", "train_begin", "epoch_begin", "evaluate_end", "predict_end"})
 _INTERRUPTING = frozenset({"evaluate_begin", "predict_begin"})
-_LEAVING_S = 1.0  # for PyTorch's profiler to leave the GPU, at the program's end
 _LEAST_LOAD = 0.1  # cores; a launcher that waits for others has nothing to trace
 
 
@@ -95,7 +94,7 @@ def at_exit():
                 detach.program_ends()
             finish()
             if detach is not None:
-                detach.leave(_LEAVING_S)
+                detach.leave()
             return
         except (KeyboardInterrupt, SystemExit):
             pass

@@ -15,7 +15,6 @@ from . import aside_torch, captures_torch, compiled_torch, detach_torch, marks, 
 
 FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
 
-_LEAVING_S = 0.05  # what a step may wait for the last profiler to be gone
 _hooked = False  # what waits for the next call does so by a hook
 
 
@@ -26,7 +25,7 @@ def ready():
     ending = session_torch.ending
     if ending is not None:
         ending.wait()
-    return detach_torch.may_begin(_LEAVING_S) and (ending is None or ending.forgotten())
+    return detach_torch.has_left() and (ending is None or ending.forgotten())
 
 
 def may_stop():
@@ -98,12 +97,10 @@ def stop_aside(session, path, then):
         captures_torch.wait_for_gpu()
         aside_torch.leave_gpu()
     facts = _facts(session)
-    stopped = detach_torch.asked()
     session_torch.say_stopped()
     resumed_ns = time.time_ns()
 
     def written():
-        stopped()
         session.forget()
         exists = os.path.exists(path)  # Kineto only logs what went wrong
         then(facts if exists else None, resumed_ns)

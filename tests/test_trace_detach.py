@@ -7,6 +7,7 @@ PyTorch without CUDA. A program that ends while it waits would wait for it forev
 from __future__ import annotations
 
 import json
+import subprocess
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,15 @@ from smaragdine.tracing.hook import aside_torch, detach_torch, trace, trace_torc
 
 original, *others = aside_torch._functions()
 
-def wait():
-    called.acquire()
+def start():
+    _thread.start_new_thread(called.acquire, ())
 
 def stop(result):
     original(result)
     time.sleep(delay_s)
     if os.environ.get("TEARDOWN_CUPTI") == "1":
         said["waited"] += 1
-        _thread.start_new_thread(wait, ())
+        start()
 
 aside_torch._found = [stop, *others]
 delay_s = 0
@@ -186,6 +187,66 @@ def test_a_program_ends_after_the_profiler_has_left(tmp_path: Path, when: str) -
     )
     assert (result["ending"], result["open"]) == (when == "meanwhile", when == "open")
     assert (result["waited"], result["waiting"], result["told"]) == (int(when == "before"), 0, None)
+
+
+WAITS = """
+#include <pthread.h>
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t called = PTHREAD_COND_INITIALIZER;
+static int waits;
+
+static void *wait(void *nothing) {
+    pthread_mutex_lock(&mutex);
+    while (waits) pthread_cond_wait(&called, &mutex);
+    pthread_mutex_unlock(&mutex);
+    return nothing;
+}
+
+void leave_later(void) {
+    pthread_t thread;
+    waits = 1;
+    pthread_create(&thread, 0, wait, 0);
+    pthread_detach(thread);
+}
+
+void call(void) {
+    pthread_mutex_lock(&mutex);
+    waits = 0;
+    pthread_mutex_unlock(&mutex);
+    pthread_cond_broadcast(&called);
+}
+
+__attribute__((destructor)) static void end(void) { pthread_cond_destroy(&called); }
+"""
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_library_whose_thread_waits_does_not_hold_the_programs_end_up(
+    tmp_path: Path, answers: bool
+) -> None:
+    """As Kineto's does: its end destroys what the thread waits on, and waits for it. Where CUDA does not
+    answer, the program ends without, and with its own exit code."""
+    (tmp_path / "waits.c").write_text(WAITS)
+    library = tmp_path / "waits.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-o", library, tmp_path / "waits.c"], check=True)
+    script = tmp_path / "program.py"
+    body = f"""
+        import ctypes, sys
+        library = ctypes.CDLL({str(library)!r})
+        answers = lambda device: library.call() if {answers} else None
+        torch.cuda.cudart = lambda: types.SimpleNamespace(cudaMemGetInfo=answers)
+        start = library.leave_later
+        detach_torch._END_S = 0.2
+        trace.begin(windows.Settings(os.getcwd(), steps=3, skip=1))
+        record().wait()
+        said["waits"] = len(detach_torch._threads)
+        sys.exit(3)
+        """
+    script.write_text(PRELUDE + textwrap.dedent(body))
+    done = warm_torch.run(script, [], tmp_path)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert json.loads(done.stdout)["waits"] == 1
 
 
 def test_what_the_program_says_to_the_profiler_holds(tmp_path: Path) -> None:

@@ -44,11 +44,7 @@ def names(path="trace.json"):
 
 
 def program(tmp_path: Path, body: str) -> Any:
-    script = tmp_path / "program.py"
-    script.write_text(PRELUDE + textwrap.dedent(body))
-    done = warm_torch.run(script, [], tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
+    return warm_torch.printed(PRELUDE + textwrap.dedent(body), tmp_path)
 
 
 @pytest.fixture(scope="module", autouse=True)

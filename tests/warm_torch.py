@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # What a program finds is a fresh interpreter's, but for PyTorch and what its optimizers import.
 # The child leaves the loop and ends as any program does, with its threads and its exit handlers.
@@ -55,6 +56,15 @@ def run(script: Path, words: Sequence[str], cwd: Path) -> subprocess.CompletedPr
         line = json.dumps({"words": [*words], **{key: str(value) for key, value in said.items()}})
         code = _answer(line)
         return subprocess.CompletedProcess([script, *words], code, out.read().decode(), err.read().decode())
+
+
+def printed(text: str, cwd: Path) -> Any:
+    """The JSON that such a program prints; it ends well, and says nothing else."""
+    script = cwd / "program.py"
+    script.write_text(text)
+    done = run(script, [], cwd)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
 
 
 def _answer(line: str) -> int:

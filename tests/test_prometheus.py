@@ -207,10 +207,19 @@ def serving(render: Callable[[], str], patience_s: float = 5.0) -> Iterator[int]
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        loop.call_soon_threadsafe(server.close)
+        call(ended(server))
         loop.call_soon_threadsafe(loop.stop)
         thread.join(20)
         loop.close()
+
+
+async def ended(server: asyncio.Server) -> None:
+    """With all its connections: one that is still open when its loop is closed cannot end any more."""
+    server.close()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def exchange(port: int, *pieces: bytes) -> bytes:

@@ -583,3 +583,13 @@ def test_every_command_for_real(
     assert (out / "findings.html").is_file()
     for folder, suffix in (("figures", "pdf"), ("figures", "png"), ("tables", "csv")):
         assert list((out / folder).glob(f"*.{suffix}"))
+
+
+def test_a_program_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "stays.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    words = ["study", "custom", str(tmp_path / "stays.py"), "--runs", "1", "--timeout", "1"]
+    assert main([*words, "-o", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr()
+    assert "ended, for it took too long: here" in said.out + said.err
+    assert "1 of 1 runs have no result" in said.err
+    assert not list((tmp_path / "out" / "results").glob("*.json"))

@@ -20,7 +20,7 @@ study() {
         [ "$left_s" -ge 40 ] || exit 75 # a run that is cut off is lost
     fi
     timeout --foreground --signal=INT --kill-after=20 "$left_s" \
-        "$python" -m smaragdine study "$@" --size "${SIZE:-base}" --keep all --trace-steps 40 -o "$out" || status=$?
+        "$python" -m smaragdine study "$@" --size "${SIZE:-base}" --keep all --trace-steps 40 --timeout 120 -o "$out" || status=$?
     case $status in
     0) ;;
     1) failed=1 ;;

@@ -172,7 +172,7 @@ def _run(
                 display.say(f"beware: {where} has runs of {others}, and this is {here}")
             elif cards and cards.isdisjoint(machine["cards"]):
                 display.say(f"beware: {where} has runs of another such card, which need not draw the same")
-            outcome = run_missing(study, runs, options.keep, display, stop)
+            outcome = run_missing(study, runs, options.keep, display, stop, timeout_s=options.timeout)
             done = then is None or bool(stop) or then(display.say, stop)
     finally:
         study.close()

@@ -136,6 +136,7 @@ def _add_common(parser: Parser) -> None:
         default="first",
         help="whose events stay: each setting's first run's (first)",
     )
+    parser.add_argument("--timeout", metavar="S", type=positive_seconds, help="end a run after this")
     parser.add_argument("--seed", metavar="N", type=count, help="of the order (the study's, or a new one)")
     parser.add_argument("--json", action="store_true", help="print what was found, for machines")
 

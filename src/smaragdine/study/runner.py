@@ -48,16 +48,18 @@ def run_missing(
     watch: Watcher,
     stop: Stop,
     beside: bool | None = None,
+    timeout_s: float | None = None,
 ) -> Outcome:
     """Until all have a result, or `stop`.
 
     `beside`: a run's result is made while the next program starts; None: where there are processors for it.
+    `timeout_s`: a program that takes longer is ended, and its run has failed.
     """
     if beside is None:
         beside = len(os.sched_getaffinity(0)) >= LEAST_PROCESSORS
     study.slim(keep)
     left = in_order(left_of(study.folder, runs), study.made.seed)
-    course = _Course(study, runs, keep, watch, stop, beside)
+    course = _Course(study, runs, keep, watch, stop, beside, timeout_s)
     try:
         for number, run in enumerate(left):
             if stop:
@@ -82,11 +84,18 @@ class _Course:
     """One run after the other, the result of at most one of them still to come."""
 
     def __init__(
-        self, study: Study, runs: Sequence[Run], keep: Keep, watch: Watcher, stop: Stop, beside: bool
+        self,
+        study: Study,
+        runs: Sequence[Run],
+        keep: Keep,
+        watch: Watcher,
+        stop: Stop,
+        beside: bool,
+        timeout_s: float | None,
     ) -> None:
         self._study, self._runs, self._watch, self._stop = study, runs, watch, stop
         self._keep: Keep = keep
-        self._beside = beside
+        self._beside, self._timeout_s = beside, timeout_s
         self._behind: _Behind | None = None
         self._in_a_row: Counter[str] = Counter()
         self.failed: list[str] = []
@@ -106,7 +115,7 @@ class _Course:
         if self._is_whole(run, left):
             return
         begin_s = time.monotonic()
-        error = _recorded(self._study, run, self._stop)
+        error = _recorded(self._study, run, self._timeout_s, self._stop)
         recorded_s = time.monotonic() - begin_s
         self.settle(left[1:])
         if error is None:
@@ -177,20 +186,21 @@ class _Course:
         return Progress(done, len(self._runs), len(self.failed), left_s)
 
 
-def _recorded(study: Study, run: Run, stop: Stop) -> str | None:
+def _recorded(study: Study, run: Run, timeout_s: float | None, stop: Stop) -> str | None:
     """Why there is no recording; None where there is."""
     setting, place, log = run.setting, study.place(run), study.log(run)
     job = Job(
         setting.words,
         os.getcwd(),
         setting.environment,
+        timeout_s=timeout_s,
         trace_steps=setting.trace_steps,
         trace_skip=setting.trace_skip,
     )
     ran = record(job, place, log, stop)
     if stop:
         return "stopped"
-    if ran.error or ran.returncode:
+    if ran.error or ran.returncode or ran.timed_out:
         assembled(place)  # what it did until then may tell why
         return ran.error or ended_words(ran) + last_line(log)
     study.take(run, place)

@@ -277,7 +277,7 @@ BASE = Setting()
 SHOWN = {
     "stages": ("stages", "Three stages of three runs each: the total of all steps, by phase."),
     "diagram": ("base", "From all operations of a step down to where the energy goes; shares of the level."),
-    "epoch_power": ("base", "One epoch, averaged over all of them; when one layer ran, and the others like it."),
+    "epoch_power": ("base", "One epoch, averaged over all; when one layer ran, and others like it."),
     "top_energy": ("base", "The names that take the most energy, siblings merged (STEF)."),
     "top_power": ("base", "The names that draw the most power (STPF)."),
     "layers": ("base", "The layers that repeat, one by one."),

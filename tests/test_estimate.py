@@ -113,6 +113,19 @@ def test_nothing_new_is_no_reading() -> None:
     assert values(sensor) == []
 
 
+def test_a_busy_time_that_nobody_looked_at_for_long_is_no_reading() -> None:
+    """Nor is it a wall clock that somebody has set."""
+    bench = Bench()
+    sensor = open_one(bench)
+    assert values(sensor) == [0.0]
+    bench.mono_ns += 6 * 10**9  # the activity's own time stands
+    assert values(sensor) == []
+    bench.mono_ns -= 6 * 10**9
+    bench.pass_time(6.0, 6.0)
+    ((t_ns, _, energy_j),) = sensor.read()
+    assert (t_ns, energy_j) == (bench.t_ns, pytest.approx(6 * (2.8 + 11.2 / 2)))
+
+
 @pytest.mark.parametrize("set_by_s", [3600, -3600])
 def test_setting_the_wall_clock_makes_no_energy(set_by_s: int) -> None:
     bench = Bench()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -677,13 +678,36 @@ def test_busy_time_never_decreases(fake: FakeProc):
 
 
 def test_stat_is_read_no_more_often_than_it_changes(fake: FakeProc):
-    activity = Activity(ONE_SOCKET, fake.root, clock=fake.clock())
+    assert 20 <= reads_in_a_second(fake, iter(int, 1)) <= 26
+
+
+def reads_in_a_second(fake: FakeProc, costs_ms: Iterator[float]) -> int:
+    """Each costs so much."""
+    used_ns = [0, 0]
+
+    def cpu_ns() -> int:
+        # It is asked before and after.
+        used_ns[0] += 1
+        used_ns[1] += 0 if used_ns[0] % 2 else int(next(costs_ms) * 1e6)
+        return used_ns[1]
+
+    activity = Activity(ONE_SOCKET, fake.root, clock=fake.clock(), cpu_ns=cpu_ns)
     reads = 0
     for _ in range(250):
         fake.move(0.004, idle=[0, 0, 0, 0])
         reads += any(channel == 0 for _, channel, _ in activity.read())
-    assert 20 <= reads <= 26
     activity.close()
+    return reads
+
+
+def test_stat_is_read_less_often_where_that_is_dear(fake: FakeProc):
+    assert 5 <= reads_in_a_second(fake, repeat(1.0)) <= 7  # every 200 ms: 0.5 % of a core
+    assert 2 <= reads_in_a_second(fake, repeat(100.0)) <= 4  # but never less than every 500 ms
+
+
+def test_one_dear_reading_is_followed_by_the_next(fake: FakeProc):
+    """A machine that pauses in the midst of one must not make it look rarely."""
+    assert 20 <= reads_in_a_second(fake, chain([0.05] * 5, [40.0], repeat(0.05))) <= 26
 
 
 def test_a_long_stat_is_read_to_its_end(tmp_path: Path):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
@@ -24,7 +24,7 @@ _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 # The kernel counts idle time in ticks of 10 ms: more often brings nothing. And it makes /proc/stat anew at
 # each read, the longer the more cores and interrupts there are: on a big machine it is read less often, so
 # that it never costs more than this share of a core.
-_STAT_EVERY_NS = 40_000_000
+_STAT_EVERY_NS, _STAT_AT_LEAST_EVERY_NS = 40_000_000, 500_000_000
 _STAT_SHARE = 0.005
 # iowait runs backwards a little (proc(5)); by more than this, a CPU was away and its idle time began anew.
 _BACKWARDS_TICKS = 10 * os.sysconf("SC_CLK_TCK")
@@ -41,9 +41,10 @@ class Activity:
         proc_root: Path = Path("/proc"),
         period_ns: int = 4_000_000,
         clock: Clock = SYSTEM,
+        cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self.period_ns = period_ns
-        self._clock = clock
+        self._clock, self._cpu_ns = clock, cpu_ns
         self._cpus = cpus
         self._sockets = sorted(cpus.sockets)
         self.socket_of_cpu = {cpu: socket for socket, members in cpus.sockets.items() for cpu in members}
@@ -52,6 +53,7 @@ class Activity:
         self._tree: ProcessTree | None = None
         self._monitor_start_s = time.process_time()
         self._next_stat_ns = 0
+        self._last_cost_ns = 0
         self._line_sockets = {b"cpu%d" % cpu: socket for cpu, socket in self.socket_of_cpu.items()}
         self._last_ns = clock.mono_ns()
         self._last_stat = self._stat_text()
@@ -133,7 +135,7 @@ class Activity:
         return last
 
     def _read_busy(self, readings: list[tuple[int, int, float]]) -> None:
-        now_ns = self._clock.mono_ns()
+        now_ns, begin_ns = self._clock.mono_ns(), self._cpu_ns()
         self._count_idle(self._stat_text(), now_ns - self._last_ns)
         self._last_ns = now_ns
         t_ns = self._busy_t_ns = self._clock.wall_ns()
@@ -146,8 +148,10 @@ class Activity:
             first = i * len(self._position)
             readings.append((t_ns, first + self._position["busy"], self._busy[socket]))
             readings.append((t_ns, first + self._position["monitor"], monitor_s))
-        cost_ns = self._clock.mono_ns() - now_ns
-        self._next_stat_ns = now_ns + max(_STAT_EVERY_NS, int(cost_ns / _STAT_SHARE))
+        # Of two, for one alone may have been held up by something else.
+        cost_ns, self._last_cost_ns = self._last_cost_ns, self._cpu_ns() - begin_ns
+        every_ns = int(min(cost_ns, self._last_cost_ns) / _STAT_SHARE)
+        self._next_stat_ns = now_ns + min(max(_STAT_EVERY_NS, every_ns), _STAT_AT_LEAST_EVERY_NS)
 
     def _stat_text(self) -> bytes:
         text = os.pread(self._stat_fd, self._stat_bytes, 0)

@@ -189,6 +189,8 @@ class Estimate:
             last = self._last[index]
             if last is not None:
                 last_t_ns, last_mono_ns, last_busy_s = last
+                if t_ns == last_t_ns:
+                    continue  # nobody has looked since
                 elapsed_ns, steady_ns = t_ns - last_t_ns, mono_ns - last_mono_ns
                 if abs(elapsed_ns - steady_ns) > _SET_CLOCK_NS:
                     elapsed_ns = steady_ns

@@ -120,13 +120,14 @@ def _by_kernels(recording: Recording, device: str) -> list[tuple[int, int]]:
 def when(events: pa.Table, device: str, layers: Sequence[str], spans: Spans) -> Ran:
     """When the first of these layers ran, and when the others did."""
     here = events.filter(pc.equal(events["device"].cast(pa.string()), device))  # pyright: ignore
+    names = here["name"].cast(pa.string()).dictionary_encode().combine_chunks()
     first, others = layers[0], tuple(layers[1:])
-    return Ran(first, _stretches(here, (first,), spans), others, _stretches(here, others, spans))
+    own_s, others_s = (_stretches(here, names, alike, spans) for alike in ((first,), others))
+    return Ran(first, own_s, others, others_s)
 
 
-def _stretches(events: pa.Table, layers: Sequence[str], spans: Spans) -> Stretches:
+def _stretches(events: pa.Table, names: pa.DictionaryArray, layers: Sequence[str], spans: Spans) -> Stretches:
     """The stretches in which events of any of them ran, since the beginning of the epoch they are in."""
-    names = events["name"].cast(pa.string()).dictionary_encode().combine_chunks()
     inside = [
         any(name == layer or name.startswith(layer + "/") for layer in layers)
         for name in names.dictionary.to_pylist()

@@ -13,7 +13,7 @@ PACKAGES_jax := jax
 # The pins are for the tests; the demo takes what fits the user's machine, save for CPU-only ones.
 CONSTRAIN := $(if $(shell command -v nvidia-smi 2>/dev/null),,--constraint constraints.txt)
 
-.PHONY: demo test ready lint proto bench clean
+.PHONY: demo test search ready lint proto bench clean
 
 demo: $(DEMO)/$(FRAMEWORK)
 	@run=runs/demo-$$(date +%Y%m%d-%H%M%S); \
@@ -28,18 +28,19 @@ $(DEMO)/$(FRAMEWORK): pyproject.toml constraints.txt
 	@$(DEMO)/bin/pip install $(PIP_FLAGS) $(CONSTRAIN) --editable . keras $(PACKAGES_$(FRAMEWORK))
 	@touch $@
 
-# Those that measure time or load the machine on purpose run alone; the others, which mostly wait for frameworks
-# to start, two at a time.
-ALONE := $(addprefix tests/test_,$(addsuffix .py,daemon daemon_source nvml perf processes profile_ray run sampler \
-	sockets sweep_ray virtual))
+# No verdict depends on speed, so that tests may run side by side: most wait for frameworks to start, or for
+# counters, and three of them keep two cores busy.
+WORKERS ?= 3
 
 # The tests start some thousand processes of ours: compiled once, wherever the environment says otherwise.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: ready lint
-	$(TEST)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(ALONE)) tests
-	$(TEST)/bin/python -m pytest --quiet $(ALONE) || { \
-		echo "once more, those that failed: a machine that pauses cannot be told from a fault at the first"; \
-		$(TEST)/bin/python -m pytest --quiet --last-failed --last-failed-no-failures none $(ALONE); }
+	$(TEST)/bin/python -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile tests
+
+# New examples for the properties and the fuzzers, for as long as one likes; it stops at what fails.
+MINUTES ?= 10
+search: ready
+	$(TEST)/bin/python tests/search.py --minutes $(MINUTES)
 
 # The tools come from elsewhere than the packages: both at once.
 ready:

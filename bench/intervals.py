@@ -1,22 +1,26 @@
-"""How often a row's 95 % interval covers its true energy, and how wide it is.
+"""How often a 95 % interval covers the true energy, and how wide it is: of rows, and of groups of rows.
 
     python bench/intervals.py [--programs 60]
 
 On programs whose operations have a known power (bench/programs.py), seen by a sensor that gives means over 5,
-20 and 100 ms. Beside our interval the one that a mean over steps alone would give.
+20 and 100 ms. Beside our interval of a row the one that a mean over steps alone would give. Then groups of
+the rows of models made of layers: layers, phases, kinds of operations, halves taken at random, the whole.
+Beside our interval of a group the sum of its rows' intervals.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from programs import IDLE_W, LIMIT_W, make_program, watch
+from programs import IDLE_W, LIMIT_W, make_model, make_program, watch
 
 from smaragdine.accounting.account import account
+from smaragdine.accounting.joint import half_widths_j
 from smaragdine.accounting.meters import Meter
 from smaragdine.accounting.student import t_quantile
 from smaragdine.accounting.uncertainty import sensor_of
@@ -61,6 +65,56 @@ def watch_programs(programs: int, window_ms: float, limits_known: bool) -> Outco
     return Outcome(error, width, spread, energy_j, by_prior)
 
 
+@dataclass(frozen=True)
+class GroupOutcome:
+    """One line per group of all models, all relative to the group's true energy."""
+
+    error: Floats
+    width: Floats
+    summed: Floats  # the sum of its rows' half-widths
+
+
+def watch_models(models: int, window_ms: float) -> dict[str, GroupOutcome]:
+    """By what the groups are."""
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for seed in range(models):
+        program, operations = make_model(seed)
+        trace = watch(program, window_ms, seed)
+        found = account(program.events, {"gpu:0": Meter(trace, sensor_of(trace, IDLE_W, LIMIT_W))})
+        place = {(each.name, each.phase): i for i, each in enumerate(operations)}
+        rows = found.rows.to_pylist()
+        true_j = np.array([program.true_j[place[row["name"], row["phase"]]] for row in rows])
+        energy_j, width_j = (np.array([row[name] for row in rows]) for name in ("energy_j", "uncertainty_j"))
+        for what, members in groups_of([(row["name"], row["phase"]) for row in rows], seed):
+            group = np.array(members)
+            half = half_widths_j(found, group, np.array([0]), np.array([group.size]))[0]
+            error_j = abs(energy_j[group].sum() - true_j[group].sum())
+            relative = np.array([error_j, half, width_j[group].sum()]) / true_j[group].sum()
+            lines.setdefault(what, []).append(tuple(relative.tolist()))
+    return {what: GroupOutcome(*np.array(of).T) for what, of in lines.items()}
+
+
+def groups_of(keys: list[tuple[str, str]], seed: int) -> Iterator[tuple[str, list[int]]]:
+    """What a group is, and its rows: at least two."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, (name, phase) in enumerate(keys):
+        _, layer, kind = name.split("/")
+        for what, which in (
+            ("layer", layer),
+            ("layer and phase", f"{layer} {phase}"),
+            ("phase", phase),
+            ("kind", kind),
+            ("whole", ""),
+        ):
+            groups.setdefault((what, which), []).append(i)
+    random = np.random.default_rng(seed)
+    for i in range(6):
+        groups["random half", str(i)] = np.flatnonzero(random.random(len(keys)) < 0.5).tolist()
+    for (what, _), members in groups.items():
+        if len(members) > 1:
+            yield what, members
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -80,6 +134,17 @@ def main() -> None:
                 f"{np.mean(seen.error <= seen.width):9.1%}{np.mean(seen.error <= seen.spread):17.1%}"
                 f"{np.median(seen.width):14.1%}{np.average(seen.width, weights=seen.energy_j):11.1%}"
                 f"{np.median(seen.error):14.1%}{np.mean(seen.by_prior):12.1%}",
+                flush=True,
+            )
+    print("\nwindow  group            groups  covered  median width  by the sum of rows  median error")
+    for window_ms in WINDOWS_MS:
+        found = watch_models(programs, window_ms)
+        columns = zip(*((of.error, of.width, of.summed) for of in found.values()), strict=True)
+        found["all of them"] = GroupOutcome(*map(np.concatenate, columns))
+        for what, group in found.items():
+            print(
+                f"{window_ms:3} ms  {what:15}{group.error.size:8}{np.mean(group.error <= group.width):9.1%}"
+                f"{np.median(group.width):14.1%}{np.median(group.summed):20.1%}{np.median(group.error):14.1%}",
                 flush=True,
             )
 

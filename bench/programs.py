@@ -100,6 +100,87 @@ def make_program(seed: int, steps: int = 120) -> Program:
     return Program(events, np.bincount(op, energy_j), edge_ns, power_w)
 
 
+@dataclass(frozen=True)
+class Operation:
+    name: str
+    phase: str
+    length_ms: float
+    bound: float  # its power, as a part of the way from idle to limit
+
+
+def make_model(seed: int, steps: int = 60) -> tuple[Program, list[Operation]]:
+    """A model in layers: the same kinds of operations in each, forward and backward, then an optimizer.
+
+    In even seeds operations of one kind draw nearly the same power, as they do on a real GPU; in odd ones
+    each has its own, whatever its kind. An optimizer's operations are memory-bound. True energies are in the
+    order of the operations.
+    """
+    random = np.random.default_rng(seed + 777)
+    operations = _operations(random, by_kind=seed % 2 == 0)
+    count = len(operations)
+    length_ms = np.array([operation.length_ms for operation in operations])
+    dynamic_w = np.array([operation.bound for operation in operations]) * (LIMIT_W - IDLE_W)
+    length_ns = np.maximum(1000, length_ms * 1e6 * random.normal(1, 0.03, (steps, count))).astype(np.int64)
+    pause_ns = np.tile(random.exponential(0.03 * length_ms.mean() * 1e6, count), (steps, 1)).astype(np.int64)
+    pause_ns[:, -1] += (random.uniform(0, 0.3, steps) * 1e6).astype(np.int64)
+    length_ns, pause_ns = length_ns.ravel(), pause_ns.ravel()
+    start_ns = T0_NS + np.cumsum(length_ns + pause_ns) - length_ns - pause_ns
+    extra_w = np.maximum(0, np.tile(dynamic_w, steps) * random.normal(1, 0.03, steps * count))
+    op = np.tile(np.arange(count), steps)
+    edge_ns, power_w, _ = _true_power(start_ns, start_ns + length_ns, extra_w)
+    phases = ["forward", "backward", "optimizer"]
+    phase = np.array([phases.index(operation.phase) for operation in operations], dtype=np.int32)
+    events = pa.table(
+        {
+            "name": pa.DictionaryArray.from_arrays(
+                pa.array(op, pa.int32()), [operation.name for operation in operations]
+            ),
+            "device": pa.DictionaryArray.from_arrays(pa.array(np.zeros(op.size, dtype=np.int32)), ["gpu:0"]),
+            "start_ns": start_ns,
+            "duration_ns": length_ns,
+            "phase": pa.DictionaryArray.from_arrays(pa.array(phase[op]), phases),
+            "lane": np.zeros(op.size, dtype=np.int64),
+            "step": np.repeat(np.arange(steps), count),
+        },
+        schema=EVENTS,
+    )
+    true_j = np.bincount(op, (extra_w + IDLE_W) * length_ns * 1e-9)
+    return Program(events, true_j, edge_ns, power_w), operations
+
+
+def _operations(random: np.random.Generator, by_kind: bool) -> list[Operation]:
+    layers, kinds = int(random.integers(2, 13)), int(random.integers(4, 10))
+    places = [
+        ("embed", ["gather", "add", "norm"], "forward"),
+        *((f"layer_{i}", [f"k{k}" for k in range(kinds)], "forward") for i in range(layers)),
+        ("head", ["mm", "softmax"], "forward"),
+        ("head", ["mm_back", "softmax_back"], "backward"),
+        *((f"layer_{i}", [f"k{k}_back" for k in range(kinds)], "backward") for i in reversed(range(layers))),
+        ("embed", ["gather_back"], "backward"),
+        ("AdamW", [f"o{k}" for k in range(6)], "optimizer"),
+    ]
+    median_ms = random.lognormal(np.log(0.15), 0.8)
+    optimizer = random.uniform(0.1, 0.5)
+
+    def bound() -> float:
+        return float(random.uniform(0.1, 0.6) if random.random() < 2 / 3 else random.uniform(0.7, 1.0))
+
+    known: dict[str, tuple[float, float]] = {}
+    operations: list[Operation] = []
+    for place, names, phase in places:
+        for kind in names:
+            if kind not in known:
+                length_ms = float(min(median_ms * random.lognormal(0, 1.2), 40.0))
+                usual = optimizer + random.normal(0, 0.05) if phase == "optimizer" else bound()
+                known[kind] = length_ms, usual
+            length_ms, usual = known[kind]
+            own = usual * random.normal(1, 0.05) if by_kind or phase == "optimizer" else bound()
+            operations.append(
+                Operation(f"model/{place}/{kind}", phase, length_ms, float(np.clip(own, 0.02, 1.0)))
+            )
+    return operations
+
+
 def _true_power(start_ns: Ints, end_ns: Ints, extra_w: Floats) -> tuple[Ints, Floats, Ints]:
     t_ns = np.concatenate([start_ns, end_ns])
     order = np.argsort(t_ns, kind="stable")

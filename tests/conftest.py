@@ -11,17 +11,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 if TYPE_CHECKING:
     from daemon_fake import Daemon, Machine
     from smaragdine.monitor.client import Client
 
 # The same examples every time: a change that breaks nothing stays green. New ones are looked for on purpose,
-# with HYPOTHESIS_PROFILE=search.
+# with `make search`, and those that failed before come first.
 settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Where CI is set, Hypothesis would take the same examples here too and forget those that failed.
+settings.register_profile(
+    "search",
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
+    max_examples=500,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # A shell starts background jobs with Ctrl-C ignored, and nohup ignores a hangup: the programs under test
@@ -29,6 +39,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What `make search` runs: properties, and whatever is called a fuzz test."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) or "fuzz" in item.path.stem:
+            item.add_marker("search")
+
+
+@pytest.fixture(autouse=True)
+def _as_wide_as_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a library or the caller's terminal has set."""
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(scope="session")

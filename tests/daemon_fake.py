@@ -104,7 +104,7 @@ class Machine:
     def daemon(self, *options: str, most_files: int = 0) -> Iterator[Daemon]:
         daemon = self.start(*options, most_files=most_files)
         try:
-            assert wait_for(lambda: daemon.ready() or process_ended(daemon), TIMEOUT_S), daemon.lines()
+            assert wait_for(lambda: daemon.ready() or process_ended(daemon)), daemon.lines()
             assert daemon.ready(), daemon.lines()
             yield daemon
         finally:
@@ -126,7 +126,9 @@ def a_machine(
     folder = Path(tempfile.mkdtemp(prefix="smaragdine-test-"))
     folder.chmod(0o755)
     tree = PowercapTree(folder / "powercap", packages=packages, wrap_uj=wrap_uj)
-    env = {"SMARAGDINE_POWERCAP_ROOT": str(tree.root), "SMARAGDINE_HWMON_ROOT": str(folder / "none")}
+    # Of the machine the tests run on nothing is seen.
+    none = {f"SMARAGDINE_{name}_ROOT": str(folder / "none") for name in ("HWMON", "PERF")}
+    env = {"SMARAGDINE_POWERCAP_ROOT": str(tree.root), **none}
     if gpus:
         made = nvml_environment(folder, gpus)
         env |= {name: made[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML")}

@@ -49,13 +49,12 @@ def node_command(address: str, pid: int, *words: str) -> list[str]:
     return [node, str(CACHE / "read.mjs"), str(pid), "--address", address, "--proto", str(PROTO), *words]
 
 
-def read_with_node(address: str, pid: int, *words: str, timeout_s: float = 60.0) -> dict[str, Any]:
+def read_with_node(address: str, pid: int, *words: str) -> dict[str, Any]:
     """What it prints with --json: channels with energy_j, first and last value, first_t_ns, last_t_ns."""
     done = subprocess.run(
         node_command(address, pid, "--json", *words),
         capture_output=True,
         text=True,
-        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,14 @@ A program sees the GPUs through its environment:
 and `write_spec(Path(env["FAKE_NVML"]), [...])` switches faults on while it runs. `energy_j` is the exact
 energy to compare with. Change faults and limits while a program runs, never the waveform: the energy counter
 is the integral of the waveform since a fixed time, and would jump.
+
+A GPU with `announced=True` works only when a program says so, and exactly as long: programs run `WORK` and
+call `work(seconds)`. However long the machine pauses, the energy is that of the work.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -23,6 +27,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
+from smaragdine.clock import Clock
+
 FAKES = Path(__file__).parent / "fakes"
 NVML_LIBRARY = "libnvidia-ml.so.1"
 CUDA_LIBRARY = "libcuda.so.1"
@@ -33,10 +39,30 @@ KEPLER, PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER = 2, 4, 5, 6, 7, 8, 9
 _built: dict[str, Path] = {}
 
 
+# For programs under test. The work lies in the future when it is announced: nobody has read of that time yet.
+# It returns when every counter shows all of it.
+WORK = """
+import os, time
+
+def work(seconds, gpu=0, lead_s=0.1):
+    path = os.environ["FAKE_NVML"] + ".work"
+    before = open(path).read() if os.path.exists(path) else ""
+    begin_ns = time.time_ns() + int(lead_s * 1e9)
+    end_ns = begin_ns + round(seconds * 1e9)
+    with open(path + ".new", "w") as file:
+        file.write(f"{before}{gpu} {begin_ns} {end_ns}\\n")
+    if time.time_ns() >= begin_ns:
+        return work(seconds, gpu, 2 * lead_s)
+    os.replace(path + ".new", path)
+    while time.time_ns() < end_ns + 150_000_000:
+        time.sleep(max(0.001, (end_ns - time.time_ns()) / 1e9 + 0.15))
+"""
+
+
 @dataclass(frozen=True)
 class GpuSpec:
     """One GPU. Power is `high_w` for the first `duty` of each period of unix time, `low_w` for the rest;
-    period_ms=0 means a constant `high_w`."""
+    period_ms=0 means a constant `high_w`, `announced` means `high_w` while there is work."""
 
     name: str = "NVIDIA Fake H200"
     uuid: str = ""  # empty: made from the position
@@ -50,6 +76,7 @@ class GpuSpec:
     period_ms: float = 0.0
     duty: float = 0.5
     phase_ms: float = 0.0
+    announced: bool = False
     counter_phase_ms: float = 37.0  # the counter steps at this offset from the full 100 ms
     counter_cost_us: int = 0
     limit_default_w: float = 700.0
@@ -175,8 +202,6 @@ def set_from_outside(spec: Path, gpu: int, what: str, value: int) -> None:
 @contextmanager
 def in_process(tmp: Path) -> Iterator[None]:
     """Makes this process's pynvml use the fake; the caller sets FAKE_NVML in os.environ."""
-    import ctypes
-
     import pynvml
 
     before = pynvml.nvmlLib
@@ -185,8 +210,22 @@ def in_process(tmp: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        simulated_time(0)
         pynvml._nvmlGetFunctionPointer_cache.clear()
         pynvml.nvmlLib = before
+
+
+def simulated_time(begin_ns: int) -> Clock:
+    """Within `in_process`: the GPUs' time is this clock's, which moves only while somebody sleeps by it."""
+    import pynvml
+
+    now_ns = ctypes.c_int64.in_dll(pynvml.nvmlLib, "fake_now_ns")
+    now_ns.value = begin_ns
+
+    def sleep_s(seconds: float) -> None:
+        now_ns.value += max(0, round(seconds * 1e9))
+
+    return Clock(wall_ns=lambda: now_ns.value, mono_ns=lambda: now_ns.value - begin_ns, sleep_s=sleep_s)
 
 
 def energy_j(gpu: GpuSpec, start_ns: int, end_ns: int, *, limit_w: float | None = None) -> float:
@@ -220,6 +259,7 @@ def _numbers(gpu: GpuSpec) -> dict[str, object]:
         "period_ns": round(gpu.period_ms * MS_NS),
         "on_ns": round(gpu.period_ms * gpu.duty * MS_NS),
         "phase_ns": round(gpu.phase_ms * MS_NS),
+        "announced": int(gpu.announced),
         "counter_phase_ns": round(gpu.counter_phase_ms * MS_NS),
         "counter_cost_us": gpu.counter_cost_us,
         "limit_default_mw": round(gpu.limit_default_w * 1000),

@@ -1,5 +1,8 @@
 """A powercap tree in a folder, with a writer that makes its counters move and wrap in real time.
 
+The writer goes before others where it may. Where the machine holds it up all the same, counters stand still
+and then jump: `shown_j` is what a perfect reader sees of them between two times, `jump_j` how much at once.
+
     tree = PowercapTree(tmp_path, packages=2, wrap_uj=5_000_000)
     tree.start({"cpu:0": 80.0, "dram:0": lambda t_s: 10.0 if t_s % 0.2 < 0.1 else 2.0})
     …   # SMARAGDINE_POWERCAP_ROOT=tree.root
@@ -11,10 +14,13 @@ Devices are named as in channels: cpu:0, cpu:0/core, cpu:0/uncore, dram:0, psys.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -53,6 +59,7 @@ class PowercapTree:
         self._thread: threading.Thread | None = None
         self._halt = threading.Event()
         self._power: dict[str, Watts] = {}
+        self._log: list[tuple[int, dict[str, float]]] = []  # when which energies were to be seen
         # As in sysfs: the zones lie nested in devices/virtual, and class/ holds a link to each.
         self._nested = folder / "devices" / "virtual" / "powercap" if layout == "links" else folder
         self.root = folder / "class" / "powercap" if layout == "links" else folder
@@ -110,6 +117,19 @@ class PowercapTree:
         """Everything ever added to a device's counters, unwrapped: what a perfect reader finds."""
         return sum(self._written_uj[zone_id] for zone_id in self.devices[device]) / 1e6
 
+    def shown_j(self, device: str, begin_ns: int, end_ns: int) -> float:
+        """By how much a device's counters rose between two unix times, as they were to be seen."""
+        return self._shown_at(device, end_ns) - self._shown_at(device, begin_ns)
+
+    def jump_j(self, device: str) -> float:
+        """The most that a device's counters rose at once."""
+        values = [each[device] for _, each in self._log]
+        return max((later - value for value, later in pairwise(values)), default=0.0)
+
+    def _shown_at(self, device: str, t_ns: int) -> float:
+        index = bisect_right(self._log, t_ns, key=lambda entry: entry[0])
+        return self._log[max(index - 1, 0)][1][device]
+
     def start(self, watts: Mapping[str, Watts], step_s: float = 0.001) -> None:
         """Move the counters by these watts (or by functions of the seconds since start) every `step_s`."""
         assert self._thread is None
@@ -140,6 +160,8 @@ class PowercapTree:
         self.close()
 
     def _run(self, step_s: float) -> None:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_FIFO, os.sched_param(1))
         start_ns = last_ns = time.monotonic_ns()
         owed_uj = dict.fromkeys(self._power, 0.0)
         running = True
@@ -156,6 +178,7 @@ class PowercapTree:
                 for zone_id in zone_ids:
                     self._written_uj[zone_id] += each_uj
                     self._write(zone_id)
+            self._log.append((time.time_ns(), {device: self.exact_joules(device) for device in self._power}))
             last_ns = now_ns
 
     def _write(self, zone_id: str) -> None:

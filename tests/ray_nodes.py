@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli import TIMEOUT_S, wait_for
+from cli import wait_for
 from nvml_fake import GpuSpec, nvml_environment, settings_now
 
 
@@ -29,7 +29,7 @@ class Cluster:
         return {node: self.limit_mw(node) for node in self.specs}
 
     def restored(self) -> bool:
-        return wait_for(lambda: self.limits_mw() == self.defaults_mw, TIMEOUT_S)
+        return wait_for(lambda: self.limits_mw() == self.defaults_mw)
 
     def kill(self, node: str) -> None:
         self.cluster.remove_node(self.nodes[node], allow_graceful=False)

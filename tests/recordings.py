@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from smaragdine.recording.events import write_edges, write_events, write_windows
-from smaragdine.recording.format import EDGES, MARKS, WINDOWS, channel_to_dict
+from smaragdine.recording.folder import write_info
+from smaragdine.recording.format import EDGES, MARKS, PLACES, WINDOWS, channel_to_dict
 from smaragdine.recording.marks import marks_table
 from smaragdine.recording.writer import ReadingsWriter, TableWriter
 from smaragdine.sensors.base import Channel
@@ -161,16 +162,16 @@ def put(
     folder: Path,
     facts: Mapping[str, Any],
     channels: Sequence[Channel],
-    readings: Sequence[tuple[int, Sequence[tuple[int, int, float]]]],
+    readings: Sequence[tuple[int, list[tuple[int, int, float]]]],
     marks: pa.Table,
     windows: Sequence[dict[str, Any]] = (),
-    events: Sequence[dict[str, Any]] = (),
+    events: Sequence[dict[str, Any]] | pa.Table = (),
     edges: Sequence[dict[str, Any]] = (),
 ) -> Path:
     """A recording of what is given; without channels nothing was measured, without events nothing traced."""
     folder.mkdir(parents=True)
     known = {"format_version": 1, "status": "complete", "channels": list(map(channel_to_dict, channels))}
-    (folder / "run.json").write_text(json.dumps({**known, **facts}))
+    assert write_info(folder, {**known, **facts}) is None
     if channels:
         writer = ReadingsWriter(folder, channels)
         writer.write(readings)
@@ -181,7 +182,56 @@ def put(
     table.close()
     if windows:
         assert write_windows(folder, pa.Table.from_pylist(list(windows), schema=WINDOWS)) is None
-    if events:
-        assert write_events(folder, pa.Table.from_pylist(list(events))) is None
+    if len(events):
+        told = events if isinstance(events, pa.Table) else pa.Table.from_pylist(list(events))
+        assert write_events(folder, told) is None
         assert write_edges(folder, pa.Table.from_pylist(list(edges), schema=EDGES)) is None
+    return folder
+
+
+def whole(folder: Path) -> Path:
+    """A recording with every table, each of several batches."""
+    facts: dict[str, Any] = {"provenance": "measured", "period_ms": 100.0, "sensor": "test"}
+    channels = [
+        Channel("gpu:0", "power", "W", "sample", window_ms=100.0, **facts),
+        Channel("cpu:0", "energy", "J", "counter", wraps_at=10_000.0, **facts),
+        Channel("cpu:0", "busy", "s", "counter", **facts),
+        Channel("cpu:0", "program", "s", "counter", **facts),
+        Channel("cpu:0", "monitor", "s", "counter", **facts),
+        Channel("gpu:0", "temperature", "°C", "level", **facts),
+    ]
+    writer_folder = folder.with_name(f"{folder.name}.readings")
+    writer_folder.mkdir(parents=True)
+    writer = ReadingsWriter(writer_folder, channels)
+    for second in range(-1, RUN_S + 1):
+        rows: list[tuple[int, int, float]] = []
+        for tenth in range(10):
+            t_s = second + tenth / 10
+            values = (
+                gpu_w(round(t_s * 1000) - 1),
+                40 * (t_s + 2),
+                t_s + 2,
+                (t_s + 2) / 2,
+                0.01 * t_s + 1,
+            )
+            rows += [(T0 + round(t_s * S), n, value) for n, value in enumerate((*values, 50.0 + t_s))]
+        writer.write([(0, rows)])
+    writer.close()
+    places = TableWriter(writer_folder / "places.arrows", PLACES)
+    for n in range(2):
+        columns = [[T0 + n * MS], [42], [42 + n], [n]]
+        arrays = [pa.array(each, field.type) for each, field in zip(columns, PLACES, strict=True)]
+        places.write(pa.RecordBatch.from_arrays(arrays, schema=PLACES))
+    places.close()
+    host = {
+        "cpu": "Test CPU",
+        "sockets": {"cpu:0": {"logical_cpus": 4, "cores": 2}},
+        "gpus": [{"device": "gpu:0", "name": "Test GPU", "power_limit_w": 700.0}],
+    }
+    rows_of = {**writer.rows_of, "places.arrows": 2}
+    told = [channel_to_dict(channel) for channel in channels]
+    named = region("load", 1200, 1900, 0)
+    make(folder, power=False, marked=named, channels=told, host=host, rows=rows_of)
+    for path in writer_folder.iterdir():
+        shutil.move(path, folder / path.name)
     return folder

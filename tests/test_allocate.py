@@ -112,7 +112,15 @@ def instances(draw: st.DrawFn, kinds: Sequence[str] = OBJECTIVES) -> tuple[list[
 def every_cost(
     gpus: Sequence[Choices], objective: Objective, total: int
 ) -> Iterator[tuple[float, float, float]]:
-    """Cost, step time and energy of every allocation, one by one: whole numbers and quarters, so exact."""
+    """Cost, step time and energy of every allocation, one by one."""
+    for paid, step, energy, _ in every_allocation(gpus, objective, total):
+        yield paid, step, energy
+
+
+def every_allocation(
+    gpus: Sequence[Choices], objective: Objective, total: int
+) -> Iterator[tuple[float, float, float, tuple[int, ...]]]:
+    """And its batches; whole numbers and quarters, so exact."""
     batches = [range(each.lowest, each.highest + 1) for each in gpus]
     rows = [range(each.power_limit_w.size) for each in gpus]
     for split in itertools.product(*batches):
@@ -137,7 +145,7 @@ def every_cost(
                 "time": step,
                 "edp": energy * step,
             }[objective.kind]
-            yield float(paid), float(step), float(energy)
+            yield float(paid), float(step), float(energy), split
 
 
 @settings(max_examples=300, deadline=None)

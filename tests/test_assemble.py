@@ -160,3 +160,36 @@ def test_a_slice_of_another_shape_costs_no_other(run: Path) -> None:
     recording = open_recording(run)
     assert recording.windows.num_rows == recording.events.num_rows == WINDOWS - 1
     assert raw_files(run) == ["torch-7-0.json", "torch-7-0.meta.json"]
+
+
+def test_what_runs_in_some_steps_only_is_said_once_and_of_the_model(run: Path) -> None:
+    """Three windows of two steps: a layer runs once in each, and so does what a loader fetches ahead."""
+    for n in range(WINDOWS):
+        begin_ns = BEGIN_NS + n * 10**9
+        stem = run / "traces" / f"torch-7-{n}"
+        meta = json.loads(stem.with_suffix(".meta.json").read_text())
+        half_ns = begin_ns + 5 * 10**7
+        meta["steps"] = [[2 * n, begin_ns, half_ns], [2 * n + 1, half_ns, meta["end_ns"]]]
+        stem.with_suffix(".meta.json").write_text(json.dumps(meta))
+
+        def call(name: str, at_ms: float, ms: float, cat: str, begin_ns: int = begin_ns) -> dict[str, Any]:
+            return {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": 7, "dur": ms * 1e3,
+                    "ts": begin_ns / 1000 + at_ms * 1e3, "args": {"External id": int(at_ms)}}  # fmt: skip
+
+        events = [
+            call(f"smaragdine:Net{n}", 1, 8, "user_annotation"),
+            call("aten::mm", 2, 5, "cpu_op"),
+            call("enumerate(DataLoader)#_Iter.__next__", 20, 8, "user_annotation"),
+            call("aten::empty", 21, 5, "cpu_op"),
+        ]
+        stem.with_suffix(".json").write_text(json.dumps({"baseTimeNanoseconds": 0, "traceEvents": events}))
+    said = [line for line in assemble(run) if "equally often" in line]
+    names = open_recording(run).events["name"].to_pylist()
+    assert names.count("input/_Iter/empty") == WINDOWS, names
+    assert said == [
+        "torch (rank 0): 3 operations of the model did not run equally often in all traced steps: "
+        "Net0/mm, Net1/mm, Net2/mm"
+    ]
+    windows = open_recording(run).windows.to_pylist()
+    assert [window["counts_divide"] for window in windows] == [False] * WINDOWS
+    assert sum("equally often" in remark for window in windows for remark in window["remarks"]) == 1

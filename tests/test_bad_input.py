@@ -50,10 +50,10 @@ def spoilt(recorded: Path, here: Path) -> Path:
     return Path(shutil.copytree(recorded, here / "spoilt"))
 
 
-def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """One line on stderr that says these words; exit code 2; nothing on stdout."""
+def refused(done: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
+    """One line on stderr that says these words; an exit code; nothing on stdout."""
     assert "Traceback" not in done.stderr
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == code, done.stderr
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
@@ -70,32 +70,35 @@ def files() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "said", "code"),
     [
-        (["missing.py"], "missing.py does not exist"),
-        (["no-such-command"], "no-such-command"),
-        (["./no-such-file"], "no such file"),
-        (["folder"], "__main__.py"),
-        (["book.ipynb"], "notebook"),
-        (["notes.txt"], "notes.txt"),
-        (["./notes.txt"], "not executable"),
-        (["./bad-format"], "bad-format"),
-        (["./bad-interpreter"], "bad-interpreter"),
-        (["-m"], "-m needs a module"),
+        (["missing.py"], "missing.py does not exist", 127),
+        (["no-such-command"], "no-such-command", 127),
+        (["./no-such-file"], "no such file", 127),
+        (["--", "/no/such/program"], "no such file", 127),
+        (["folder"], "__main__.py", 126),
+        (["book.ipynb"], "notebook", 2),
+        (["notes.txt"], "notes.txt", 126),
+        (["./notes.txt"], "not executable", 126),
+        (["./bad-format"], "bad-format", 126),
+        (["./bad-interpreter"], "bad-interpreter", 126),
+        (["-m"], "-m needs a module", 2),
         (
             ["--epochs", "3", "missing.py"],
             "unknown option --epochs: options before the program's name are ours",
+            2,
         ),
         (
             ["--trace", "off", "--trace-steps=5", "notes.txt"],
             "--trace-steps says how to trace: --trace is off. Leave one of them out",
+            2,
         ),
-        (["--"], "nothing to run"),
-        ([], "nothing to run"),
+        (["--"], "nothing to run", 2),
+        ([], "nothing to run", 2),
     ],
 )
-def test_what_cannot_be_started_is_refused_and_leaves_nothing(
-    here: Path, words: list[str], said: str
+def test_what_cannot_be_started_is_refused_as_a_shell_does_and_leaves_nothing(
+    here: Path, words: list[str], said: str, code: int
 ) -> None:
     (here / "folder").mkdir()
     for name in ("book.ipynb", "notes.txt", "bad-format"):
@@ -104,16 +107,32 @@ def test_what_cannot_be_started_is_refused_and_leaves_nothing(
     (here / "bad-interpreter").write_text("#!/no/such/interpreter\n")
     (here / "bad-interpreter").chmod(0o755)
     before = files()
-    refused(smaragdine("run", *words), said)
+    refused(smaragdine("run", *words), said, code=code)
     assert files() == before
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep", "tune", "profile", "study"])
+@pytest.mark.parametrize(
+    ("program", "code"), [("/no/such/program", 127), ("gone.py", 127), ("./notes.txt", 126)]
+)
+def test_every_verb_that_runs_programs_ends_as_a_shell_does(
+    here: Path, capsys: pytest.CaptureFixture[str], verb: str, program: str, code: int
+) -> None:
+    (here / "notes.txt").write_text("x")
+    words = {"study": ["custom"], "sweep": ["--power", "100"]}.get(verb, [])
+    more = {"profile": ["{batch}"]}.get(verb, [])
+    assert main([verb, *words, "--", program, *more]) == code
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert files() == ["notes.txt"]
 
 
 def test_an_output_folder_is_taken_back_when_the_program_cannot_start(here: Path) -> None:
     (here / "bad").write_text("x")
     (here / "bad").chmod(0o755)
     (here / "kept").mkdir()
-    refused(smaragdine("run", "-o", "kept/out", "./bad"))
+    refused(smaragdine("run", "-o", "kept/out", "./bad"), code=126)
     assert list((here / "kept").iterdir()) == []
 
 
@@ -515,11 +534,12 @@ def test_a_table_with_any_byte_turned_over_opens_or_is_one_line(
     refusals = set()
     for at in [*range(min(3000, len(data))), *range(3000, len(data), 61)]:
         (spoilt / f"{table}.arrows").write_bytes(data[:at] + bytes([data[at] ^ 0x5A]) + data[at + 1 :])
+        recording = api.open(spoilt)
+        assert any(f"{table}.arrows is damaged" in line for line in recording.damage), at
         try:
-            assert api.open(spoilt).table(table).num_rows >= 0
+            assert recording.table(table).num_rows >= 0
         except UserError as error:
             refusals.add(str(error))
-    assert refusals
     assert all(f"spoilt/{table}.arrows is damaged" in refusal for refusal in refusals)
 
 
@@ -626,7 +646,9 @@ def test_show_of_what_is_no_recording(here: Path, recorded: Path) -> None:
 
 def test_a_baseline_of_other_devices_is_refused(recorded: Path, spoilt: Path) -> None:
     (spoilt / "power.arrows").unlink()
-    refused(smaragdine("show", recorded, "--subtract", "spoilt"), "baseline")
+    done = smaragdine("show", recorded, "--subtract", "spoilt")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "baseline" in done.stderr.splitlines()[-1]
 
 
 # The command line itself

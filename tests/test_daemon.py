@@ -420,7 +420,7 @@ def test_a_reader_that_never_reads_holds_nobody_up() -> None:
         )
         reader.start()
         # Twice what a stream's window and the socket's buffers take.
-        assert wait_for(lambda: sum(batch.ByteSize() for batch in followed) > 150_000, TIMEOUT_S)
+        assert wait_for(lambda: sum(batch.ByteSize() for batch in followed) > 150_000)
         assert not any(batch.dropped_batches for batch in followed)
         client.stop(started.session_id)
         reader.join(TIMEOUT_S)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import smaragdine, wait_for
+from cli import TIMEOUT_S, smaragdine, wait_for
 from daemon_fake import GROUP_NUMBER, Daemon, Machine, a_machine, a_program, as_user
 from nvml_fake import GpuSpec
 from smaragdine.errors import UserError
@@ -304,7 +304,7 @@ def test_tcp_needs_tls_and_a_token(certificate: tuple[Path, Path]) -> None:
                 assert refused.value.status == "UNAUTHENTICATED"
             with socket.create_connection(("127.0.0.1", port)) as plain:
                 plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-                plain.settimeout(20)
+                plain.settimeout(TIMEOUT_S)
                 assert b"grpc" not in plain.recv(100)
             with daemon.connect() as root:
                 assert root.health().ok

@@ -16,6 +16,7 @@ import pytest
 from grpclib.client import Channel as GrpcChannel
 from grpclib.client import UnaryUnaryMethod
 
+from cli import TIMEOUT_S
 from smaragdine.monitor.contract.service import METHODS
 from smaragdine.monitor.daemon.callers import Caller, Owner, Rights
 from smaragdine.monitor.daemon.core import Daemon, Knowledge
@@ -31,7 +32,6 @@ from smaragdine.monitor.daemon.tokens import TokenFile, add_token
 from smaragdine.sensors.discover import Machine, SensorSettings
 
 CALLER = Caller("uid:1", "ada", os.getuid(), os.getpid(), Owner("ada"), may_read=True)
-PATIENCE_S = 60.0
 
 
 @contextlib.asynccontextmanager
@@ -48,7 +48,7 @@ async def a_daemon(settings: Settings) -> AsyncIterator[Daemon]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -62,7 +62,7 @@ class Held:
         monkeypatch.setattr(source, "add", self._wait_and_add)
 
     def _wait_and_add(self, *args: Any) -> Any:
-        assert self.let_go.wait(PATIENCE_S)
+        assert self.let_go.wait(TIMEOUT_S)
         return self._add(*args)
 
 
@@ -133,7 +133,7 @@ def test_a_stranger_who_only_holds_a_connection_goes_and_who_has_a_token_stays(
 
     async def hold_and_ask() -> None:
         bounds = Bounds(stranger_s=3.0, tcp_connections=3)
-        async with a_daemon(Settings(state=None, bounds=bounds)) as daemon, asyncio.timeout(PATIENCE_S):
+        async with a_daemon(Settings(state=None, bounds=bounds)) as daemon, asyncio.timeout(TIMEOUT_S):
             service = Service(daemon, Lending(None, print), TokenFile(tmp_path / "tokens", print))
             server = Server(service.methods, Rights(-1, -1), bounds, print)
             listening = socket.create_server(("127.0.0.1", 0))

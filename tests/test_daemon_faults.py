@@ -313,7 +313,7 @@ def test_kill_9_of_the_daemon() -> None:
             total_j += joules
 
         daemon = machine.start()
-        assert wait_for(daemon.ready, TIMEOUT_S)
+        assert wait_for(daemon.ready)
         started = client.start(program.pid, period_ms=4)
         number = energy_channel(started.channels).number
         follower = Follower(client, started.session_id)
@@ -341,7 +341,7 @@ def test_kill_9_of_the_daemon() -> None:
                     daemon.process.wait(TIMEOUT_S)
                     assert wait_for(lambda below=below: not any(map(alive, below)))
                     daemon = machine.start()
-                assert wait_for(lambda daemon=daemon: daemon.ready(), TIMEOUT_S), daemon.lines()
+                assert wait_for(lambda daemon=daemon: daemon.ready()), daemon.lines()
                 assert wait_for(lambda: limit_w(machine) == BEFORE_W), victim
             with pytest.raises(DaemonError) as refused:
                 client.release(lease.lease_id)
@@ -382,7 +382,7 @@ def test_a_reader_that_never_reads_learns_what_it_missed() -> None:
             made = follower.batches[-1].next_sequence - started.sequence
             return made > client.health().kept_batches + 40
 
-        assert wait_for(lost, TIMEOUT_S)
+        assert wait_for(lost)
         assert client.health().memory_bytes < before_bytes + 32 * 2**20
         assert sum(path.stat().st_size for path in machine.state.glob("*.spool")) < 2 * 2**20
         client.stop(started.session_id)
@@ -473,13 +473,13 @@ def test_a_full_disk_for_the_state_folder() -> None:
             started = client.start(program.pid, period_ms=4)
             follower = Follower(client, started.session_id)
             fill(machine.state / "somebody-elses")
-            assert wait_for(lambda: not client.health().ok, TIMEOUT_S)
+            assert wait_for(lambda: not client.health().ok)
             last = len(follower.batches)
             assert wait_for(lambda: len(follower.batches) > last + 3)
             # Sessions begin and end all the same.
             client.stop(client.start(other.pid).session_id)
             (machine.state / "somebody-elses").unlink()
-            assert wait_for(lambda: client.health().ok, TIMEOUT_S)
+            assert wait_for(lambda: client.health().ok)
             assert wait_for(lambda: {"spool_lost", "spool_back"} <= notes(follower)), notes(follower)
             assert "Traceback" not in daemon.lines()
             assert daemon.lines().count("cannot be written") <= 4
@@ -505,7 +505,7 @@ def test_hundreds_of_connections_and_no_descriptors_left() -> None:
             for _ in range(300):
                 peer = stack.enter_context(socket.socket(socket.AF_UNIX))
                 peer.connect(str(daemon.socket))
-            assert wait_for(lambda: "refused" in daemon.lines(), TIMEOUT_S)
+            assert wait_for(lambda: "refused" in daemon.lines())
             with pytest.raises(UserError), daemon.connect() as late:
                 late.health()
             # Who was there before is served, as far as it needs nothing new.

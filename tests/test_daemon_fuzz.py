@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from hpack import Decoder
 
+import search
 from cli import TIMEOUT_S, wait_for
 from daemon_fake import Daemon, Machine, a_machine, a_program
 from nvml_fake import GpuSpec, set_from_outside, settings_now
@@ -239,7 +240,7 @@ def broken_call(dice: random.Random, names: list[str], requests: dict[str, list[
 
 def send_broken_messages(path: Path, session_id: str, seed: int, count: int) -> dict[int, int]:
     """How often each status was the answer."""
-    dice = random.Random(seed)
+    dice = random.Random(search.seed(seed))
     names = [*METHODS, *3 * ["Start", "Stop", "Read", "SetLimit", "Release"]]
     heads = {name: head(METHODS[name].path) for name in names}
     requests = good_requests(session_id)
@@ -295,7 +296,7 @@ def broken_frames(dice: random.Random) -> bytes:
 
 
 def send_broken_frames(path: Path, seed: int, count: int) -> int:
-    dice = random.Random(seed)
+    dice = random.Random(search.seed(seed))
     for _ in range(count):
         with socket.socket(socket.AF_UNIX) as peer:
             peer.settimeout(TIMEOUT_S)

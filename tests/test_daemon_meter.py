@@ -82,7 +82,7 @@ def test_a_counter_is_followed_over_its_wrapping_round(start: int, steps: list[i
 
 
 def test_a_counter_that_was_set_back_brings_nothing():
-    counter = Counter(Line(), wraps_at=262_143_000_000)
+    counter = Counter(Line(), wraps_at=262_143_000_000, joules=1e-6)
     t_ns = np.array([START, START + SECOND, START + 2 * SECOND, START + 3 * SECOND])
     counter.add(t_ns, [200_000_000_000, 200_100_000_000, 5, 105])
     assert counter.line.total == 100_000_000 + 100
@@ -149,7 +149,7 @@ def test_a_slow_device_keeps_its_power_between_its_readings():
     slow = Channel("wall", "power", "W", "sample", "measured", 10_000.0, "plug-in")
     now_ns = START + 25 * SECOND
     meter = Meter({0: slow}, {}, wall_ns=lambda: now_ns)
-    meter.update(batch([(START + 10 * SECOND, 0, 90.0)]))
+    meter.update(batch([(START, 0, 90.0), (START + 10 * SECOND, 0, 120.0)]))
     assert gpu_power_w(meter) == pytest.approx(90.0)
 
 

@@ -15,7 +15,7 @@ import pytest
 from grpclib.client import Channel, UnaryStreamMethod
 from grpclib.exceptions import GRPCError
 
-from cli import smaragdine, wait_for
+from cli import TIMEOUT_S, smaragdine, wait_for
 from daemon_fake import GROUP, GROUP_NUMBER, Daemon, Machine, a_machine, a_program, as_user
 from smaragdine.monitor.client import DaemonError, connect
 from smaragdine.monitor.contract import monitor_pb2 as pb
@@ -162,7 +162,7 @@ def test_who_asks_and_never_reads_is_cut_off(daemon: Daemon) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(daemon.socket))
         peer.sendall(_H2_PREFACE)
-        peer.settimeout(60)
+        peer.settimeout(TIMEOUT_S)
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             peer.sendall(_H2_PING * (1 << 20))
     with daemon.connect() as client:
@@ -193,7 +193,7 @@ def test_one_user_cannot_have_all_readers(daemon: Daemon) -> None:
                 lines.append(f"{error.status.name} {error.message}")
 
         tasks = [asyncio.create_task(follow(channel)) for channel in channels for _ in range(most // 2 + 1)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(TIMEOUT_S):
             while begun + len(lines) < most + 2:
                 await asyncio.sleep(0.01)
         for task in tasks:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cli import TIMEOUT_S
 from nvml_fake import GpuSpec, in_process, write_spec
 from powercap_fake import PowercapTree
 from smaragdine.clock import Clock
@@ -34,11 +35,10 @@ from smaragdine.sensors.discover import Machine, SensorSettings, discover
 MS = 1_000_000
 SECOND = 1_000 * MS
 CPUS = dict.fromkeys(range(os.cpu_count() or 1), 0)
-PATIENCE_S = 60
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)
@@ -261,7 +261,7 @@ def test_a_wait_ends_when_it_is_woken_and_a_wake_is_never_lost():
         wait_until(lambda seen=seen: rounds > seen)
     done.set()
     alarm.wake()
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
     assert not thread.is_alive()
     alarm.close()
     alarm.wake()  # after the end: nothing
@@ -533,7 +533,7 @@ def running(settings: SensorSettings, **more: object) -> Iterator[Run]:
     try:
         yield run
     finally:
-        source.stop(PATIENCE_S)
+        source.stop(TIMEOUT_S)
         run.drain()
 
 

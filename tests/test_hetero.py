@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli import environment
+from cli import TIMEOUT_S, environment
 from nvml_fake import GpuSpec, in_process, nvml_environment, settings_now
 from refusal import refused
 from smaragdine.hetero.allocation import checked_batches, checked_limits, read_allocation
@@ -30,7 +30,6 @@ import smaragdine.hetero  # noqa: E402
 
 RANKS = Path(__file__).parent / "models" / "hetero_ranks.py"
 SPLIT = [3, 5]
-TIMEOUT_S = 200.0
 
 
 @pytest.fixture(scope="module")

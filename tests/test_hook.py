@@ -134,9 +134,13 @@ def test_isolated_interpreters_are_left_alone(tmp_path, flag):
 
 
 def test_without_a_spool_only_the_chain(tmp_path):
-    code = "import sys; print([name for name in (*sys.modules, *sys.path) if 'maragdine' in name])"
-    done = run([sys.executable, "-c", code], paths=[hook_environment.SITE])
-    assert done.stdout == "[]\n"
+    code = "import json, sys; print(json.dumps([sorted(sys.modules), sys.path]))"
+    bare, chained = (
+        json.loads(run([sys.executable, "-c", code], paths=paths).stdout)
+        for paths in ([tmp_path], [hook_environment.SITE, tmp_path])
+    )
+    assert set(chained[0]) - set(bare[0]) <= {"sitecustomize"}
+    assert chained[1] == bare[1]
 
 
 OTHERS = {

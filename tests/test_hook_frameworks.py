@@ -41,7 +41,6 @@ def train(tmp_path, program, command=(), hooked=True, **variables):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

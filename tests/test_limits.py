@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from cli import TIMEOUT_S
 from nvml_fake import (
     GpuSpec,
     in_process,
@@ -42,7 +43,6 @@ GPU = GpuSpec()  # 100 to 700 W, 700 by default; graphics 1980·n/8 MHz, memory 
 DEFAULT_MW = 700_000
 LIMIT, LOCKED, LOCKED_MEMORY, APPLICATION = "l", "c", "m", "a"
 ROUNDS = 40
-WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def here(spec: Path, tmp_path: Path, journal: Path) -> Iterator[Desktop]:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen"
         time.sleep(0.005)
@@ -445,7 +445,9 @@ def test_another_boot_owes_nothing(here: Desktop, spec: Path, journal: Path) -> 
 def run_keeper(journal: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """A keeper whose parent is gone already: it brings back and ends."""
     command = [*keeper_command(journal), *options]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S)
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
 
 
 def nothing_changed(spec: Path) -> bool:
@@ -485,7 +487,7 @@ def start_parent(journal: Path, seed: int, *, forks: bool = False) -> tuple[int,
                 change_something(control, rng)
                 child = os.fork() if forks else 0
                 if forks and child == 0:
-                    time.sleep(10 * WAIT_S)
+                    time.sleep(10 * TIMEOUT_S)
                     os._exit(0)
                 os.write(send, f"{control.keeper_pid} {child}\n".encode())
                 while True:
@@ -500,7 +502,7 @@ def start_parent(journal: Path, seed: int, *, forks: bool = False) -> tuple[int,
 
 def wait_for_keepers_end(journal: Path) -> None:
     lock = journals.Lock(journal)
-    assert lock.take(WAIT_S)
+    assert lock.take(TIMEOUT_S)
     lock.close()
 
 
@@ -532,7 +534,7 @@ def test_kill_9_of_the_keeper_brings_everything_back_and_says_so(spec: Path, jou
             assert change_until_refused(control, rng) == "unavailable"
             killing.join()
             wait_for(lambda before=generation: control.generation > before)
-            control.wait_ready(WAIT_S)
+            control.wait_ready(TIMEOUT_S)
             assert nothing_changed(spec), (seed, settings_now(spec))
             assert not journal.exists()
     assert sum("keeper has died" in line for line in said) == ROUNDS
@@ -563,7 +565,7 @@ def test_a_forked_child_that_holds_the_pipe_does_not_hide_the_parents_end(spec: 
 
 def test_a_terminals_signals_pass_by_and_sigterm_brings_back(spec: Path, journal: Path) -> None:
     control = Control(launch_here(journal))
-    control.wait_ready(WAIT_S)
+    control.wait_ready(TIMEOUT_S)
     control.set("gpu:0", "power", 300)
     keeper = control.keeper_pid
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
@@ -639,9 +641,9 @@ def test_given_up_stays_in_the_journal(spec: Path, journal: Path) -> None:
 
 
 def test_a_driver_that_hangs_holds_nobody_up_and_the_set_is_taken_back(spec: Path, journal: Path) -> None:
-    control = Control(launch_here(journal), timeout_s=WAIT_S)
-    control.wait_ready(WAIT_S)
-    write_spec(spec, [replace(GPU, set_hang_ms=60_000), GPU])
+    control = Control(launch_here(journal), timeout_s=TIMEOUT_S)
+    control.wait_ready(TIMEOUT_S)
+    write_spec(spec, [replace(GPU, set_hang_ms=600_000), GPU])
     control._timeout_s = 0.1
     with pytest.raises(LimitError, match="has not answered for"):
         control.set("gpu:0", "power", 300)
@@ -649,10 +651,10 @@ def test_a_driver_that_hangs_holds_nobody_up_and_the_set_is_taken_back(spec: Pat
         control.set("gpu:1", "power", 300)
     write_spec(spec, [GPU, GPU])
     wait_for(lambda: settings_made(spec) == [(0, LIMIT, 300_000), (0, LIMIT, DEFAULT_MW)])
-    control._timeout_s = WAIT_S
+    control._timeout_s = TIMEOUT_S
     wait_for(lambda: not control._late)
     assert control.set("gpu:1", "power", 300).previous == (700, 0)
-    control.close(WAIT_S)
+    control.close(TIMEOUT_S)
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW, (1, LIMIT): DEFAULT_MW}
 
 
@@ -663,7 +665,7 @@ def test_garbage_does_not_stop_the_keeper(spec: Path, journal: Path) -> None:
     lines.append(b'{"id":5,"do":"set","device":"gpu:0","kind":"power","value":1e999}')
     lines.append(b'{"id":6,"do":"set","device":"gpu:0","kind":"power","value":300}')
     data = b"\n".join(lines) + b"\n"
-    done = subprocess.run(keeper_command(journal), input=data, capture_output=True, timeout=WAIT_S)
+    done = subprocess.run(keeper_command(journal), input=data, capture_output=True, timeout=TIMEOUT_S)
     answers = done.stdout.decode().splitlines()[1:]
     assert len(answers) == len(lines)
     assert all('"code":"invalid"' in answer for answer in answers[:-1])
@@ -684,8 +686,8 @@ def test_no_gpu_at_all(tmp_path: Path, journal: Path, monkeypatch: pytest.Monkey
 
 def test_the_desk_lends_and_takes_back(spec: Path, journal: Path) -> None:
     async def session() -> None:
-        desk = Desk(Control(launch_here(journal), timeout_s=WAIT_S))
-        desk._control.wait_ready(WAIT_S)
+        desk = Desk(Control(launch_here(journal), timeout_s=TIMEOUT_S))
+        desk._control.wait_ready(TIMEOUT_S)
         keep = asyncio.ensure_future(desk.keep())
         assert len(await desk.ranges()) == 8
         ann = await desk.set_limit("ann", "gpu:0", "power", 300)
@@ -701,7 +703,7 @@ def test_the_desk_lends_and_takes_back(spec: Path, journal: Path) -> None:
         assert nothing_changed(spec)
         await desk.set_limit("ann", "gpu:0", "power", 200)
         # While the keeper hangs the loop goes on.
-        write_spec(spec, [GPU, replace(GPU, set_hang_ms=60_000)])
+        write_spec(spec, [GPU, replace(GPU, set_hang_ms=600_000)])
         hanging = asyncio.ensure_future(desk.set_limit("bob", "gpu:1", "power", 300))
         for _ in range(20):
             await asyncio.sleep(0.005)
@@ -711,9 +713,9 @@ def test_the_desk_lends_and_takes_back(spec: Path, journal: Path) -> None:
         os.kill(desk._control.keeper_pid, signal.SIGKILL)
         while desk.count:
             await asyncio.sleep(0.01)
-        await asyncio.to_thread(desk._control.wait_ready, WAIT_S)
+        await asyncio.to_thread(desk._control.wait_ready, TIMEOUT_S)
         keep.cancel()
-        await desk.close(WAIT_S)
+        await desk.close(TIMEOUT_S)
 
     asyncio.run(session())
     assert nothing_changed(spec)

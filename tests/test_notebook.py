@@ -102,9 +102,9 @@ def test_a_diagram_shows_itself(run: Path) -> None:
 
 def test_a_recording_shows_itself(run: Path) -> None:
     page = Page(package.open(run)._repr_html_() or "")
-    devices = {row[0]: row[1:] for row in page.rows if len(row) == 5}
-    assert devices["gpu:0"] == ["460 J", "115 W", "200 W", "measured"]
-    assert devices["sum"][0] == "620 J"
+    devices = {row[0]: row[1:] for row in page.rows if len(row) == 6}
+    assert devices["gpu:0"] == ["460 J", "460 J", "115 W", "200 W", "measured"]
+    assert devices["sum"][:2] == ["460 J", "620 J"]  # whose the socket's was nobody recorded
     # Layers that are alike stand as one.
     assert any(row[0] == "net/layer_*/MatMul" for row in page.rows)
 
@@ -171,7 +171,6 @@ def test_mistakes_are_one_line(shell: Any, capsys: pytest.CaptureFixture[str]) -
     assert "ran" not in shell.user_ns
 
 
-@pytest.mark.timeout(200)
 def test_in_a_kernel_steps_are_traced_and_shown(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
@@ -188,7 +187,7 @@ def test_in_a_kernel_steps_are_traced_and_shown(tmp_path: Path) -> None:
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(
-        notebook, timeout=150, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     shown = [out.data["text/html"] for cell in notebook.cells for out in cell.outputs if "data" in out]
     assert len(shown) == 2

@@ -60,8 +60,9 @@ def oracle_counter(s: Series) -> tuple[list[Stretch], int]:
         wrapped = used < 0 and bool(s.channel.wraps_at)
         if wrapped:
             used += Fraction(s.channel.wraps_at)
-        if wrapped and end > start and used / ((end - start) * NS) > 10_000:
-            continue  # set back, not wrapped
+        # Set back, not wrapped; or a jump of more than any device uses until the counter's next step.
+        if end > start and used / (max(end - start, 0 if wrapped else 100 * MS) * NS) > 20_000:
+            continue
         if end > start and end - start <= hold and used >= 0 and s.segment[i] == s.segment[i - 1]:
             found.append((start, end, used / ((end - start) * NS)))
     return found, hold
@@ -549,6 +550,7 @@ class Canned:
     """As much of a recording as the power traces ask for."""
 
     power: tuple[Series, ...]
+    thinned: None = None
 
     def series(self, table: str) -> list[Series]:
         assert table == "power"

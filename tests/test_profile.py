@@ -288,7 +288,7 @@ def test_limits_come_back_however_it_ends(here: Path, gpu: dict[str, str]) -> No
     spec, file = Path(gpu["FAKE_NVML"]), here / "pid"
     for number in (signal.SIGINT, signal.SIGKILL):
         profile = start(*words, env=gpu)
-        assert wait_for(file.exists, 60)
+        assert wait_for(file.exists)
         assert settings_now(spec) == {(0, LIMIT): 200_000}
         if number == signal.SIGINT:
             os.killpg(profile.pid, number)  # as a terminal does
@@ -297,8 +297,8 @@ def test_limits_come_back_however_it_ends(here: Path, gpu: dict[str, str]) -> No
         _, _, err = finish(profile)
         assert profile.returncode != 0
         assert ("The same command goes on" in err) == (number == signal.SIGINT)
-        assert wait_for(lambda: settings_now(spec) == {(0, LIMIT): DEFAULT_MW}, 60)
-        assert wait_for(lambda: not alive(int(file.read_text())), 60)
+        assert wait_for(lambda: settings_now(spec) == {(0, LIMIT): DEFAULT_MW})
+        assert wait_for(lambda: not alive(int(file.read_text())))
         file.unlink()
     (here / "go").touch()
     done = smaragdine(*words, env=gpu)
@@ -342,7 +342,7 @@ def test_bad_words(
     monkeypatch.setenv("FAKE_NVML", str(here.parent / f"{here.name}.spec"))
     write_spec(Path(os.environ["FAKE_NVML"]), [], init_error=9)
     with in_process(here.parent):
-        assert main(words) == 2
+        assert main(words) == (127 if "gone.py" in words else 2)
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

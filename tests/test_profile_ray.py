@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from cli import TIMEOUT_S, finish, smaragdine, start, wait_for, write_script
+from cli import finish, smaragdine, start, wait_for, write_script
 from nvml_fake import GpuSpec
 from ray_nodes import Cluster, ray_cluster
 from refusal import refused
@@ -76,7 +76,7 @@ def test_a_node_dies_and_ctrl_c_and_every_type_has_its_profile(cluster: Cluster,
     process = start(*words, *program, cwd=tmp_path)
 
     def until(condition: Callable[[], bool]) -> None:
-        assert wait_for(lambda: process.poll() is not None or condition(), TIMEOUT_S)
+        assert wait_for(lambda: process.poll() is not None or condition())
 
     try:
         until(lambda: 150_000 in (cluster.limit_mw("a1"), cluster.limit_mw("a2")))

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli import wait_for
+from cli import TIMEOUT_S, wait_for
 from smaragdine.monitor.daemon.metrics_server import refreshed, serve_metrics
 from smaragdine.monitor.daemon.prometheus import (
     OTHER,
@@ -224,7 +224,7 @@ async def ended(server: asyncio.Server) -> None:
 
 def exchange(port: int, *pieces: bytes) -> bytes:
     """What comes back until the other side closes; nothing is closed from here."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
         try:
             for piece in pieces:
                 connection.sendall(piece)
@@ -242,10 +242,10 @@ def exchange(port: int, *pieces: bytes) -> bytes:
 
 def test_requests_good_and_bad() -> None:
     with serving(lambda: "metrics\n") as port:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics?x=1", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics?x=1", timeout=TIMEOUT_S) as answer:
             assert answer.read() == b"metrics\n"
             assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=TIMEOUT_S) as answer:
             assert b'href="/metrics"' in answer.read()
         head = exchange(port, b"HEAD /metrics HTTP/1.1\r\n", b"Host: x\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 ")
@@ -285,7 +285,7 @@ def test_slow_clients_are_cut_and_hold_nobody_up() -> None:
     """One that never ends its request, one that never reads, and more than there is room for."""
     large = "x" * 50_000_000
     with serving(lambda: large, patience_s=0.3) as port:
-        idle = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(40)]
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) for _ in range(40)]
         silent, deaf, *_ = idle
         silent.sendall(b"GET /metr")
         deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -363,14 +363,14 @@ def test_a_real_prometheus_scrapes_it(tmp_path: Path) -> None:
             def ask(query: str) -> dict[str, float]:
                 url = f"http://127.0.0.1:{own_port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
                 try:
-                    with urllib.request.urlopen(url, timeout=20) as answer:
+                    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
                         result = json.load(answer)["data"]["result"]
                 except (urllib.error.URLError, ConnectionError):
                     return {}
                 return {next(iter(row["metric"].values()), ""): float(row["value"][1]) for row in result}
 
             by_device = 'sum by (device) (smaragdine_device_energy_joules_total{scope="device"})'
-            assert wait_for(lambda: ask(by_device), 60.0) == {"cpu:0": 1000.0, "gpu:0": 5000.5}
+            assert wait_for(lambda: ask(by_device)) == {"cpu:0": 1000.0, "gpu:0": 5000.5}
             assert ask("up") == {"up": 1.0} or ask("max(up)") == {"": 1.0}
             assert ask("sum by (exported_job) (smaragdine_session_energy_joules_total)") == {
                 "bert": 100.0,

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from cli import wait_for
 from powercap_fake import Layout, PowercapTree
 from smaragdine.sensors import rapl
 from smaragdine.sensors.base import Channel, Sensor, SensorLost
@@ -168,22 +171,30 @@ def test_moving_counters_are_followed_through_wraps(tmp_path: Path) -> None:
         last = {index: value for _, index, value in sensor.read()}
         total = dict.fromkeys(last, 0.0)
         wraps = 0
-        tree.start({"cpu:0": 50.0, "dram:0": lambda t_s: 20.0 if t_s % 0.1 < 0.05 else 4.0})
-        deadline = time.monotonic() + 0.5
+        # It writes while the other reads, but never a whole range ahead.
+        ahead: queue.Queue[int] = queue.Queue(8)
+
+        def write() -> None:
+            for number in range(400):
+                ahead.put(number)
+                tree.add_joules("cpu:0", 0.1)
+                tree.add_joules("dram:0", 0.04 if number % 2 else 0.008)
+
+        writer = threading.Thread(target=write)
+        writer.start()
         running = True
         while running:
-            running = time.monotonic() < deadline
-            if not running:
-                tree.stop()
+            running = writer.is_alive()
+            written = ahead.qsize()
             for _, index, value in sensor.read():
                 wraps += value < last[index]
                 total[index] += (value - last[index]) % wrap_j
                 last[index] = value
-            time.sleep(0.004)
-        assert wraps >= 4
-        assert total[0] == pytest.approx(tree.exact_joules("cpu:0"), abs=1e-6)
-        assert total[1] == pytest.approx(tree.exact_joules("dram:0"), abs=1e-6)
-        assert tree.exact_joules("cpu:0") >= 25.0 * 0.99
+            for _ in range(written):
+                ahead.get()
+        assert wraps >= 8
+        assert total[0] == pytest.approx(40.0, abs=1e-6)
+        assert total[1] == pytest.approx(400 * 0.024, abs=1e-6)
 
 
 def test_a_zone_that_vanishes_ends_alone_and_the_last_one_ends_the_sensor(tmp_path: Path) -> None:
@@ -301,10 +312,7 @@ def test_a_counter_replaced_under_its_name_is_followed(tmp_path: Path) -> None:
         new = tmp_path / "new"
         new.write_text("77000000\n")
         os.replace(new, path)
-        deadline_s = time.monotonic() + 5
-        while sensor.read()[0][2] != 77.0 and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        assert sensor.read()[0][2] == 77.0
+        assert wait_for(lambda: sensor.read()[0][2] == 77.0)
         sensor.close()
 
 

@@ -114,10 +114,21 @@ def test_what_is_written_is_read(tmp_path_factory: Any, flushes: list[BatchRows]
 
 def test_every_channel_survives_the_schema():
     full = channel(
-        "dram:1", "energy", scope="part", window_ms=25.5, wraps_at=262143.328, detail="µ, “quotes” and \\ \n"
+        "dram:1", "energy", scope="part", window_ms=25.5, wraps_at=262143.328, detail="µ, “quotes” and \\"
     )
     assert channels_of(readings_schema([full, *CHANNELS])) == [full, *CHANNELS]
     assert channel_from_dict({**channel_to_dict(full), "from_the_future": 1}) == full
+    # A line break in a text of a file would forge a row of a table.
+    assert channel_from_dict({**channel_to_dict(full), "detail": "a\nb"}).detail == "a\\nb"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"device": 5}, {"period_ms": "x"}, {"period_ms": None}, {"window_ms": 10**400}, {"wraps_at": True}],
+)
+def test_a_channel_of_another_shape_is_none(odd: dict[str, Any]):
+    with pytest.raises(TypeError):
+        channel_from_dict({**channel_to_dict(CHANNELS[0]), **odd})
 
 
 def test_a_table_appears_with_its_first_reading(tmp_path: Path):

@@ -115,8 +115,8 @@ def test_show_has_a_table_and_json(tmp_path: Path) -> None:
     Console(file=out, width=120).print(run_tables(summary))
     lines = out.getvalue().splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("region"))
-    assert lines[at].split() == ["region", "times", "time", "gpu:0"]
-    assert lines[at + 1].split() == ["load", "[x]", "4", "2.00", "s", "200", "J"]
+    assert lines[at].split() == ["region", "times", "time", "program", "all", "gpu:0"]
+    assert lines[at + 1].split() == ["load", "[x]", "4", "2.00", "s", "200", "J", "200", "J"]
     assert lines[at + 2].split()[:2] == ["each", "500"]
     assert any(line.startswith("… 6 shorter ones") for line in lines)
     said = json.loads(json.dumps(to_json(summary)))["regions"]
@@ -169,8 +169,8 @@ def test_names_cannot_spoil_the_terminal(tmp_path: Path) -> None:
     assert "\x1b" not in out.getvalue()
     lines = out.getvalue().splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("region"))
-    assert lines[at + 1].split() == [r"\x1b[31mred\n", "1", "500", "ms", "50.0", "J"]
-    assert lines[at + 2].split()[-5:] == ["1", "1.00", "ms", "100", "mJ"]
+    assert lines[at + 1].split() == [r"\x1b[31mred\n", "1", "500", "ms", "50.0", "J", "50.0", "J"]
+    assert lines[at + 2].split()[-7:] == ["1", "1.00", "ms", "100", "mJ", "100", "mJ"]
     assert len(out.getvalue()) < 2000
 
 

@@ -58,7 +58,8 @@ def test_a_traced_run(runs: Path) -> None:
     text = report(runs, "steps")
     assert text.startswith("train.py\n")
     assert "torch: traced 3 of 25 steps; 100.0% of the busy time" in text
-    assert "a traced step took 15.0 ms, an untraced one 10.0 ms (+50%, medians)" in text
+    said = "a traced step took 15.0 ms (mean of 3), an untraced one 10.0 ms (mean of 9): +50%"
+    assert said in " ".join(text.split())
     assert "starting and stopping the profiler took 10.0 ms" in " ".join(text.split())
     assert any(f"the steps took {percent} % longer" in " ".join(text.split()) for percent in (12, 13))
     assert "gpu:0, one step: 1.00 J in 10.0 ms, 60% busy" in text
@@ -67,7 +68,7 @@ def test_a_traced_run(runs: Path) -> None:
     assert ["(idle)", "400", "mJ", "██▍", "40.0%"] in [line[:5] for line in lines]
     assert ["total", "1.00", "J", "██████", "100.0%"] in [line[:5] for line in lines]
     assert text.count("gpu:0") == 2  # the run's table, and the heading
-    assert "by phase: forward 100.0%" in text
+    assert "by phase: forward 60.0%, idle 40.0%" in text
     assert "└── net" in text
 
 
@@ -117,6 +118,7 @@ def test_for_machines(runs: Path) -> None:
         "traced_s": pytest.approx(0.015),
         "untraced": 9,
         "untraced_s": pytest.approx(0.010),
+        "kinds": {"first": 1, "before": 8, "traced": 3, "profiler": 2, "untraced": 9, "more": 1},
         "slower": pytest.approx(0.5),
         "early": False,
         "paused_s": pytest.approx(0.010),
@@ -191,8 +193,12 @@ def test_by_step(runs: Path) -> None:
     text = report(runs, "steps", "--by", "step", "--top", "2")
     rows = [line for line in text.splitlines() if re.match(r"\d+", line)]
     assert len(rows) == 2
-    assert all("(traced)" in row for row in rows)  # they are the longest
-    assert "mean ± std, untraced" in text
+    assert all("(profiler starts, stops or runs on)" in row for row in rows)  # they are the longest
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "mean of 9 untraced 10.0 ms ± 0 1.00 J ± 0" in lines
+    assert "mean of 3 traced 15.0 ms ± 0 1.50 J ± 0" in lines
+    others = "2 (profiler starts, stops or runs on), 1 (warms up), 1 (with more than a step), "
+    assert f"in neither mean: {others}8 (before the traced ones)" in " ".join(lines)
     assert "announced no steps" in report(runs, "slices", "--by", "step")
 
 
@@ -206,10 +212,10 @@ def test_one_step_is_not_put_beside_all_that_was_traced(runs: Path) -> None:
     (runs / "stepless" / "events.arrows").unlink()
     assert write_events(runs / "stepless", events) is None
     text = report(runs, "steps", "stepless")
-    assert "energy of the traced steps" in text
+    assert "energy of the operations of the traced steps" in text
     found = json.loads(report(runs, "steps", "stepless", "--json"))
     assert found["devices"]["gpu:0"]["difference_j"] == pytest.approx(0, abs=1e-9)
-    assert "energy of one step" in report(runs, "steps", "steps")
+    assert "energy of the operations of one step" in report(runs, "steps", "steps")
 
 
 def test_summary_merges_in_json_too(runs: Path) -> None:

@@ -19,6 +19,7 @@ from footprints import footprint
 from models import bert_keras
 from smaragdine.accounting.comparison import compare
 from smaragdine.accounting.comparison import to_json as comparison_json
+from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.merge import renaming
 from smaragdine.accounting.overview import Overview, overview, overview_json
 from smaragdine.accounting.power import PowerTrace, within
@@ -40,7 +41,7 @@ def browser():
         pytest.skip("needs chromium")
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=0)
         yield started
         started.close()
 
@@ -57,7 +58,7 @@ def visit(browser, tmp_path):
             path.write_text(source, encoding="utf-8")
         options = {"viewport": {"width": 1440, "height": 900}, "reduced_motion": "reduce", **options}
         context = browser.new_context(**options)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(0)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: said.append(message.text))
@@ -219,7 +220,7 @@ def test_header_and_conservation(visit, bert_page, said):
     assert attribute(balance, "idle_j") == total["idle_j"]
     assert attribute(balance, "rows_j") == below(json_rows(said, device="cpu:0"), "")
     assert attribute(balance, "rows_j") + total["idle_j"] == pytest.approx(total["total_j"], rel=1e-9)
-    assert "3 steps of 8 traced" in page.locator("header").inner_text()
+    assert "traced 3 of 8 steps" in page.locator("header").inner_text()
 
 
 def test_phase_metric_and_level(visit, bert_page, said):
@@ -276,6 +277,30 @@ def test_merged_layers(visit, by_hand):
     inside = {key: math.fsum(parts) for key, parts in wanted.items() if key[0].startswith("net/")}
     found = {(row["name"], row["phase"]): float(row["energyJ"]) for row in table_rows(page)}
     assert found == inside
+
+
+def test_layers_have_the_intervals_of_the_diagram(visit, by_hand):
+    found = overview(by_hand).step
+    assert found is not None
+    nodes = {
+        device: {
+            node.path: node
+            for node in walk(diagram(dataclasses.replace(found, rows=found.device_rows(device))))
+        }
+        for device in found.devices
+    }
+    page = visit(html_page([by_hand]), "#path=net")
+    for one in boxes(page):
+        node = nodes["gpu:0"][one.get_attribute("data-path")]
+        assert attribute(one, "uncertainty_j") == pytest.approx(node.uncertainty_j, rel=1e-6)
+    # Half-widths of devices add up.
+    page.click('[data-set="device"][data-value="all"]')
+    for one in boxes(page):
+        path = one.get_attribute("data-path")
+        if path == "net":  # what the layer used itself is a part beside the others
+            continue
+        of_all = sum(of[path].uncertainty_j for of in nodes.values() if path in of)
+        assert attribute(one, "uncertainty_j") == pytest.approx(of_all, rel=1e-6)
 
 
 def test_search_and_keyboard(visit, bert_page):
@@ -442,7 +467,7 @@ def test_nothing_is_wider_than_the_screen(visit, bert_page, width):
 def test_two_runs_are_no_wider_than_a_telephone(visit, by_hand):
     page = visit(html_page([by_hand, by_hand]), viewport={"width": 390, "height": 800})
     chip = page.locator("td.verdict .chip").first
-    chip.evaluate("chip => { chip.textContent = 'noise not known '.repeat(4); }")
+    chip.evaluate("chip => { chip.textContent = 'inside the noise '.repeat(4); }")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -487,7 +512,7 @@ def test_without_operations_in_one_run(visit, by_hand, tmp_path):
 @pytest.mark.parametrize(
     ("made", "where", "text"),
     [
-        ({"events": False}, "#empty", "nothing was traced (smaragdine run traces where"),
+        ({"events": False}, "#empty", "nothing was traced"),
         ({"power": False}, "#empty", "no power was measured"),
         ({"power": False}, "header", "Nothing was measured"),
         ({"power": False}, "#time", "No power"),
@@ -530,6 +555,23 @@ HOSTILE = [
     "line\nbreak\ttab\x00nul/op",
     recordings.ODD,
 ]
+
+
+def test_a_share_is_of_its_device_with_idle(visit, by_hand):
+    """As in the terminal, and whatever devices are chosen."""
+    values = overview_json(overview(by_hand))
+    page = visit(html_page([by_hand]))
+    for device in ("all", *values["step"]["devices"]):
+        page.evaluate("device => setState({device})", device)
+        shown = page.eval_on_selector_all(
+            "#table .line",
+            "all => all.map(e => [e.dataset.device, e.dataset.name, e.dataset.energyJ,"
+            " e.querySelector('.share').innerText])",
+        )
+        assert shown
+        for of, name, energy_j, share in shown:
+            part = float(energy_j) / values["step"]["devices"][of]["total_j"]
+            assert share == (f"{100 * part:.1f} %" if part >= 0.0005 or not part else "< 0.1 %"), name
 
 
 def test_hostile_names_are_text(visit, by_hand):

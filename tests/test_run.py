@@ -26,6 +26,7 @@ import pytest
 import smaragdine as api
 from cli import (
     SMARAGDINE,
+    TIMEOUT_S,
     alive,
     children,
     environment,
@@ -39,6 +40,8 @@ from cli import (
     write_script,
 )
 from powercap_fake import PowercapTree
+from smaragdine.recording.reader import Recording
+from smaragdine.recording.signals import Canary
 
 DUMP = """
 import json, os, resource, signal, sys
@@ -83,8 +86,7 @@ def handler(number, frame):
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
     signal.signal(number, handler)
 open("ready", "w").close()
-deadline = time.monotonic() + 15
-while not count and time.monotonic() < deadline:
+while not count:
     time.sleep(0.01)
 time.sleep(0.7)
 open("count.new", "w").write(str(count))
@@ -100,12 +102,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[PowercapTree]:
-    with PowercapTree(tmp_path / "powercap", packages=1, psys=True, wrap_uj=20_000_000) as made:
+    with PowercapTree(tmp_path / "powercap", packages=1, psys=True, wrap_uj=60_000_000) as made:
         yield made
 
 
 def sensors(tree: PowercapTree) -> dict[str, str]:
-    return {"SMARAGDINE_POWERCAP_ROOT": str(tree.root)}
+    return {"SMARAGDINE_POWERCAP_ROOT": str(tree.root), "SMARAGDINE_PERF_ROOT": str(tree.root / "none")}
 
 
 def runs() -> list[str]:
@@ -114,7 +116,7 @@ def runs() -> list[str]:
 
 def plain(*words: str, **more: Any) -> subprocess.CompletedProcess[Any]:
     env = environment(more.pop("env", None))
-    return subprocess.run(words, env=env, check=False, timeout=60, **more)
+    return subprocess.run(words, env=env, check=False, timeout=TIMEOUT_S, **more)
 
 
 # The program as it is without us
@@ -173,7 +175,7 @@ def test_users_pythonpath_still_works(here: Path) -> None:
 def test_arguments_that_are_no_text_reach_the_program(here: Path) -> None:
     write_script(here / "train.py", "import os, sys; os.write(1, os.fsencode(sys.argv[1]))")
     command = [*map(os.fsencode, SMARAGDINE), b"run", b"train.py", b"caf\xe9"]
-    done = subprocess.run(command, capture_output=True, env=environment(), timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, env=environment(), timeout=TIMEOUT_S, check=False)
     assert (done.returncode, done.stdout) == (0, b"caf\xe9")
     assert b"Traceback" not in done.stderr
 
@@ -242,7 +244,7 @@ def test_nothing_is_put_on_stdout_when_stderr_is_closed(options: list[str]) -> N
         ["sh", "-c", 'exec "$@" 2>&-', "sh", *command],
         stdout=subprocess.PIPE,
         env=environment(),
-        timeout=60,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert (done.returncode, done.stdout) == (5, b"out\n")
@@ -404,6 +406,20 @@ def test_a_canary_that_is_killed_is_replaced_and_none_is_no_load() -> None:
     assert counted(kill_all) == 1
 
 
+def test_a_canary_hears_what_comes_before_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, block = os.getpid(), signal.pthread_sigmask
+
+    def held_up(how: int, numbers: Any) -> Any:
+        if os.getpid() != ours:
+            time.sleep(0.3)
+        return block(how, numbers)
+
+    monkeypatch.setattr(signal, "pthread_sigmask", held_up)
+    with Canary([signal.SIGUSR1]) as canary:
+        os.kill(canary._pid, signal.SIGUSR1)
+        assert wait_for(canary.take) == bytes([signal.SIGUSR1])
+
+
 def cpu_s(pid: int) -> float:
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
@@ -420,26 +436,24 @@ def test_group_signal_reaches_the_program_once_though_the_recorder_was_killed() 
     assert counted(kill_recorder_then_signal) == 1
 
 
-def catches(pid: int | None, number: int) -> bool:
+def expects(pid: int | None, number: int) -> bool:
+    """Whether a signal would not just end a process: it is caught, ignored or held back."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1 << number - 1)
+    sets = [status.partition(f"{name}:")[2].split()[0] for name in ("SigCgt", "SigIgn", "SigBlk")]
+    return any(int(each, 16) & 1 << number - 1 for each in sets)
 
 
 @pytest.mark.parametrize("when", ["run waits", "the recorder listens"])
 def test_termination_while_the_sensors_are_opened_is_not_lost(when: str) -> None:
-    process = start("run", "-o", "out", "sleep", "12")
+    process = start("run", "-o", "out", "sleep", "600")
     listener = (lambda: process.pid) if when == "run waits" else (lambda: recorder_of(process.pid))
-    deadline_s = time.monotonic() + 10
-    while not catches(listener(), signal.SIGTERM) and time.monotonic() < deadline_s:
-        time.sleep(0.002)
+    assert wait_for(lambda: expects(listener(), signal.SIGTERM))
     os.killpg(process.pid, signal.SIGTERM)
-    began_s = time.monotonic()
     code, _, stderr = finish(process)
     assert code == -signal.SIGTERM, stderr
-    assert time.monotonic() - began_s < 10
 
 
 def test_sigint_ignored_by_the_caller_stays_ignored() -> None:
@@ -472,7 +486,7 @@ def test_control_c_on_a_terminal_reaches_the_program_once() -> None:
 
 
 def test_control_c_ends_an_ordinary_program_and_leaves_a_recording() -> None:
-    write_script(Path("train.py"), 'import time; open("ready", "w").close(); time.sleep(20)')
+    write_script(Path("train.py"), 'import time; open("ready", "w").close(); time.sleep(600)')
     with Terminal(["run", "-o", "out", "train.py"]) as terminal:
         assert wait_for(Path("ready").exists)
         time.sleep(0.3)
@@ -495,20 +509,29 @@ def begun(*options: str, env: dict[str, str] | None = None) -> tuple[subprocess.
     return process, int(Path("ready").read_text())
 
 
+def seconds_written(run: str) -> float:
+    """How much of a run that goes on is on disk."""
+    series = [each.t_ns for each in Recording(Path(run), info(run)).series("power") if each.t_ns.size]
+    return max((int(t_ns[-1] - t_ns[0]) / 1e9 for t_ns in series), default=0.0)
+
+
 def test_kill_of_run_kills_the_program_and_leaves_a_readable_recording(tree: PowercapTree) -> None:
     tree.start({"cpu:0": 20.0, "dram:0": 5.0})
     process, program = begun(env=sensors(tree))
     recorder = recorder_of(process.pid)
     assert recorder
-    time.sleep(1.4)
+    assert wait_for(lambda: seconds_written("out") > 1)
     process.kill()
     process.communicate()
-    assert wait_for(lambda: not alive(program), 3)
-    assert wait_for(lambda: not alive(recorder), 3)
+    assert wait_for(lambda: not alive(program))
+    assert wait_for(lambda: not alive(recorder))
     shown = show_json("out")
     assert shown["status"] == "interrupted"
-    assert shown["devices"]["cpu:0"]["mean_w"] == pytest.approx(20.0, rel=0.05)
-    assert shown["devices"]["cpu:0"]["energy_j"] == pytest.approx(20.0 * shown["duration_s"], rel=0.08)
+    at_once = 2 * tree.jump_j("cpu:0") / 20.0 / shown["duration_s"]
+    assert shown["devices"]["cpu:0"]["mean_w"] == pytest.approx(20.0, rel=0.05 + at_once)
+    assert shown["devices"]["cpu:0"]["energy_j"] == pytest.approx(
+        20.0 * shown["duration_s"], rel=0.08 + at_once
+    )
     assert shown["missing_s"] == 0
     assert shown["duration_s"] > 1
 
@@ -535,7 +558,7 @@ def test_kill_of_the_recorder_costs_seconds_and_nothing_else(tree: PowercapTree)
     known_s = shown["duration_s"] - shown["missing_s"]
     assert shown["devices"]["cpu:0"]["energy_j"] == pytest.approx(20.0 * known_s, rel=0.05)
     assert shown["devices"]["cpu:0"]["mean_w"] == pytest.approx(20.0, rel=0.03)
-    (mean_w,) = re.findall(r"^sum +[\d.]+ \S+ +([\d.]+) W", err, re.MULTILINE)
+    (mean_w,) = re.findall(r"^sum .*?([\d.]+) W", err, re.MULTILINE)
     assert float(mean_w) == pytest.approx(25.0, rel=0.05)
 
 
@@ -562,7 +585,7 @@ def test_kill_of_the_program_ends_the_recorder_too() -> None:
     recorder = recorder_of(process.pid)
     assert recorder
     os.kill(program, signal.SIGKILL)
-    assert wait_for(lambda: not alive(recorder), 2)
+    assert wait_for(lambda: not alive(recorder))
     code, _, _ = finish(process)
     assert code == -signal.SIGKILL
     shown = show_json("out")
@@ -578,8 +601,8 @@ def test_kill_of_run_and_recorder_at_once_leaves_a_readable_recording() -> None:
     os.kill(recorder, signal.SIGKILL)
     process.kill()
     process.communicate()
-    assert wait_for(lambda: not alive(program), 3)
-    assert wait_for(lambda: not alive(recorder), 3)
+    assert wait_for(lambda: not alive(program))
+    assert wait_for(lambda: not alive(recorder))
     assert show_json("out")["status"] == "interrupted"
 
 
@@ -597,7 +620,7 @@ def test_a_daemon_is_left_running_and_said() -> None:
                 os.dup2(null, fd)
             open("pid", "w").write(str(os.getpid()))
             os.rename("pid", "daemon")
-            time.sleep(30)
+            time.sleep(3600)
             os._exit(0)
         os.wait()
         while not os.path.exists("daemon"):
@@ -606,9 +629,7 @@ def test_a_daemon_is_left_running_and_said() -> None:
         print("main done")
         """,
     )
-    began_s = time.monotonic()
     done = smaragdine("run", "-o", "out", "daemonise.py")
-    assert time.monotonic() - began_s < 15
     daemon = int(Path("daemon").read_text())
     lives = alive(daemon)
     os.kill(daemon, signal.SIGKILL)
@@ -616,6 +637,46 @@ def test_a_daemon_is_left_running_and_said() -> None:
     assert (done.returncode, done.stdout) == (0, "main done\n")
     assert f"outlived it: {daemon}" in done.stderr
     assert show_json("out")["status"] == "complete"
+
+
+def test_what_multiprocessing_starts_for_itself_is_not_said_to_outlive_the_program() -> None:
+    """A resource tracker and a fork server leave once the program is gone, and not before."""
+    write_script(
+        Path("program.py"),
+        """
+        import multiprocessing, os, sys, time
+        from multiprocessing import resource_tracker
+
+        def work():
+            if sys.argv[1] == "stay":
+                open("part", "w").write(str(os.getpid()))
+                os.rename("part", "worker")
+                time.sleep(3600)
+
+        if __name__ == "__main__":
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(null, fd)  # who outlives this program holds nothing of its caller's
+            resource_tracker.ensure_running()
+            worker = multiprocessing.get_context("forkserver").Process(target=work)
+            worker.start()
+            if sys.argv[1] == "stay":
+                while not os.path.exists("worker"):
+                    time.sleep(0.01)
+                time.sleep(0.3)
+                os._exit(0)
+            worker.join()
+            time.sleep(0.3)
+        """,
+    )
+    done = smaragdine("run", "-o", "out", "program.py", "leave")
+    assert done.returncode == 0, done.stderr
+    assert "outlived" not in done.stderr
+    # One of its workers is the program's, under the same command line.
+    done = smaragdine("run", "-o", "stayed", "program.py", "stay")
+    worker = int(Path("worker").read_text())
+    os.kill(worker, signal.SIGKILL)
+    assert f"1 process of the program outlived it: {worker}\n" in done.stderr
 
 
 @pytest.mark.parametrize("times", range(3))
@@ -626,8 +687,10 @@ def test_a_program_over_before_it_is_watched_has_a_recording(times: int, tree: P
     shown = show_json("out")
     assert shown["status"] == "complete"
     assert shown["problems"] == []
-    assert 0 < shown["duration_s"] < 2
-    assert shown["devices"]["cpu:0"]["energy_j"] == pytest.approx(20.0 * shown["duration_s"], rel=0.5)
+    assert shown["duration_s"] > 0
+    ends = info("out")["begin_ns"], info("out")["end_ns"]
+    at_once_j = 2 * tree.jump_j("cpu:0") + 20.0 * 0.02
+    assert shown["devices"]["cpu:0"]["energy_j"] == pytest.approx(tree.shown_j("cpu:0", *ends), abs=at_once_j)
     assert [mark["name"] for mark in shown["marks"]] == ["experiment_begin", "experiment_end"]
 
 
@@ -642,7 +705,7 @@ def test_energy_is_what_the_counters_say_through_wraps_and_load_steps(tree: Powe
         return 90.0 if t_s % 0.5 < 0.25 else 30.0
 
     tree.start({"cpu:0": steps, "cpu:0/core": 25.0, "dram:0": 12.0, "psys": 150.0})
-    done = smaragdine("run", "-o", "out", "sleep", "2", env=sensors(tree))
+    done = smaragdine("run", "-o", "out", "sleep", "4", env=sensors(tree))
     tree.stop()
     assert done.returncode == 0, done.stderr
     shown, ends = show_json("out"), info("out")
@@ -651,7 +714,7 @@ def test_energy_is_what_the_counters_say_through_wraps_and_load_steps(tree: Powe
     exact_cpu_j = np.diff(np.interp(limits, t_ns, cpu_j))[0]
     exact_dram_j = np.diff(np.interp(limits, t_ns, dram_j))[0]
     devices = shown["devices"]
-    assert exact_cpu_j > 5 * tree.wrap_uj / 1e6
+    assert exact_cpu_j > 3 * tree.wrap_uj / 1e6
     assert devices["cpu:0"]["energy_j"] == pytest.approx(exact_cpu_j, rel=0.02)
     assert devices["dram:0"]["energy_j"] == pytest.approx(exact_dram_j, rel=0.02)
     # What the tree came by while it was held up, it shows at once: in 100 ms so much more.
@@ -930,8 +993,8 @@ class Terminal:
         os.write(self._master, keys)
 
     def end(self) -> int:
-        code = self.process.wait(60)
-        self._reader.join(10)
+        code = self.process.wait(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
         return code
 
     def text(self) -> str:
@@ -990,7 +1053,7 @@ def test_live_line_leaves_the_screen_as_the_program_wrote_it() -> None:
 
 
 def test_live_resets_the_terminal_after_control_c() -> None:
-    write_script(Path("train.py"), 'import time; open("ready", "w").close(); time.sleep(20)')
+    write_script(Path("train.py"), 'import time; open("ready", "w").close(); time.sleep(600)')
     with Terminal(["run", "--live", "train.py"], size=(12, 160)) as terminal:
         assert wait_for(Path("ready").exists)
         assert wait_for(lambda: "so far" in terminal.text())
@@ -1100,7 +1163,7 @@ def test_whatever_can_be_caught_reaches_the_program(number: int) -> None:
         import signal, sys, time
         signal.signal({int(number)}, lambda *_: sys.exit(6))
         open("ready", "w").close()
-        time.sleep(20)
+        time.sleep(600)
         """,
     )
     process = start("run", "-o", "out", "train.py")
@@ -1118,7 +1181,7 @@ def test_a_stop_of_run_alone_reaches_the_program_and_a_continue_too() -> None:
         signal.signal(signal.SIGTSTP, lambda *_: open("stopped", "w").close())
         signal.signal(signal.SIGCONT, lambda *_: sys.exit(6))
         open("ready", "w").close()
-        time.sleep(20)
+        time.sleep(600)
         """,
     )
     process = start("run", "-o", "out", "train.py")

@@ -80,7 +80,7 @@ class Run:
         self.folder = folder
         self.recording = folder / "recording"
         self.process = process
-        assert wait_for((folder / "started").exists, TIMEOUT_S), process.communicate(timeout=TIMEOUT_S)
+        assert wait_for((folder / "started").exists), process.communicate(timeout=TIMEOUT_S)
         self.began_ns = time.time_ns()
 
     def last_ns(self) -> int:
@@ -89,7 +89,7 @@ class Run:
         return max((int(one.t_ns[-1]) for one in series if one.t_ns.size), default=0)
 
     def wait_for_reading_after(self, t_ns: int) -> None:
-        assert wait_for(lambda: self.last_ns() > t_ns, TIMEOUT_S)
+        assert wait_for(lambda: self.last_ns() > t_ns)
 
     def use(self, machine: Machine, joules: float) -> None:
         self.wait_for_reading_after(self.began_ns)
@@ -257,7 +257,7 @@ def restarted(machine: Machine, daemon: Daemon, run: Run) -> Daemon:
     kill(daemon)
     machine.tree.add_joules("cpu:0", 1000.0)  # nobody sees when
     successor = machine.start()
-    assert wait_for(successor.ready, TIMEOUT_S), successor.lines()
+    assert wait_for(successor.ready), successor.lines()
     run.settle()
     return successor
 

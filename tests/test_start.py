@@ -32,7 +32,7 @@ sys.argv = ["smaragdine", "show", "run"]
 runpy.run_module("smaragdine", run_name="__main__")
 """
     shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "true" in shown.stdout

@@ -20,11 +20,21 @@ from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
 from smaragdine.accounting.meters import Meter, Meters
-from smaragdine.accounting.overview import overview
+from smaragdine.accounting.overview import alike, overview
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.step_spans import Steps, joined, steps_of, traced_spans
+from smaragdine.accounting.spans import mark_spans
+from smaragdine.accounting.step_spans import (
+    PROFILER,
+    TRACED,
+    Steps,
+    joined,
+    step_table,
+    steps_of,
+    traced_spans,
+)
 from smaragdine.accounting.steps import (
     UntracedStep,
+    announced_steps,
     at_level,
     handed_over,
     runs_behind,
@@ -37,7 +47,18 @@ from smaragdine.recording.reader import open_recording
 from smaragdine.recording.writer import ReadingsWriter
 from smaragdine.report.overview import step_tables
 from smaragdine.sensors.base import Channel
-from traced_recording import MS, T0, event, mark, recording, ten_and_three, window
+from traced_recording import (
+    MS,
+    T0,
+    after_the_window,
+    event,
+    mark,
+    recording,
+    slow_input,
+    ten_and_three,
+    window,
+    with_a_compilation,
+)
 
 
 def spans_ms(pairs: object) -> list[tuple[float, float]]:
@@ -223,9 +244,11 @@ def test_a_step_at_the_level_of_the_untraced_ones() -> None:
     assert_conserved(step)
 
 
-def test_a_step_that_idles_all_its_energy_away() -> None:
-    step = at_level(made(), {"gpu:0": UntracedStep(0.01, 5.0, 0.2, 5.0, 0.0)})
-    assert energies(step) == {"a": 0.0, "b": 0.0}
+@pytest.mark.parametrize("factor", [0.0, 0.1, 0.49])
+def test_a_step_that_would_idle_its_energy_away_is_shown_as_it_was_traced(factor: float) -> None:
+    step = at_level(made(), {"gpu:0": UntracedStep(0.01, 5.0, 0.2, 5.0 - 2.0 * factor, factor)})
+    assert energies(step) == {"a": 1.5, "b": 0.5}
+    assert step.devices["gpu:0"].total_j == 3.0
     assert_conserved(step)
 
 
@@ -264,6 +287,110 @@ def test_from_a_recording_to_a_step(tmp_path: Path) -> None:
     assert energies(found.step) == pytest.approx({"net/a": 0.4, "net/b": 0.2})
     assert found.untraced["gpu:0"].idle_j == pytest.approx(0.4)
     assert pa.compute.sum(found.step.rows["count"]).as_py() == 2.0
+
+
+def test_a_step_that_compiles_is_no_step_like_the_others(tmp_path: Path) -> None:
+    made = with_a_compilation(tmp_path / "run")
+    found = overview(made)
+    assert found.steps is not None
+    assert found.table is not None
+    assert spans_ms(found.table.of("far")) == [(250, 550)]
+    assert (found.steps.far, len(found.steps.untraced_ns)) == (1, 12)
+    assert found.steps.untraced_s == pytest.approx(0.010)
+    assert found.step is not None
+    assert found.step.devices["gpu:0"].total_j == pytest.approx(1.0)
+    assert energies(found.step) == pytest.approx({"net/a": 0.4, "net/b": 0.2})
+
+
+def test_where_many_steps_are_long_they_are_no_exceptions(tmp_path: Path) -> None:
+    """Of 11 steps every third takes 40 ms, the others 10."""
+    ends = [180.0]
+    for n in range(11):
+        ends.append(ends[-1] + (40 if n % 3 == 1 else 10))
+    found = overview(after_the_window(tmp_path / "run", ends, ((500.0, 100.0),)))
+    assert found.steps is not None
+    assert found.tracing is not None
+    assert (found.steps.far, found.steps.uneven) == (0, 4)
+    assert found.steps.untraced_s == pytest.approx((7 * 0.010 + 4 * 0.040) / 11)
+    assert any(remark.startswith("4 of 11 untraced steps are longer") for remark in found.tracing.remarks)
+
+
+def test_where_idle_would_take_all_of_a_step_a_traced_one_is_shown(tmp_path: Path) -> None:
+    """An untraced step takes 0.6 J. At the 100 W of traced gaps its 54 ms of idle would take 5.4 J."""
+    found = overview(slow_input(tmp_path / "run"))
+    assert found.step is not None
+    assert found.footprint is not None
+    assert found.tracing is not None
+    assert found.untraced == {}
+    assert found.unresolved["gpu:0"].energy_j == pytest.approx(0.6)
+    assert found.unresolved["gpu:0"].length_s == pytest.approx(0.060)
+    assert found.step_s == pytest.approx(0.015)
+    assert energies(found.step) == pytest.approx({"net/a": 0.4, "net/b": 0.2})  # as they were traced
+    assert found.step.devices["gpu:0"].total_j == found.footprint.devices["gpu:0"].total_j / 3
+    assert_conserved(found.step)
+    said = " ".join(found.tracing.remarks)
+    assert "gpu:0: one traced step is shown. An untraced one takes 600 mJ in 60.0 ms" in said
+    assert "untraced steps are 4 times as long as traced ones" in said
+
+
+def test_an_untraced_step_is_not_compared_with_a_traced_one(tmp_path: Path) -> None:
+    known, unknown = overview(ten_and_three(tmp_path / "a")), overview(slow_input(tmp_path / "b"))
+    pair = alike(known, unknown)
+    assert pair is not None
+    assert known.footprint is not None
+    traced_j = known.footprint.devices["gpu:0"].total_j / 3
+    assert [each.devices["gpu:0"].total_j for each in pair] == pytest.approx([traced_j, traced_j])
+    assert alike(known, known) == (known.step, known.step)
+    assert alike(known, dataclasses.replace(unknown, step=None)) is None
+
+
+@pytest.mark.parametrize(("power_w", "resolved"), [(94.0, False), (96.0, True)])
+def test_operations_keep_half_of_their_energy_or_are_not_resolved(
+    tmp_path: Path, power_w: float, resolved: bool
+) -> None:
+    """54 ms of idle at 100 W leave 60 ms × 94 W − 5.4 J = 0.24 J of the 0.6 J that operations took; of
+    60 ms × 96 W they leave 0.36 J."""
+    found = overview(slow_input(tmp_path / "run", power_w))
+    assert ("gpu:0" in found.untraced, "gpu:0" in found.unresolved) == (resolved, not resolved)
+    assert found.step is not None
+    operations_j = 0.36 if resolved else 0.6
+    assert sum(energies(found.step).values()) == pytest.approx(operations_j)
+    assert_conserved(found.step)
+
+
+def test_steps_that_wait_for_a_full_queue_belong_to_the_mean(tmp_path: Path) -> None:
+    """Steps of 8 ms on the device are handed over within 1 ms, and every tenth waits until they are done."""
+    ends = [float(n) for n in range(1, 11)]  # two warm up, the others are before the window
+    ends += [13.0 + n for n in range(4)]  # traced, and one in which the profiler stops
+    for n in range(50):
+        ends.append(ends[-1] + (91 if n % 10 == 4 else 1))
+    steps = [(10 + n, 12.0 + n, 13.0 + n) for n in range(3)]
+    events = [event("net/a", 12 + 8 * n, 20 + 8 * n, 10 + n) for n in range(3)]
+    marks = [mark(t, index=index) for index, t in enumerate(ends)]
+    windows = [window(11, 11.5, 15.5, 15.8, steps)]
+    found = overview(recording(tmp_path / "run", marks, windows, events, ((600.0, 100.0),)))
+    assert found.steps is not None
+    assert (found.steps.far, found.steps.early) == (0, True)
+    assert found.steps.untraced_s == pytest.approx(0.010)
+    assert found.untraced["gpu:0"].length_s == pytest.approx(0.010)
+
+
+def test_a_step_begins_where_the_one_before_it_ended(tmp_path: Path) -> None:
+    """Keras says when a batch begins, too: to wait for it is a part of the step."""
+    marks = [mark(0, "train_begin")]
+    for n in range(4):
+        marks += [mark(10 * n + 4, "step_begin", index=n), mark(10 * n + 10, index=n)]
+    marks += [mark(41, "epoch_end"), mark(50, "epoch_begin"), mark(54, "step_begin", index=4)]
+    marks.append(mark(60, index=4))
+    made = recording(tmp_path / "run", marks)
+    found = [(span.begin_ns, span.end_ns) for span in mark_spans(made.marks) if span.name == "step"]
+    assert spans_ms(found) == [(4, 10), (10, 20), (20, 30), (30, 40), (54, 60)]
+    table = step_table(made)
+    assert table is not None
+    assert spans_ms(table.spans_ns) == [(10, 20), (20, 30), (30, 40), (40, 60)]
+    assert table.kind.tolist() == ["first", "untraced", "untraced", "more"]
+    kinds = [kind for _, kind in announced_steps(made)]
+    assert kinds == ["first", "first", "untraced", "untraced", "more"]
 
 
 def test_steps_that_run_behind_their_marks_have_no_level() -> None:
@@ -313,13 +440,14 @@ def test_steps_are_not_traced_while_the_trace_is_written(tmp_path: Path) -> None
     marks = [mark(t) for t in range(10, 101, 10)]
     told = {"resumed_ns": T0 + 55 * MS}
     made = recording(tmp_path / "run", marks, [window(31, 32, 50, 85, [(0, 32, 40), (1, 40, 50)], **told)])
-    found = step_energies(made)
+    found = step_table(made)
     assert found is not None
-    assert spans_ms(found.spans_ns[found.traced]) == [(30, 40), (40, 50), (50, 60)]
+    assert spans_ms(found.of(TRACED)) == [(32, 40), (40, 50)]  # from where the profiler listens
+    assert spans_ms(found.of(PROFILER)) == [(50, 60)]
     blocking = recording(tmp_path / "other", marks, [window(31, 32, 50, 85, [(0, 32, 40), (1, 40, 50)])])
-    waited = step_energies(blocking)
+    waited = step_table(blocking)
     assert waited is not None
-    assert waited.traced.sum() == 6
+    assert spans_ms(waited.of(PROFILER)) == [(50, 60), (60, 70), (70, 80), (80, 90)]
 
 
 def test_a_step_nobody_read_has_no_energy_rather_than_zero(tmp_path: Path) -> None:
@@ -334,8 +462,10 @@ def test_a_step_nobody_read_has_no_energy_rather_than_zero(tmp_path: Path) -> No
     assert found.energy_j["gpu:0"][:4] == pytest.approx([1.0, 1.0, 1.0, 1.0])
     assert np.isnan(found.energy_j["gpu:0"][4:]).all()
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(step_tables(open_recording(lost), 20))
+    made = open_recording(lost)
+    console.print(step_tables(made, overview(made), 20))
     lines = [line.split() for line in console.export_text().splitlines()]
-    assert ["2", "(traced)", "100", "ms", "1.00", "J"] in lines
+    assert ["4", "(traced)", "100", "ms", "1.00", "J"] in lines
     assert ["6", "(traced)", "100", "ms", "–"] in lines
-    assert "traced (6) 100 ms ± 0 1.00 J ± 0" in [" ".join(line[3:]) for line in lines]
+    means = [" ".join(line) for line in lines if line[:1] == ["mean"]]
+    assert means == ["mean of 9 untraced 100 ms ± 0 –", "mean of 4 traced 100 ms ± 0 1.00 J ± 0"]

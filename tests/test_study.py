@@ -380,7 +380,7 @@ def test_bad_input_is_one_line(
     Path("full").mkdir()
     for name in ("file", "train.py"):
         Path("full", name).write_text("")
-    assert main(["study", *words]) == 2
+    assert main(["study", *words]) == (127 if "none.py" in words else 2)
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
@@ -495,7 +495,7 @@ def test_ctrl_c_ends_cleanly_and_one_command_at_a_time(tmp_path: Path) -> None:
     words = ["study", "custom", script.name, "--vary", "x=1,2", "--runs", "1", "-o", "out"]
     process = start(*words, cwd=tmp_path)
     pid = tmp_path / "pid"
-    assert wait_for(lambda: pid.exists() or process.poll() is not None, 60)
+    assert wait_for(lambda: pid.exists() or process.poll() is not None)
     assert wait_for(lambda: pid.read_text().endswith(" "))
     other = smaragdine(*words, cwd=tmp_path)
     assert other.returncode == 2
@@ -510,12 +510,10 @@ def test_ctrl_c_ends_cleanly_and_one_command_at_a_time(tmp_path: Path) -> None:
     assert read_made(tmp_path / "out") is not None
 
 
-@pytest.mark.timeout(400)
 def test_every_command_for_real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At the smallest size, in one folder: later commands use what earlier ones ran."""
-    monkeypatch.setattr("cli.TIMEOUT_S", 300)
     out, bert = tmp_path / "out", "bert-{}-torch-L{}-H32-fp32"
 
     def study(*words: str) -> str:
@@ -587,9 +585,15 @@ def test_every_command_for_real(
 
 def test_a_program_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "stays.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
-    words = ["study", "custom", str(tmp_path / "stays.py"), "--runs", "1", "--timeout", "1"]
-    assert main([*words, "-o", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr()
-    assert "ended, for it took too long: here" in said.out + said.err
-    assert "1 of 1 runs have no result" in said.err
-    assert not list((tmp_path / "out" / "results").glob("*.json"))
+    # On a busy machine it may take longer than that until it says something: then it has more time.
+    for timeout_s in (1, 8, 64, 512):
+        words = ["study", "custom", str(tmp_path / "stays.py"), "--runs", "1", "--timeout", str(timeout_s)]
+        out = tmp_path / f"out-{timeout_s}"
+        assert main([*words, "-o", str(out)]) == 1
+        said = capsys.readouterr()
+        assert "ended, for it took too long" in said.out + said.err
+        assert "1 of 1 runs have no result" in said.err
+        assert not list((out / "results").glob("*.json"))
+        if "ended, for it took too long: here" in said.out + said.err:
+            return
+    pytest.fail("its last words are not told")

@@ -87,7 +87,6 @@ def run(folder: Path, skip: int, traced: int, program: Path, *words: str) -> Don
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300.0,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

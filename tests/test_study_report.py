@@ -652,7 +652,7 @@ def test_costs_are_tabled_with_their_interval_and_provenance(tmp_path: Path) -> 
 def test_a_browser_shows_the_page_without_complaint_or_overflow(out: Path, written: list[Path]) -> None:
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=0)
         page = browser.new_page()
         said: list[str] = []
         asked: list[str] = []

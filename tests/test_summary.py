@@ -472,6 +472,98 @@ def test_epochs_a_person_marked_stand_before_inferred_ones(indices: tuple[int | 
     assert len(spans([*foreign, *marked])) == 3
 
 
+# --- whose it was -------------------------------------------------------------------------------------------
+
+
+def ours_and_others(folder: Path, **info: Any) -> Recording:
+    """1.75 kJ: a socket at its idle power of 100 W, of whose four CPUs the program keeps one busy; a GPU that
+    it uses, 50 W, and one that nobody uses, 20 W; and a disk, 5 W, that nobody knows the users of."""
+    flat = [(t / 5, 0.0) for t in range(-1, 52)]
+    busy = {"unit": "s", "kind": "counter"}
+    level = {"unit": "", "kind": "level"}
+    readings = [
+        (channel("cpu:0"), steady(100)),
+        (channel("cpu:0", "busy", **busy), steady(2, -0.2, 10.4, 0.04)),
+        (channel("cpu:0", "program", **busy), steady(1, -0.2, 10.4, 0.04)),
+        (channel("gpu:0"), steady(50)),
+        (channel("gpu:0", "processes", **level), flat),
+        (channel("gpu:0", "gpu_utilisation", **level), [(t, 3.0 if t == 5 else 0.0) for t, _ in flat]),
+        (channel("gpu:1"), steady(20)),
+        (channel("gpu:1", "processes", **level), flat),
+        (channel("gpu:1", "gpu_utilisation", **level), flat),
+        (channel("disk:0"), steady(5)),
+    ]
+    host = {"host": {"sockets": {"cpu:0": {"logical_cpus": 4}}}}
+    who = {"rank": 0, "pid": 1, "source": "region", "total": None, "index": 1, "detail": "load"}
+    load = [{"name": f"region_{n}", "t_ns": T0 + t * S, **who} for n, t in (("begin", 4), ("end", 5))]
+    return record(folder, readings, [*epoch(0, 1, 3), *load], **{**host, **info})
+
+
+def test_the_program_comes_first_and_the_parts_are_the_machine(tmp_path: Path) -> None:
+    summary = summarise(ours_and_others(tmp_path))
+    assert summary.program_j == pytest.approx(750)  # a quarter of the idle socket, and the GPU it used
+    assert summary.other_j == pytest.approx(950)  # the rest of the socket, and the GPU that nobody used
+    assert summary.monitor_j == 0
+    assert summary.unsplit_j == pytest.approx(50)
+    parts = (summary.program_j, summary.other_j, summary.monitor_j, summary.unsplit_j)
+    assert sum(part or 0 for part in parts) == pytest.approx(summary.total_j)
+    each = {name: device.program_j for name, device in summary.devices.items()}
+    assert each == {"gpu:0": pytest.approx(500), "gpu:1": 0, "cpu:0": pytest.approx(250), "disk:0": None}
+    assert summary.notes == [
+        "disk:0: not split, nobody knows who used it",
+        "gpu:1: nobody used it; its 200 J are the machine's",
+    ]
+    assert summary.epochs[0].program_j == pytest.approx(150)
+    assert summary.regions[0].program_j == pytest.approx(75)
+    assert summary.regions[0].programs_j == (pytest.approx(75),)
+
+
+def test_every_view_leads_with_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from smaragdine.accounting.overview import overview
+    from smaragdine.report.export.prometheus import prometheus_text
+    from smaragdine.report.export.run import gather
+    from smaragdine.report.export.tables import tables
+    from smaragdine.report.html.data import run_data
+    from smaragdine.report.notebook import html
+
+    recording = ours_and_others(tmp_path / "run")
+    lead = "your program: 750 J of the machine's 1.75 kJ (43%) in 10.0 s; whose 50.0 J were is not known"
+    assert show([str(recording.path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == lead
+    rows = {line.split()[0]: line.split()[1:5] for line in reversed(lines) if line}  # the first of each
+    assert rows["sum"] == ["750", "J", "1.75", "kJ"]
+    assert rows["gpu:1"] == ["0", "J", "200", "J"]
+    assert rows["disk:0"] == ["–", "50.0", "J", "5.00"]
+    assert rows["0"] == ["2.00", "s", "150", "J"]
+    assert rows["load"][3:] == ["75.0"]
+    assert show([str(recording.path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["program_j"], said["total_j"]) == (pytest.approx(750), pytest.approx(1750))
+    assert lead in html(recording).replace("&#x27;", "'")
+    page = run_data(recording, overview(recording))
+    assert page["headline"] == lead
+    assert page["figures"]["program_j"] == said["program_j"]
+    assert page["epochs"]["program_j"].tolist() == [said["epochs"][0]["program_j"]]
+    assert page["regions"]["rows"][0]["program_j"] == said["regions"][0]["program_j"]
+    run = gather(recording)
+    assert f'program_energy_joules{{run="run"}} {said["program_j"]!r}\n' in prometheus_text(run)
+    written, _ = tables(run)
+    known = {row["device"]: row["program_j"] for row in written["devices"].to_pylist()}
+    assert known == {name: device["program_j"] for name, device in said["devices"].items()}
+    in_epoch = {row["device"]: row["program_j"] for row in written["epochs"].to_pylist()}
+    assert in_epoch == {n: d["program_j"] for n, d in said["epochs"][0]["devices"].items()}
+
+
+def test_where_nobody_knows_the_figure_is_the_machines(tmp_path: Path) -> None:
+    summary = summarise(record(tmp_path, [(channel("cpu:0"), steady(50))]))
+    assert (summary.program_j, summary.unsplit_j) == (None, pytest.approx(500))
+    text = render(run_tables(summary), 110)
+    assert text.startswith("the machine: 500 J in 10.0 s; what your program used is not known\n")
+    assert "program " not in text.splitlines()[2]
+    assert "cpu:0: not split, nobody recorded who used socket 0" in text
+
+
 # --- terminal -----------------------------------------------------------------------------------------------
 
 
@@ -558,9 +650,12 @@ def test_how_the_program_ended(tmp_path: Path, how: dict[str, Any], said: str):
 def test_carbon_is_energy_times_the_intensity_of_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     record(tmp_path, [(channel("cpu:0"), steady(360)), (channel("gpu:0"), steady(3240))])  # 36 kJ: 10 Wh
     assert show([str(tmp_path), "--carbon", "380"]) == 0
-    assert capsys.readouterr().out.endswith("3.80 g of CO₂: 10.0 Wh at 380 g/kWh\n")
+    # Whose the socket's energy was nobody recorded.
+    said = "your program: 3.42 g of CO₂: 9.00 Wh at 380 g/kWh; the machine: 3.80 g of CO₂: 10.0 Wh\n"
+    assert capsys.readouterr().out.endswith(said)
     assert show([str(tmp_path), "--carbon", "380", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["carbon"] == {
+        "program_g": pytest.approx(3.42),
         "total_g": pytest.approx(3.8),
         "intensity_g_per_kwh": 380,
     }
@@ -617,7 +712,7 @@ def test_a_damaged_table_is_said(tmp_path: Path, table: str) -> None:
     for content in (b"garbage", file.read_bytes()[: file.stat().st_size // 2]):
         file.write_bytes(content)
         said = summarise(open_recording(whole.path)).problems
-        assert f"{table}.arrows is damaged: what of it can be read may not be all" in said
+        assert [line for line in said if line.startswith(f"{table}.arrows is damaged: ")]
     # Who was cut off may leave half a batch.
     values = json.loads((whole.path / "run.json").read_text())
     (whole.path / "run.json").write_text(json.dumps({**values, "status": "running"}))

@@ -33,8 +33,8 @@ def test_killed_again_and_again(tmp_path: Path, seed: int) -> None:
     for folder in folders:
         folder.mkdir()
     whole, bench = map(make_bench, folders)
-    whole.program("0.3")
-    bench.program("0.3")
+    whole.program("0.05")
+    bench.program("0.05")
     dice = random.Random(seed)
     known = 0
     while_set: list[bool] = []
@@ -57,7 +57,7 @@ def test_killed_together_with_its_keeper(tmp_path: Path) -> None:
     bench = make_bench(tmp_path)
     bench.program("60")
     process = bench.start("--power", "150", "-o", "sweep", "--", "work.py")
-    assert wait_for(lambda: list(bench.folder.glob("ran-*")) or process.poll() is not None, 60)
+    assert wait_for(lambda: list(bench.folder.glob("ran-*")) or process.poll() is not None)
     keeper = keeper_of(process.pid)
     # Stopped, it cannot see the other's end before its own.
     os.kill(keeper, signal.SIGSTOP)
@@ -87,7 +87,7 @@ def kill_once(bench: Bench, dice: random.Random, *, at_limit: bool) -> bool:
     if at_limit:
         before = len(bench.set_values())
         # Three limits are tried first and brought back; what is set after that is a repetition's.
-        wait_for(lambda: len(bench.set_values()) > before + 4 or process.poll() is not None, 60)
+        wait_for(lambda: len(bench.set_values()) > before + 4 or process.poll() is not None)
     time.sleep(dice.uniform(0.0, 1.5 if at_limit else 3.0))
     process.send_signal(signal.SIGKILL)
     was_set = bench.set_values()[-1:] not in ([], [DEFAULT_MW])

@@ -52,7 +52,7 @@ def test_ctrl_c_brings_every_limit_back(cluster: Cluster, tmp_path: Path) -> Non
     try:
         # Each of three devices has tried the limit; two of them are at work now.
         log = tmp_path / "sweep" / "sweep.log"
-        assert wait_for(lambda: process.poll() is not None or "3 devices" in text_of(log), TIMEOUT_S)
+        assert wait_for(lambda: process.poll() is not None or "3 devices" in text_of(log))
         assert wait_for(
             lambda: process.poll() is not None or list(cluster.limits_mw().values()).count(150_000) == 2,
             TIMEOUT_S,
@@ -74,7 +74,7 @@ def test_a_node_dies_and_every_repetition_is_there_once(cluster: Cluster, tmp_pa
     process = start("sweep", *words, "--address", cluster.address, "-o", sweep, "--", "work.py", cwd=tmp_path)
     try:
         # Midway: some are done, and the node that is to die is at one.
-        assert wait_for(lambda: process.poll() is not None or _midway(sweep, cluster), TIMEOUT_S)
+        assert wait_for(lambda: process.poll() is not None or _midway(sweep, cluster))
         if process.poll() is None:
             cluster.kill("n2")
     finally:

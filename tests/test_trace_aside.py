@@ -221,7 +221,6 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
         check=True,
-        timeout=240,
     )
     assert json.loads(done.stdout) == [["the profiler could not write /nowhere/trace.json"], [None]]
 

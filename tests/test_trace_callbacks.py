@@ -31,7 +31,6 @@ def python(folder: Path, script: str, *words: str, **env: str) -> subprocess.Com
         env=environment({"TF_CPP_MIN_LOG_LEVEL": "3", **env}),
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
     )
 

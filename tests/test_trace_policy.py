@@ -557,7 +557,6 @@ def announce_evaluation() -> None:
     marks.mark("evaluate_end", source="user")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("moment", ["start", "stop"])
 def test_a_signals_handler_may_announce_while_a_window_opens_or_closes(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, on_signal: Any, moment: str
@@ -584,7 +583,6 @@ def test_a_signals_handler_may_announce_while_a_window_opens_or_closes(
     ]
 
 
-@pytest.mark.timeout(60)
 def test_a_signals_handler_may_end_the_trace_while_a_window_opens(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, on_signal: Any
 ) -> None:

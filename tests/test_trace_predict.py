@@ -313,11 +313,11 @@ def test_what_to_do_is_said_to_who_computes_without_steps(
         assert said[0].endswith(f"s; {MARK}, or let it run longer than 15 s")
     text = " ".join(smaragdine("report", "computed", cwd=tmp_path).stdout.split())
     assert (f"{MARK}, or let it run longer than 15 s" in text) == loads
-    assert ("(smaragdine run traces where a framework is used)" in text) != loads
+    assert ("no process told of a framework that is traced" in text) != loads
 
 
 def test_of_a_long_program_only_the_remedy_is_said() -> None:
-    assert absence.no_steps(15.0) == f"no steps were announced in 15.0 s; {MARK}"
+    assert absence.no_steps(15.0, 15.0) == f"no steps were announced in 15.0 s; {MARK}"
 
 
 def test_steps_of_a_training_come_before_the_calls_it_evaluates_by(tmp_path: Path) -> None:
@@ -330,4 +330,4 @@ def test_steps_of_a_training_come_before_the_calls_it_evaluates_by(tmp_path: Pat
     (tmp_path / "spool" / "marks-7.jsonl").write_text("\n".join(lines) + "\n")
     energies = step_energies(Recording(tmp_path, {}))
     assert energies is not None
-    assert energies.index.tolist() == [6, 7]
+    assert energies.steps.index.tolist() == [6, 7]

@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 import warm_torch
+from cli import TIMEOUT_S
 from smaragdine.tracing.assemble.coverage import coverage_of
 from smaragdine.tracing.assemble.kineto import events_of
 from smaragdine.tracing.assemble.kineto_compiled import Compiled, Follower
@@ -637,7 +638,7 @@ def test_ranks_of_a_distributed_model_have_its_paths(tmp_path):
         )
         for rank in range(2)
     ]
-    results = [process.communicate(timeout=120) for process in ranks]
+    results = [process.communicate(timeout=TIMEOUT_S) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], results
     table, coverage = events_of(raw, json.loads((tmp_path / "torch.json.meta").read_text()))
     assert counted(table, {"addmm", "mm", "bmm"}) == products(STEPS)
@@ -768,21 +769,20 @@ def test_compiled_code_is_neither_broken_nor_entered(tmp_path, when):
 def test_coverage_counts_what_is_unplaced_and_uneven():
     table = events_table(
         {
-            "name": ["m/outer", "m/inner", "unplaced/x", "m/outer", "unplaced/y", "m/late"],
-            "device": ["cpu:0", "cpu:0", "cpu:0", "cpu:0", "gpu:0", "cpu:0"],
-            "start_ns": [0, 10, 200, 300, 0, 900],
-            "duration_ns": [100, 20, 50, 100, 7, 40],
-            "lane": [1, 1, 1, 1, None, 1],
-            "step": [0, 0, 0, 1, 1, None],
+            "name": ["m/outer", "m/inner", "unplaced/x", "m/outer", "unplaced/y", "m/late", "input/L/empty"],
+            "device": ["cpu:0", "cpu:0", "cpu:0", "cpu:0", "gpu:0", "cpu:0", "cpu:0"],
+            "start_ns": [0, 10, 200, 300, 0, 900, 20],
+            "duration_ns": [100, 20, 50, 100, 7, 40, 1],
+            "lane": [1, 1, 1, 1, None, 1, 1],
+            "step": [0, 0, 0, 1, 1, None, 1],
         }
     )
     coverage = coverage_of(table, 2, ["said before"])
     assert (coverage.busy_ns, coverage.placed_ns, coverage.steps) == (257, 200, 2)
     assert not coverage.counts_divide
-    assert coverage.remarks == (
-        "said before",
-        "3 operations did not run equally often in all 2 steps: m/inner, unplaced/x, unplaced/y",
-    )
+    assert coverage.remarks == ("said before",)
+    # A loader fetches ahead, and what has no place may be anything.
+    assert coverage.uneven == ("m/inner",)
 
 
 def test_kernels_go_by_the_operator_that_launched_them(tmp_path):

@@ -53,7 +53,6 @@ def python(bench: Bench, script: str, **env: str) -> subprocess.CompletedProcess
         env=environment({"TF_CPP_MIN_LOG_LEVEL": "3", **bench.env, **env}),
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
     )
 

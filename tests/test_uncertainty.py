@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 from scipy import stats
 
 from smaragdine.accounting.account import account
+from smaragdine.accounting.arithmetic import per_step
+from smaragdine.accounting.diagram import diagram, walk
+from smaragdine.accounting.grouping import grouped
+from smaragdine.accounting.merge import merge
 from smaragdine.accounting.meters import Meter
 from smaragdine.accounting.power import PowerTrace, from_log
 from smaragdine.accounting.student import t_quantile
@@ -83,6 +88,59 @@ def test_a_faster_sensor_gives_a_narrower_interval() -> None:
         for outcome in (bench("intervals").watch_programs(8, window_ms, True) for window_ms in (5, 20, 100))
     ]
     assert by_energy[0] < 0.8 * by_energy[1] < 0.64 * by_energy[2] / 0.6
+
+
+@pytest.mark.parametrize("window_ms", [5, 20, 100])
+def test_groups_cover_the_truth_and_are_narrower_than_the_sum_of_their_rows(window_ms: float) -> None:
+    outcomes = bench("intervals").watch_models(12, window_ms)
+    error, width, summed = (
+        np.concatenate([getattr(of, name) for of in outcomes.values()])
+        for name in ("error", "width", "summed")
+    )
+    assert error.size > 500
+    assert np.mean(error <= width) >= 0.9
+    assert np.all(width <= summed * (1 + 1e-9))
+    # A layer is made of what shares windows, and so is the whole model: most of its rows' errors cancel.
+    assert np.median(outcomes["layer"].width / outcomes["layer"].summed) < 0.6
+    assert np.median(outcomes["whole"].width / outcomes["whole"].summed) < 0.1
+
+
+def test_a_group_has_one_interval_wherever_it_is_shown() -> None:
+    program, _ = bench("programs").make_model(4, steps=20)
+    trace = bench("programs").watch(program, 20, 4)
+    found = account(program.events, {"gpu:0": Meter(trace, sensor_of(trace, 80.0, 700.0))})
+    layers = {row["name"]: row["uncertainty_j"] for row in grouped(found, "layer", 2).rows.to_pylist()}
+    nodes = {node.path: node.uncertainty_j for node in walk(diagram(found))}
+    assert len(layers) > 3
+    for name, width_j in layers.items():
+        assert nodes[name] == pytest.approx(width_j, rel=1e-9)
+    # Layers of layers, one step of them, and what is merged first: the same again.
+    assert nodes["model"] == pytest.approx(
+        grouped(grouped(found, "layer", 2), "layer", 1).rows["uncertainty_j"][0].as_py(), rel=1e-9
+    )
+    assert nodes["model"] == pytest.approx(
+        grouped(merge(found), "layer", 1).rows["uncertainty_j"][0].as_py(), rel=1e-9
+    )
+    step = grouped(per_step(found), "layer", 1).rows["uncertainty_j"][0].as_py()
+    assert nodes["model"] == pytest.approx(step * 20, rel=1e-9)
+    assert nodes["model"] == pytest.approx(found.devices["gpu:0"].uncertainty_j, rel=1e-9)
+
+
+def test_without_the_joint_posterior_what_lies_outside_bounds_a_group() -> None:
+    """A footprint from a file has rows and totals alone: nearly all of it is nearly as well known as all."""
+    program, _ = bench("programs").make_model(4, steps=20)
+    trace = bench("programs").watch(program, 20, 4)
+    found = account(program.events, {"gpu:0": Meter(trace, sensor_of(trace, 80.0, 700.0))})
+    bare = dataclasses.replace(found, joints={})
+    phases = {row["name"]: row["uncertainty_j"] for row in grouped(bare, "phase").rows.to_pylist()}
+    by_row = dict.fromkeys(phases, 0.0)
+    for row in bare.rows.to_pylist():
+        by_row[row["phase"]] += row["uncertainty_j"]
+    all_j = bare.devices["gpu:0"].uncertainty_j
+    for name, width_j in phases.items():
+        outside_j = sum(of for other, of in by_row.items() if other != name)
+        assert width_j == pytest.approx(min(by_row[name], outside_j + all_j), rel=1e-9)
+    assert diagram(bare).uncertainty_j == pytest.approx(all_j)
 
 
 def test_an_operation_with_windows_of_its_own_is_nearly_exact() -> None:

@@ -110,3 +110,26 @@ def ten_and_three(folder: Path, later: int = 11, **more: Any) -> Recording:
         events += [event("net/a", begin + 1, begin + 5, index), event("net/b", begin + 5, begin + 7, index)]
     windows = [window(100, 103, 163, 170, steps, events=len(events))]
     return recording(folder, marks, windows, events, **more)
+
+
+def with_a_compilation(folder: Path) -> Recording:
+    """Steps of 10 ms, one of which takes 300 ms: it compiles. 100 W all the time, as in `ten_and_three`."""
+    return after_the_window(folder, [*range(180, 251, 10), *range(550, 601, 10)], ((700.0, 100.0),))
+
+
+def slow_input(folder: Path, power_w: float = 10.0) -> Recording:
+    """Traced steps take 15 ms at 100 W, operations run for 6 of them. The later ones wait for their input:
+    60 ms, at so little power that 54 ms at that of the traced gaps would take several times as much."""
+    return after_the_window(folder, [180 + 60 * n for n in range(12)], ((180.0, 100.0), (900.0, power_w)))
+
+
+def after_the_window(
+    folder: Path, later: Sequence[float], power_w: Sequence[tuple[float, float]]
+) -> Recording:
+    """Steps before and in the window are those of `ten_and_three`; `later` are the ends of the others."""
+    ends = [*range(10, 101, 10), 118, 133, 148, 163, *later]
+    steps = [(10, 103, 118), (11, 118, 133), (12, 133, 148)]
+    work = (("net/a", 1, 5), ("net/b", 5, 7))
+    events = [event(name, begin + at, begin + to, n) for n, begin, _ in steps for name, at, to in work]
+    marks = [mark(t, index=index) for index, t in enumerate(ends)]
+    return recording(folder, marks, [window(100, 103, 163, 170, steps, events=len(events))], events, power_w)

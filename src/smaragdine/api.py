@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,20 @@ def record(
     with smaragdine.record("runs/first"):
         train()
     """
+    from smaragdine.recording.asked import asked
+
+    with record_asked(asked("record"), folder, period_ms, gpus) as path:
+        yield path
+
+
+@contextlib.contextmanager
+def record_asked(
+    wanted: Mapping[str, Any],
+    folder: str | os.PathLike[str] | None = None,
+    period_ms: float = 4.0,
+    gpus: Sequence[str] = (),
+) -> Iterator[Path]:
+    """`record`, with what its run.json says that it was asked for."""
     from smaragdine.errors import UserError
     from smaragdine.recording.format import SPOOL_FOLDER
     from smaragdine.recording.session import RecordOptions, record_here
@@ -52,7 +66,8 @@ def record(
     marks = hook_module("marks")
     where = None if folder is None else Path(folder)
     label = "block" if where is not None else Path(sys.argv[0]).stem or "block"
-    with record_here(where, RecordOptions(int(period_ms * 1e6), gpus=tuple(gpus)), label) as path:
+    options = RecordOptions(int(period_ms * 1e6), gpus=tuple(gpus), asked=wanted)
+    with record_here(where, options, label) as path:
         marks.set_spool(str(path / SPOOL_FOLDER))
         marks.install_all()
         try:
@@ -64,9 +79,9 @@ def record(
 
 
 def summarise(recording: Recording | str | os.PathLike[str]) -> RunSummary:
-    """Energy, power and time of a recording or its folder, as `smaragdine show` has them.
+    """What the program used, and energy, power and time per device, as `smaragdine show` has them.
 
-    smaragdine.summarise("runs/first").total_j          # .devices["gpu:0"].energy_j, .epochs, .duration_s
+    smaragdine.summarise("runs/first").program_j        # .total_j: the machine's; .devices, .epochs, .regions
     """
     from smaragdine.accounting.summary import summarise as of
     from smaragdine.recording.reader import open_recording

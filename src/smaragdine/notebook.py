@@ -41,7 +41,7 @@ class CellEnergy:
     @property
     def footprint(self) -> Footprint | None:
         """Of one step where steps were traced, else of all that was."""
-        return self.overview.footprint if self.overview.step is None else self.overview.step
+        return self.overview.shown
 
     def _repr_html_(self) -> str:
         from smaragdine.report.notebook import html

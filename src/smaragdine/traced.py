@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from smaragdine.api import hook_module, record
+from smaragdine.api import hook_module, record_asked
 
 if TYPE_CHECKING:
     from smaragdine.accounting.footprint import Footprint
@@ -39,7 +39,7 @@ class Trace:
         _check(steps, skip, budget)
         self.folder: Path | None = None  # of the recording
         self.remarks: tuple[str, ...] = ()  # what is to be said about the trace
-        self._skip, self._budget, self._verbose = skip, budget, verbose
+        self._verbose = verbose
         self._pid = os.getpid()
         self._open: contextlib.ExitStack | None = None
         if os.environ.get("SMARAGDINE_SPOOL"):
@@ -47,7 +47,7 @@ class Trace:
             return
         hook_module("windows").asked = True
         with contextlib.ExitStack() as opening:
-            self.folder = opening.enter_context(record(folder))
+            self.folder = opening.enter_context(record_asked(_asked(steps, skip, budget), folder))
             opening.callback(hook_module("trace").end)
             settings = hook_module("windows").Settings(
                 str(self.folder / "traces"), steps, skip, budget, quiet_s=_QUIET_S
@@ -74,7 +74,7 @@ class Trace:
             return
         atexit.unregister(self._at_exit)
         opened.__exit__(None if error is None else type(error), error, None)
-        self.remarks = tuple(_events(self.folder, self._skip, self._budget))
+        self.remarks = tuple(_events(self.folder))
         if self._verbose and sys.stderr is not None:
             lines = [f"trace: {remark}" for remark in self.remarks] + [f"recording: {self.folder}"]
             if any(self.folder.glob("events*.arrows")):
@@ -125,7 +125,13 @@ def _check(steps: int, skip: int, budget: float | None) -> None:
         raise UserError(f"budget={budget} is not a part of the time", remedy="1 % is 0.01")
 
 
-def _events(folder: Path, skip: int, budget: float | None) -> list[str]:
+def _asked(steps: int, skip: int, budget: float | None) -> dict[str, Any]:
+    from smaragdine.recording.asked import TraceAsked, asked
+
+    return asked("trace", TraceAsked(True, steps, skip, budget, _QUIET_S))
+
+
+def _events(folder: Path) -> list[str]:
     """What was traced becomes events of the recording; what is to be said about them. Whatever fails here,
     the program goes on."""
     try:
@@ -135,7 +141,7 @@ def _events(folder: Path, skip: int, budget: float | None) -> list[str]:
 
         said = assemble(folder)
         recording = open_recording(folder)
-        why = None if said else why_nothing(recording, skip, budget, _QUIET_S)
+        why = None if said else why_nothing(recording)
         return [*hook_errors(recording), *said, *([why] if why else [])]
     except Exception as error:
         return [f"the trace cannot be used: {error}"]

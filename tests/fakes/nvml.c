@@ -1,7 +1,7 @@
 /* A stand-in for libnvidia-ml.so.1, with GPUs described by the text file that FAKE_NVML names.
  *
- * Power is a constant or a square wave of CLOCK_REALTIME, integrated exactly in integers, so that the
- * sample ring, the energy counter, the instant and the average power all follow from the same physics.
+ * Power is a constant, a square wave of CLOCK_REALTIME or the work that programs announced in FAKE_NVML.work
+ * (GPU, first and last time), integrated exactly in integers, so that the sample ring, the energy counter, the instant and the average power all follow from the same physics.
  * The file is read again whenever it changes: faults can be switched on while a program runs. What the
  * setters set is appended to FAKE_NVML.state with its time, so that every process sees the same GPU: l the
  * power limit (mW), c and m locked graphics and memory clocks, a application clocks (pairs of MHz, see PAIR;
@@ -20,7 +20,7 @@
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
        INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, FREQ_NOT_SUPPORTED = 24 };
-enum { GPUS = 16, MIGS = 7, SETTINGS = 4096, RING = 119 };
+enum { GPUS = 16, MIGS = 7, SETTINGS = 4096, WORKS = 4096, RING = 119 };
 
 #define MS INT64_C(1000000)
 #define RING_NS (20 * MS)
@@ -50,21 +50,27 @@ typedef struct {
     int processes, utilisation, temperature, clock_mhz, memory_clock_mhz, pcie, device_id;
     int64_t low_mw, high_mw, period_ns, on_ns, phase_ns, counter_phase_ns, counter_cost_us;
     int64_t limit_default_mw, limit_min_mw, limit_max_mw, limit_step_mw, lag_ns, smoothing_ns;
-    int application_clocks, locked_clocks, set_error, set_failures, set_hang_ms;
+    int application_clocks, locked_clocks, set_error, set_failures, set_hang_ms, announced;
 } gpu_t;
 
 typedef struct { int gpu; char what; int64_t t_ns, value; } setting_t;
+typedef struct { int gpu; int64_t from_ns, to_ns; } work_t;
 typedef struct { gpu_t *parent; int number; } device_t;
 
 static gpu_t gpus[GPUS];
 static device_t devices[GPUS], instances[GPUS][MIGS];
 static setting_t settings[SETTINGS];
-static int gpu_count, setting_count, init_error, started, driver_load, driver_load_used;
-static struct stat spec_seen, state_seen;
+static work_t works[WORKS];
+static int gpu_count, setting_count, work_count, init_error, started, driver_load, driver_load_used;
+static struct stat spec_seen, state_seen, work_seen;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Whoever loaded the library may keep its time (nvml_fake.simulated_time); 0: the machine's own. */
+int64_t fake_now_ns;
 
 static int64_t now_ns(void) {
     struct timespec t;
+    if (fake_now_ns) return fake_now_ns;
     clock_gettime(CLOCK_REALTIME, &t);
     return t.tv_sec * 1000 * MS + t.tv_nsec;
 }
@@ -83,6 +89,7 @@ static void put(gpu_t *g, const char *key, char *value) {
     NUMBER(counter_cost_us) NUMBER(limit_default_mw) NUMBER(limit_min_mw) NUMBER(limit_max_mw) NUMBER(limit_step_mw)
     NUMBER(lag_ns) NUMBER(smoothing_ns)
     NUMBER(application_clocks) NUMBER(locked_clocks) NUMBER(set_error) NUMBER(set_failures) NUMBER(set_hang_ms)
+    NUMBER(announced)
     if (!strcmp(key, "mig_uuids"))
         for (char *part = strtok(value, ","); part && g->migs < MIGS; part = strtok(NULL, ","))
             snprintf(g->mig_uuids[g->migs++], sizeof g->mig_uuids[0], "%s", part);
@@ -107,7 +114,8 @@ static void load(void) {
     if (strcmp(path, spec_path)) {
         memset(&spec_seen, 0, sizeof spec_seen);
         memset(&state_seen, 0, sizeof state_seen);
-        setting_count = 0;
+        memset(&work_seen, 0, sizeof work_seen);
+        setting_count = work_count = 0;
         snprintf(spec_path, sizeof spec_path, "%s", path);
     }
     if (changed(path, &spec_seen)) {
@@ -142,6 +150,17 @@ static void load(void) {
         setting_count = s - settings;
         if (f) fclose(f);
     }
+    snprintf(state, sizeof state, "%s.work", path);
+    if (changed(state, &work_seen)) {
+        FILE *f = fopen(state, "r");
+        long long from, to;
+        work_t *w = works;
+        while (f && w < works + WORKS && fscanf(f, "%d %lld %lld", &w->gpu, &from, &to) == 3) {
+            w->from_ns = from; w->to_ns = to; w++;
+        }
+        work_count = w - works;
+        if (f) fclose(f);
+    }
 }
 
 /* The value set last at or before t, or `fallback`. */
@@ -152,7 +171,15 @@ static int64_t setting_at(int gpu, char what, int64_t t, int64_t fallback) {
     return fallback;
 }
 
+static int64_t worked_before(const gpu_t *g, int64_t t) {
+    int64_t sum = 0;
+    for (work_t *w = works; w < works + work_count; w++)
+        if (w->gpu == g - gpus && w->from_ns < t) sum += (w->to_ns < t ? w->to_ns : t) - w->from_ns;
+    return sum;
+}
+
 static int64_t on_before(const gpu_t *g, int64_t t) {
+    if (g->announced) return worked_before(g, t);
     if (g->period_ns <= 0) return t;
     t -= g->phase_ns;
     int64_t rest = t % g->period_ns;
@@ -335,7 +362,8 @@ static int energy_mj(void *device, unsigned long long *mj, int64_t *cost_us)
 int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *mj) {
     int64_t cost_us = 0;
     int status = energy_mj(device, mj, &cost_us);
-    if (cost_us > 0) usleep(cost_us);
+    if (fake_now_ns) fake_now_ns += cost_us * 1000;
+    else if (cost_us > 0) usleep(cost_us);
     return status;
 }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
+from smaragdine.accounting.at_rest import baseline_remarks
 from smaragdine.accounting.columns import Columns, blocks, columns, device_counts
 from smaragdine.accounting.compiled import sweep_for
 from smaragdine.accounting.engine import (
@@ -20,6 +22,7 @@ from smaragdine.accounting.engine import (
 )
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
 from smaragdine.accounting.idle import busy_spans, sharpen, without_idle
+from smaragdine.accounting.joint import Joint, joint_of, sum_half_width_j
 from smaragdine.accounting.ledger import Entry, Ledger, entry, entry_compiled
 from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFacts, from_recording
 from smaragdine.accounting.mixing import Windows, join, windows
@@ -27,13 +30,17 @@ from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
 from smaragdine.accounting.rows import numbers
 from smaragdine.accounting.step_spans import Spans, traced_spans
-from smaragdine.accounting.traces import device_traces
-from smaragdine.accounting.uncertainty import Look, combine, infer, sensor_of
+from smaragdine.accounting.traces import beyond, device_traces
+from smaragdine.accounting.uncertainty import Kinship, Look, combine, infer, sensor_of
+from smaragdine.accounting.virtual import when
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
+from smaragdine.units import seconds
 
 CONSERVED_TO = 1e-9
 APART_NS = 60_000_000_000  # farther apart, events and power are not of one run
+_COARSE_NS = 2_000_000_000  # longer than any sensor looks
+_NUMBER = re.compile(r"(_\d+)+$")
 SAMPLED_CHUNKS = 2  # enough to see how operations mix; sampling costs several times the accounting
 
 
@@ -61,8 +68,15 @@ def account(
         device: _account_device(source, device, meter, counts.get(device, 0), narrowed)
         for device, meter in meters.items()
     }
-    rows = pa.concat_tables([table for table, _ in done.values()]) if done else ROWS.empty_table()
-    return Footprint(rows, {device: total for device, (_, total) in done.items()}, without, remarks)
+    rows = pa.concat_tables([table for table, *_ in done.values()]) if done else ROWS.empty_table()
+    totals = {device: total for device, (_, total, _) in done.items()}
+    joints = {device: joint for device, (*_, joint) in done.items() if joint is not None}
+    found = Footprint(rows, totals, without, remarks, joints)
+    whole = {
+        device: dataclasses.replace(total, uncertainty_j=sum_half_width_j(found, device))
+        for device, total in totals.items()
+    }
+    return dataclasses.replace(found, devices=whole)
 
 
 def _check_times(source: Columns, traces: Sequence[PowerTrace]) -> tuple[str, ...]:
@@ -115,7 +129,7 @@ def recording_inputs(
     if not traced.num_rows:
         raise UserError(
             f"{recording.path} has no events",
-            "no steps were traced",
+            recording.lost("events") or "no steps were traced",
             "smaragdine report says why; with a trace of that run: smaragdine account RUN --events TRACE",
         )
     source = columns(traced)
@@ -126,7 +140,29 @@ def recording_inputs(
     else:
         spans = {"": [(source.first_ns, source.last_ns)]}
     meters = from_recording(recording, traces, lambda device: spans.get(device, spans[""]), baseline, facts)
-    return traced, _known(meters, recording)
+    remarks = (
+        *meters.remarks,
+        *_thinned_remarks(recording, meters),
+        *recording.damage,
+        *beyond(recording),
+        *baseline_remarks(baseline),
+    )
+    return traced, _known(dataclasses.replace(meters, remarks=remarks), recording)
+
+
+def _thinned_remarks(recording: Recording, meters: Meters) -> list[str]:
+    """Of events of another tool, in time of which only means are left."""
+    if recording.thinned is None:
+        return []
+    lengths_ns = [meter.trace.end_ns - meter.trace.start_ns for meter in meters.of.values()]
+    longest_ns = max((int(each_ns.max()) for each_ns in lengths_ns if each_ns.size), default=0)
+    if longest_ns < _COARSE_NS:
+        return []
+    return [
+        f"readings before {when(recording.thinned.state.cut_ns)} were thinned: power is a mean over up to "
+        f"{seconds(longest_ns * 1e-9)}, and energy goes by time alone; "
+        "smaragdine run --keep-readings all keeps them"
+    ]
 
 
 def _known(meters: Meters, recording: Recording) -> Meters:
@@ -160,14 +196,15 @@ def _when(begin_ns: int, end_ns: int) -> str:
 
 def _account_device(
     source: Columns, device: str, meter: Meter, events: int, narrowed: bool
-) -> tuple[pa.Table, DeviceTotal]:
+) -> tuple[pa.Table, DeviceTotal, Joint | None]:
     trace = meter.trace
     ledger, looks = _integrate(source, device, meter, events, narrowed)
     total_j = float((trace.power_w * (trace.end_ns - trace.start_ns)).sum() / 1e9)
     rows_j = float(ledger.energy_j.sum())
     if abs(rows_j + ledger.idle_j - total_j) > CONSERVED_TO * max(total_j, 1e-300):
         raise ArithmeticError(f"{device}: {rows_j} J of events + {ledger.idle_j} J idle are not {total_j} J")
-    uncertainty_j, basis = combine(looks, ledger, meter.sensor)
+    widths = combine(looks, ledger, meter.sensor)
+    uncertainty_j, basis = widths.half_width_j, widths.basis
     if not trace.start_ns.size:
         uncertainty_j = np.full_like(uncertainty_j, np.nan)  # a zero that nobody measured
     key = np.flatnonzero(ledger.count)
@@ -190,7 +227,7 @@ def _account_device(
         schema=ROWS,
     )
     covered_s, missing_s = _coverage(trace, meter.spans, ledger.first_ns, ledger.last_ns)
-    return table, DeviceTotal(
+    total = DeviceTotal(
         total_j=total_j,
         idle_j=ledger.idle_j,
         covered_s=covered_s,
@@ -199,7 +236,17 @@ def _account_device(
         other_j=meter.other_j,
         static_j=meter.static_j,
         provenance=meter.provenance,
+        foreign=meter.foreign,
     )
+    return table, total, joint_of(looks, widths, ledger, key, list(zip(name, phase, strict=True)))
+
+
+def _kinship(source: Columns) -> Kinship:
+    """An operation's kind is the last part of its path: all `MatMul`, and `MatMul_1`, are of one."""
+    name, phase = np.divmod(np.arange(source.keys), len(source.phases) + 1)
+    kinds = [_NUMBER.sub("", name.rpartition("/")[2]) for name in source.names]
+    _, kind = np.unique(kinds, return_inverse=True) if kinds else ([], np.zeros(0, dtype=np.int64))
+    return Kinship(kind[name], phase)
 
 
 def power_of(source: Columns, device: str, meter: Meter) -> Levels:
@@ -217,11 +264,10 @@ def _integrate(
 ) -> tuple[Ledger, list[Look]]:
     read, keys, sensor = levels(meter.trace), source.keys, meter.sensor
     power = power_of(source, device, meter)
-    off_ns = sensor.timing_ns
     # As the clocks say, and moved by as much as they may disagree.
-    moved = [Levels(read.edge_ns + by_ns, read.power_w) for by_ns in (0, -off_ns, off_ns) if narrowed]
+    moved_ns = [0, -sensor.timing_ns, sensor.timing_ns] if narrowed else []
     ledger = Ledger(keys)
-    seen: list[list[Windows]] = [[] for _ in moved]
+    seen: list[list[Windows]] = [[] for _ in moved_ns]
     here = blocks(source, device) if device in source.devices else iter(())
     edges_ns = power.edge_ns[[0, -1]].tolist() if power.edge_ns.size else []
     spans_ns = [*edges_ns, *([source.first_ns, source.last_ns] if source.table.num_rows else [])] or [0]
@@ -232,7 +278,7 @@ def _integrate(
     def work(numbered: tuple[int, Chunk]) -> tuple[Entry, list[Windows]]:
         number, chunk = numbered
         sampled = number % every == 0 and chunk.start_ns.size and edges_ns
-        seen_here = [windows(chunk, levels, sensor.window_ns, keys) for levels in moved] if sampled else []
+        seen_here = [windows(chunk, read, by, sensor.window_ns, keys) for by in moved_ns] if sampled else []
         added = entry_compiled(chunk, power, keys, sweep) if sweep else None
         return added or entry(chunk, power, keys), seen_here
 
@@ -244,7 +290,8 @@ def _integrate(
     joined = [join(parts) for parts in seen if parts]
     if meter.idle_w is not None:
         joined = [without_idle(each, meter.idle_w, sensor.limit_w) for each in joined]
-    return ledger, [infer(each, sensor, keys) for each in joined if each.energy_j.size]
+    kin = _kinship(source)
+    return ledger, [infer(each, sensor, keys, kin) for each in joined if each.energy_j.size]
 
 
 def _coverage(trace: PowerTrace, spans: Spans | None, first_ns: int, last_ns: int) -> tuple[float, float]:

@@ -11,9 +11,12 @@ proportion.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -40,20 +43,78 @@ class Intervals:
         return np.asarray((self.end_ns - self.start_ns) * 1e-9, dtype=np.float64)
 
 
+_NONE = np.zeros(0)
+NO_INTERVALS = Intervals(_NONE.astype(np.int64), _NONE.astype(np.int64), _NONE, _NONE, _NONE)
+
+
 def activity(recording: Recording) -> dict[int, Intervals]:
-    """By socket. Those without readings of the program are left out."""
+    """By socket, of the readings that are there. Those without readings of the program are left out."""
+    return activity_and_unseen(recording)[0]
+
+
+def activity_and_unseen(recording: Recording) -> tuple[dict[int, Intervals], float]:
+    """The same, and how much of the time nobody is known to have used was given to the program."""
+    sockets = fine_activity(recording)
+    thinned = recording.thinned
+    if thinned is not None:
+        sockets = {socket: _from(each, thinned.state.cut_ns) for socket, each in sockets.items()}
+    run_ns = run_bounds(recording)
+    return _with_unseen(sockets, recording.info.get("program_cpu_s"), run_ns, thinned_activity(recording))
+
+
+def fine_activity(recording: Recording) -> dict[int, Intervals]:
+    """As it was read, from the last interval on that was thinned."""
     by_socket: dict[int, dict[str, Series]] = {}
     for series in recording.series("activity"):
         match = re.fullmatch(r"cpu:(\d+)", series.channel.device)
         if match:
             by_socket.setdefault(int(match[1]), {})[series.channel.quantity] = series
     run_ns = run_bounds(recording)
-    sockets = {
-        socket: _intervals(members["busy"], members["program"], members.get("monitor"), run_ns)
+    begun = {} if recording.thinned is None else recording.thinned.state.sockets
+    return {
+        socket: _intervals(
+            members["busy"], members["program"], members.get("monitor"), run_ns, begun.get(str(socket))
+        )
         for socket, members in by_socket.items()
         if "busy" in members and "program" in members
     }
-    return _with_unseen(sockets, recording.info.get("program_cpu_s"), run_ns)
+
+
+def thinned_activity(recording: Recording) -> dict[int, Intervals]:
+    """By socket: what was thinned, stretch by stretch."""
+    if recording.thinned is None:
+        return {}
+    found: dict[int, Intervals] = {}
+    for device, columns in recording.thinned.stretches.items():
+        match = re.fullmatch(r"cpu:(\d+)", device)
+        known = np.flatnonzero(np.isfinite(columns["occupied"]))
+        if match is None or not known.size:
+            continue
+        start_ns, end_ns = columns["start_ns"][known], columns["end_ns"][known]
+        cpus_s = (end_ns - start_ns) * 1e-9 * logical_cpus(recording.info, int(match[1]))
+        program_s, monitor_s, foreign_s = (
+            columns[name][known] * cpus_s for name in ("occupied", "monitor", "foreign")
+        )
+        busy_s = program_s + monitor_s + foreign_s
+        found[int(match[1])] = Intervals(start_ns, end_ns, busy_s, program_s, monitor_s)
+    return found
+
+
+def logical_cpus(info: Mapping[str, Any], socket: int) -> float:
+    """How many it has; nan: run.json does not say."""
+    of: Any = info
+    for key in ("host", "sockets", f"cpu:{socket}", "logical_cpus"):
+        of = of.get(key) if isinstance(of, Mapping) else None
+    return float(of) if isinstance(of, int | float) and 1 <= of < math.inf else math.nan
+
+
+def _from(intervals: Intervals, begin_ns: int) -> Intervals:
+    """What of them is not before `begin_ns`; of the one it is in, a part."""
+    kept = np.flatnonzero(intervals.end_ns > begin_ns)
+    start_ns, end_ns = intervals.start_ns[kept], intervals.end_ns[kept]
+    part = (end_ns - np.maximum(start_ns, begin_ns)) / (end_ns - start_ns)
+    spent_s = (each[kept] * part for each in (intervals.busy_s, intervals.program_s, intervals.monitor_s))
+    return Intervals(np.maximum(start_ns, begin_ns), end_ns, *spent_s)
 
 
 def run_bounds(recording: Recording) -> tuple[int, int]:
@@ -61,16 +122,28 @@ def run_bounds(recording: Recording) -> tuple[int, int]:
     begin_ns = recording.info.get("begin_ns") or recording.info["clock"]["begin"]["wall_ns"]
     end_ns = recording.info.get("end_ns")
     if not end_ns:
-        everything = [*recording.series("power"), *recording.series("activity")]
+        everything = [s for s in (*recording.series("power"), *recording.series("activity")) if s.t_ns.size]
         end_ns = max((int(series.t_ns.max()) for series in everything), default=begin_ns)
     return begin_ns, max(begin_ns, end_ns)
 
 
-def _intervals(busy: Series, program: Series, monitor: Series | None, run_ns: tuple[int, int]) -> Intervals:
+def _intervals(
+    busy: Series,
+    program: Series,
+    monitor: Series | None,
+    run_ns: tuple[int, int],
+    begun_ns: int | None = None,
+) -> Intervals:
+    """`begun_ns`: a reading of `busy` at which an interval ended; those before are not looked at."""
     start_ns, end_ns = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     spent_s = [np.zeros((3, 0))]
     for segment in np.unique(busy.segment):
         t_ns, busy_s = _totals(busy, segment)
+        if begun_ns is not None:
+            after = t_ns >= begun_ns
+            t_ns, busy_s = t_ns[after], busy_s[after]
+        if not t_ns.size:
+            continue
         program_ns, program_s = _watched(*_totals(program, segment), restarted=segment > 0)
         if not program_ns.size:
             continue
@@ -133,17 +206,36 @@ def _spent(t_ns: Ints, value: Floats, at_ns: Ints) -> Floats:
 
 
 def _with_unseen(
-    sockets: dict[int, Intervals], exact_s: float | None, run_ns: tuple[int, int]
-) -> dict[int, Intervals]:
+    sockets: dict[int, Intervals],
+    exact_s: float | None,
+    run_ns: tuple[int, int],
+    earlier: Mapping[int, Intervals],
+) -> tuple[dict[int, Intervals], float]:
     begin_ns, end_ns = run_ns
     in_run = {s: (each.start_ns >= begin_ns) & (each.end_ns <= end_ns) for s, each in sockets.items()}
+    before = {s: _sums_within(each, run_ns) for s, each in earlier.items()}
     for s, each in sockets.items():
-        if int((each.end_ns - each.start_ns)[in_run[s]].sum()) < end_ns - begin_ns:
-            return sockets  # the time nobody looked at may be when the rest was spent
+        looked_ns = int((each.end_ns - each.start_ns)[in_run[s]].sum()) + (before[s][0] if s in before else 0)
+        if looked_ns < end_ns - begin_ns:
+            return sockets, 0.0  # the time nobody looked at may be when the rest was spent
     seen_s = sum(float(each.program_s[in_run[s]].sum()) for s, each in sockets.items())
+    seen_s += sum(program_s for _, program_s, _ in before.values())
     free_s = {s: (each.busy_s - each.program_s - each.monitor_s) * in_run[s] for s, each in sockets.items()}
     all_free_s = sum(float(free.sum()) for free in free_s.values())
+    all_free_s += sum(free for _, _, free in before.values())
     if exact_s is None or exact_s <= seen_s or all_free_s <= 0:
-        return sockets
+        return sockets, 0.0
     part = min(1.0, (exact_s - seen_s) / all_free_s)
-    return {s: replace(each, program_s=each.program_s + part * free_s[s]) for s, each in sockets.items()}
+    whole = {s: replace(each, program_s=each.program_s + part * free_s[s]) for s, each in sockets.items()}
+    return whole, part
+
+
+def _sums_within(intervals: Intervals, run_ns: tuple[int, int]) -> tuple[int, float, float]:
+    """Time, the program's CPU time, and what nobody is known to have used; none reaches over the edges."""
+    inside = (intervals.start_ns >= run_ns[0]) & (intervals.end_ns <= run_ns[1])
+    free_s = intervals.busy_s - intervals.program_s - intervals.monitor_s
+    return (
+        int((intervals.end_ns - intervals.start_ns)[inside].sum()),
+        float(intervals.program_s[inside].sum()),
+        float(free_s[inside].sum()),
+    )

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.footprint import DeviceTotal, Footprint
+from smaragdine.accounting.joint import joined
 from smaragdine.accounting.rows import Floats, Groups, column, combine, group, numbers, ordered, replace
 from smaragdine.errors import UserError
 
@@ -71,7 +72,8 @@ def scale(footprint: Footprint, factor: float | Mapping[str, float]) -> Footprin
     scaled = ("energy_j", "busy_s", "count", "uncertainty_j")
     rows = replace(footprint.rows, {name: numbers(column(footprint.rows, name) * factors) for name in scaled})
     devices = {device: _scale_total(total, by_device[device]) for device, total in footprint.devices.items()}
-    return dataclasses.replace(footprint, rows=rows, devices=devices)
+    joints = {device: joint.scaled(by_device[device]) for device, joint in footprint.joints.items()}
+    return dataclasses.replace(footprint, rows=rows, devices=devices, joints=joints)
 
 
 def per(footprint: Footprint, n: float) -> Footprint:
@@ -100,20 +102,20 @@ def over_devices(footprint: Footprint) -> Footprint:
     Covered and missing time are those of the device with the most: they run side by side.
     """
     kept = adding_devices(footprint)
-    chosen = [device in kept for device in footprint.rows["device"].to_pylist()]
-    rows = footprint.rows.filter(pa.array(chosen, type=pa.bool_()))
-    rows = replace(rows, {"device": pa.repeat(pa.scalar(ALL_DEVICES, pa.string()), rows.num_rows)})
+    counted = [device in kept for device in footprint.rows["device"].to_pylist()]
+    whole = footprint.rows.filter(pa.array(counted, type=pa.bool_()))
+    rows = replace(whole, {"device": pa.repeat(pa.scalar(ALL_DEVICES, pa.string()), whole.num_rows)})
     totals = [footprint.devices[device] for device in kept]
     together = dataclasses.replace(
         _sum_totals(totals),
         covered_s=max((total.covered_s for total in totals), default=0.0),
         missing_s=max((total.missing_s for total in totals), default=0.0),
         steps=max((total.steps for total in totals), default=0),
+        foreign=max((total.foreign for total in totals if total.foreign is not None), default=None),
     )
+    chosen = dataclasses.replace(footprint, rows=whole)
     return dataclasses.replace(
-        footprint,
-        rows=ordered(combine(rows, group(rows)), [ALL_DEVICES]),
-        devices={ALL_DEVICES: together} if totals else {},
+        joined(chosen, rows, [ALL_DEVICES]), devices={ALL_DEVICES: together} if totals else {}
     )
 
 
@@ -232,14 +234,25 @@ def _sum_totals(totals: Sequence[DeviceTotal]) -> DeviceTotal:
         steps=sum(total.steps for total in totals),
         other_j=_sum_known([total.other_j for total in totals]),
         static_j=_sum_known([total.static_j for total in totals]),
+        uncertainty_j=_sum_known([total.uncertainty_j for total in totals]),
         per_step=all(total.per_step for total in totals),
         provenance=_provenance([total.provenance for total in totals]),
+        foreign=_mean_foreign(totals),
     )
 
 
 def _sum_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
+
+
+def _mean_foreign(totals: Sequence[DeviceTotal]) -> float | None:
+    """Over the time that is covered; not known of a part is not known of the whole."""
+    loads = [(total.foreign, total.covered_s) for total in totals if total.foreign is not None]
+    covered_s = sum(covered for _, covered in loads)
+    if len(loads) < len(totals) or covered_s <= 0:
+        return None
+    return sum(load * covered for load, covered in loads) / covered_s
 
 
 def _provenance(each: Sequence[str | None]) -> str | None:
@@ -256,6 +269,7 @@ def _scale_total(total: DeviceTotal, factor: float) -> DeviceTotal:
         missing_s=total.missing_s * factor,
         other_j=None if total.other_j is None else total.other_j * factor,
         static_j=None if total.static_j is None else total.static_j * factor,
+        uncertainty_j=None if total.uncertainty_j is None else total.uncertainty_j * factor,
     )
 
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smaragdine.accounting.activity import activity
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.errors import UserError
-from smaragdine.recording.reader import Recording
-
-_QUIET = 0.1  # of a socket's CPU time; what an idle system does besides takes a few percent of it
 
 
 @dataclass(frozen=True)
@@ -20,20 +16,6 @@ class NetEnergy:
     net_j: float
     idle_w: float
     idle_j: float
-
-
-def not_idle(recording: Recording) -> list[str]:
-    """What makes a baseline wrong: sockets that worked meanwhile."""
-    lines: list[str] = []
-    for socket, of in activity(recording).items():
-        cpus = recording.info.get("host", {}).get("sockets", {}).get(f"cpu:{socket}", {}).get("logical_cpus")
-        wall_s = float(of.length_s.sum())
-        if not cpus or wall_s <= 0:
-            continue
-        load = float(of.busy_s.sum()) / wall_s / cpus
-        if load > _QUIET:
-            lines.append(f"cpu:{socket} was {load:.0%} busy: what it drew is not its idle power")
-    return lines
 
 
 def subtract(run: RunSummary, idle: RunSummary) -> list[NetEnergy]:

@@ -1,8 +1,16 @@
 """What changed between two programs, and which of it is more than noise.
 
-With repeated runs the noise is their spread (Welch's interval); with one run on each side it is the spread
-over steps or the uncertainties of the figures, whichever is wider. Bias common to all runs cancels in the
-spread over runs, which is why repeating is better.
+How much runs differ by themselves shows in repeated runs alone, by their spread (Welch's interval). Of one
+run on each side only the least that noise can be is known: what its steps and the uncertainty of its figures
+make of it. A difference beyond that may be a change, or another run: the verdict is `unknown`.
+
+Runs differ mostly as a whole, so a name is judged twice: as it is, and beside its company (`run_levels`).
+What noise makes of it is the less of the two: its spread over runs, or what all names have in common and its
+spread about that.
+
+Many names are judged at once, so each interval is as wide as it must be for no more than one in twenty
+comparisons of equal programs to claim anything at all. The sum is that of the operations compared; idle time
+is judged by itself.
 """
 
 from __future__ import annotations
@@ -14,12 +22,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import average, over_devices, per_step
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.noise import Spread, deviation, half_width, half_width_runs, of_steps
+from smaragdine.accounting.noise import (
+    Spread,
+    chance_for_each,
+    deviation,
+    difference,
+    half_width,
+    of_difference,
+    of_steps,
+    probability,
+)
 from smaragdine.accounting.rows import column
+from smaragdine.accounting.run_levels import Beside, beside_company
 from smaragdine.accounting.similarity import (
     Correlation,
     Key,
@@ -30,9 +49,14 @@ from smaragdine.accounting.similarity import (
     values,
 )
 from smaragdine.errors import UserError
-from smaragdine.units import joules, plain
+from smaragdine.units import joules
 
-Verdict = Literal["more", "less", "inside the noise", "noise not known"]
+Verdict = Literal["more", "less", "inside the noise", "unknown"]
+GONE, NEW = "gone", "new"  # verdicts of names that one side alone has
+# Of comparisons of equal programs, how many may claim a change by chance: one in twenty, in three parts.
+OF_SUMS, OF_NAMES, OF_NAMES_BESIDE = 0.02, 0.01, 0.02
+FOREIGN = 0.1  # of a machine's CPU time: with less, others leave a program alone
+_REPEAT = "repeat them, smaragdine compare A1 A2 A3 --against B1 B2 B3"
 
 
 @dataclass(frozen=True)
@@ -45,7 +69,8 @@ class Change:
     b_j: float
     a_std_j: float | None  # over runs; None of one
     b_std_j: float | None
-    half_width_j: float | None  # of the 95 % interval of the difference
+    half_width_j: float | None  # of the difference: what noise alone makes; None: not known
+    repeated: bool = False  # the half-width is that over runs; else it is the least that noise can be
 
     @property
     def difference_j(self) -> float:
@@ -53,34 +78,66 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
-        if self.half_width_j is None:
-            return "noise not known" if self.difference_j else "inside the noise"
-        if abs(self.difference_j) <= self.half_width_j:
+        if self.difference_j == 0 or (
+            self.half_width_j is not None and abs(self.difference_j) <= self.half_width_j
+        ):
             return "inside the noise"
+        if self.half_width_j is None or not self.repeated:
+            return "unknown"
         return "more" if self.difference_j > 0 else "less"
 
 
 @dataclass(frozen=True)
 class Comparison:
     runs: tuple[int, int]
-    devices: tuple[Change, ...]  # those on both sides
-    total: Change  # over all devices, or the one asked for
+    by_step: bool  # figures are those of one step
+    devices: tuple[Change, ...]  # those on both sides; operations alone
+    total: Change  # operations of all devices, or of the one asked for: what the names add up to
+    idle: Change  # of the same devices, while no operation ran
     scores: Scores
     mean_difference_j: float | None
     mean_difference_w: float | None
     changes: tuple[Change, ...]  # by falling difference
-    only_a: tuple[tuple[Key, float], ...]  # by falling energy
-    only_b: tuple[tuple[Key, float], ...]
+    only_a: tuple[tuple[Key, float], ...]  # gone, by falling energy
+    only_b: tuple[tuple[Key, float], ...]  # new
+    foreign: tuple[float | None, float | None]  # of the CPU time, what other programs used; None: not known
     verdict: str
     remarks: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """One figure of all runs, and what is known of its noise."""
+
+    key: Key
+    a_j: Sequence[float]
+    b_j: Sequence[float]
+    spread: Spread | None  # of the difference, over runs
+    beside: Beside | None = None  # the same beside its company
+    least_j: float | None = None  # of single runs: the least that noise can be
+
+    @property
+    def difference_j(self) -> float:
+        return math.fsum(self.b_j) / len(self.b_j) - math.fsum(self.a_j) / len(self.a_j)
+
+    @property
+    def own_j(self) -> float:
+        """What the difference has beyond that of its company: nothing where that is larger."""
+        return 0.0 if self.beside is None else max(abs(self.difference_j) - abs(self.beside.common_j), 0.0)
+
+
 def compare(
-    a: Sequence[Footprint], b: Sequence[Footprint], device: str | None = None, by_step: bool = False
+    a: Sequence[Footprint], b: Sequence[Footprint], device: str | None = None, by_step: bool | None = None
 ) -> Comparison:
-    """Runs of one program against runs of another; what one step of each costs, if `by_step`."""
+    """Runs of one program against runs of another.
+
+    What one step of each costs, if `by_step`; all that was traced, if not; None: of a step where all have
+    steps, because more traced steps are no change of the program.
+    """
     if not a or not b:
         raise UserError("nothing to compare with", remedy="Give at least one run on each side")
+    if by_step is None:
+        by_step = all(_steps(run) or _is_per_step(run) for run in [*a, *b])
     if by_step:
         a, b = [per_step(run) for run in a], [per_step(run) for run in b]
     if len({total.per_step for run in [*a, *b] for total in run.devices.values()}) > 1:
@@ -98,30 +155,52 @@ def compare(
     of_a, of_b = ([values(run, "energy") for run in side] for side in (narrow_a, narrow_b))
     keys_a, keys_b = ({key: None for run in side for key in run} for side in (of_a, of_b))
     noise = _noise_of_single_runs(narrow_a[0], narrow_b[0]) if len(a) == len(b) == 1 else {}
-    changes = [
-        _change(key, [run.get(key, 0.0) for run in of_a], [run.get(key, 0.0) for run in of_b], noise.get(key))
-        for key in keys_a
-        if key in keys_b
+    doubt = _doubt([_foreign(run) for run in a], [_foreign(run) for run in b])
+
+    def pair(key: Key, a_j: Sequence[float], b_j: Sequence[float], least_j: float | None = None) -> _Pair:
+        return _Pair(key, a_j, b_j, _known_spread(a_j, b_j), least_j=least_j)
+
+    names = _beside_company(
+        [
+            pair(
+                key, [run.get(key, 0.0) for run in of_a], [run.get(key, 0.0) for run in of_b], noise.get(key)
+            )
+            for key in keys_a
+            if key in keys_b
+        ]
+    )
+    together = next(iter(narrow_a[0].devices), "")
+    worked = {name for run in [*a, *b] for name in run.rows["device"].unique().to_pylist()}
+    # Memory has energy, but no operations of its own: there is nothing to compare.
+    common = [name for name in mean_a.devices if name in mean_b.devices and name in worked]
+    each = common if device is None and len(common) > 1 else []  # one alone is the sum itself
+    sums = [
+        pair((together, None), *_sums(narrow_a, narrow_b, together)),
+        pair(("(idle)", None), *_idle(narrow_a, narrow_b, together)),
+        *(pair((name, None), *_sums(a, b, name)) for name in each),
     ]
+    changes = _judged(names, doubt is not None, OF_NAMES, OF_NAMES_BESIDE, by_energy=True)
     changes.sort(key=lambda change: (-abs(change.difference_j), change.name, change.phase or ""))
-    devices = [
-        _device_change(a, b, name)
-        for name in mean_a.devices
-        if name in mean_b.devices and device in (None, name)
-    ]
-    total = _device_change(narrow_a, narrow_b, next(iter(narrow_a[0].devices), ""))
+    total, idle, *devices = _judged(sums, doubt is not None, OF_SUMS)
+    only_a, only_b = _alone(keys_a, keys_b, of_a), _alone(keys_b, keys_a, of_b)
+    if not devices:
+        devices = [dataclasses.replace(total, name=device or next(iter(common), together))]
+    foreign = _mean_foreign(a), _mean_foreign(b)
     return Comparison(
         runs=(len(a), len(b)),
+        by_step=any(one.per_step for run in a for one in run.devices.values()),
         devices=tuple(devices),
         total=total,
+        idle=idle,
         scores=scores(mean_a, mean_b, device),
         mean_difference_j=mean_difference(mean_a, mean_b, "energy", device),
         mean_difference_w=mean_difference(mean_a, mean_b, "power", device),
         changes=tuple(changes),
-        only_a=_alone(keys_a, keys_b, of_a),
-        only_b=_alone(keys_b, keys_a, of_b),
-        verdict=_say(total, changes),
-        remarks=_remarks(mean_a, mean_b, len(a), len(b), left_out if device is None else []),
+        only_a=only_a,
+        only_b=only_b,
+        foreign=foreign,
+        verdict=_say(total, changes, len(only_a), len(only_b), doubt),
+        remarks=_remarks(mean_a, mean_b, foreign, len(a), len(b), left_out if device is None else []),
     )
 
 
@@ -132,20 +211,26 @@ def to_json(comparison: Comparison, top: int | None = None) -> dict[str, Any]:
         figures = dataclasses.asdict(one)
         return {**figures, "difference_j": one.difference_j, "verdict": one.verdict}
 
-    def alone(names: Sequence[tuple[Key, float]]) -> list[dict[str, Any]]:
-        return [{"name": name, "phase": phase, "energy_j": energy_j} for (name, phase), energy_j in names]
+    def alone(names: Sequence[tuple[Key, float]], verdict: str) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "phase": phase, "energy_j": energy_j, "verdict": verdict}
+            for (name, phase), energy_j in names
+        ]
 
     of = comparison.scores
     return {
         "verdict": comparison.verdict,
         "runs": list(comparison.runs),
+        "by_step": comparison.by_step,
+        "foreign_load": dict(zip("ab", comparison.foreign, strict=True)),
         "total": change(comparison.total),
+        "idle": change(comparison.idle),
         "devices": {one.name: change(one) for one in comparison.devices},
         "energy": _score(of.energy, of.time_alone_energy, comparison.mean_difference_j, "j"),
         "power": _score(of.power, of.time_alone_power, comparison.mean_difference_w, "w"),
         "changes": [change(one) for one in comparison.changes[:top]],
-        "only_a": alone(comparison.only_a),
-        "only_b": alone(comparison.only_b),
+        "only_a": alone(comparison.only_a, GONE),
+        "only_b": alone(comparison.only_b, NEW),
         "remarks": list(comparison.remarks),
     }
 
@@ -184,31 +269,131 @@ def _narrow(footprint: Footprint, device: str | None) -> Footprint:
     return over_devices(footprint) if device is None else select(footprint, device)
 
 
-def _change(key: Key, a_j: Sequence[float], b_j: Sequence[float], noise_j: float | None) -> Change:
-    repeated_j = half_width_runs(a_j, b_j)
-    return Change(
-        name=key[0],
-        phase=key[1],
-        a_j=math.fsum(a_j) / len(a_j),
-        b_j=math.fsum(b_j) / len(b_j),
-        a_std_j=deviation(a_j) if len(a_j) > 1 else None,
-        b_std_j=deviation(b_j) if len(b_j) > 1 else None,
-        half_width_j=noise_j if repeated_j is None else repeated_j,
+def _steps(footprint: Footprint) -> int:
+    return max((total.steps for total in footprint.devices.values()), default=0)
+
+
+def _is_per_step(footprint: Footprint) -> bool:
+    return any(total.per_step for total in footprint.devices.values())
+
+
+def _known_spread(a_j: Sequence[float], b_j: Sequence[float]) -> Spread | None:
+    """Runs that agree in every digit are copies of one, and say nothing about noise."""
+    spread = of_difference(a_j, b_j)
+    if spread is None or spread.error <= 1e-12 * max(map(abs, [*a_j, *b_j])):
+        return None
+    return spread
+
+
+def _beside_company(pairs: list[_Pair]) -> list[_Pair]:
+    """With what is known beside the others; of copies of one run that is nothing."""
+    known = [pair for pair in pairs if pair.spread is not None]
+    if not known:
+        return pairs
+    a_j, b_j = (np.array(side).T for side in ([pair.a_j for pair in known], [pair.b_j for pair in known]))
+    beside = {pair.key: each for pair, each in zip(known, beside_company(a_j, b_j), strict=True)}
+    return [dataclasses.replace(pair, beside=beside.get(pair.key)) for pair in pairs]
+
+
+def _judged(
+    pairs: Sequence[_Pair],
+    doubted: bool,
+    false_part: float,
+    false_beside: float = 0.0,
+    by_energy: bool = False,
+) -> list[Change]:
+    """Each with an interval as wide as it must be where so many are judged; none where there is doubt."""
+    beside = [(pair, pair.own_j, pair.beside.spread) for pair in pairs if pair.beside is not None]
+    chance_beside = _chances(beside, false_beside, by_energy)
+    tried = [(pair, pair.difference_j, pair.spread) for pair in pairs if pair.spread is not None]
+    chance = _chances(tried, false_part if beside else false_part + false_beside, by_energy)
+    found: list[Change] = []
+    for pair in pairs:
+        repeated = pair.spread is not None and not doubted
+        width_j = None if doubted else pair.least_j
+        if pair.spread is not None and not doubted:
+            width_j = half_width(pair.spread, chance[pair.key])
+            if pair.beside is not None:
+                own_j = half_width(pair.beside.spread, chance_beside[pair.key])
+                width_j = min(width_j, abs(pair.beside.common_j) + own_j)
+        found.append(
+            Change(
+                name=pair.key[0],
+                phase=pair.key[1],
+                a_j=math.fsum(pair.a_j) / len(pair.a_j),
+                b_j=math.fsum(pair.b_j) / len(pair.b_j),
+                a_std_j=deviation(pair.a_j) if len(pair.a_j) > 1 else None,
+                b_std_j=deviation(pair.b_j) if len(pair.b_j) > 1 else None,
+                half_width_j=width_j,
+                repeated=repeated,
+            )
+        )
+    return found
+
+
+def _chances(
+    tried: Sequence[tuple[_Pair, float, Spread]], false_part: float, by_energy: bool
+) -> dict[Key, float]:
+    """How sure each must be. What a name takes on both sides together does not say whether it changed: it may
+    say how much of the chance is its."""
+    weights = [
+        math.fsum(pair.a_j) / len(pair.a_j) + math.fsum(pair.b_j) / len(pair.b_j) for pair, *_ in tried
+    ]
+    probabilities = [probability(difference_j, spread) for _, difference_j, spread in tried]
+    chances = chance_for_each(probabilities, false_part, weights if by_energy else None)
+    return {pair.key: chance for (pair, *_), chance in zip(tried, chances, strict=True)}
+
+
+def _sums(
+    a: Sequence[Footprint], b: Sequence[Footprint], device: str
+) -> tuple[list[float], list[float], float | None]:
+    """The operations of a device in every run; of single runs also the least that noise can be."""
+    a_j, b_j = ([_operations_j(run, device) for run in side] for side in (a, b))
+    if len(a) > 1 or len(b) > 1:
+        return a_j, b_j, None
+    # Rows that spread over steps all in the same way spread the most: what a sum can do at worst.
+    spread_a, spread_b = (_spread_of_rows(run, device) for run in (a[0], b[0]))
+    # Steps that are all the same say nothing about noise.
+    return a_j, b_j, (half_width(difference(spread_a, spread_b)) or None) if spread_a and spread_b else None
+
+
+def _operations_j(footprint: Footprint, device: str) -> float:
+    return math.fsum(footprint.device_rows(device)["energy_j"].to_pylist())
+
+
+def _idle(a: Sequence[Footprint], b: Sequence[Footprint], device: str) -> tuple[list[float], list[float]]:
+    of_a, of_b = (
+        [run.devices[device].idle_j if device in run.devices else 0.0 for run in side] for side in (a, b)
     )
+    return of_a, of_b
 
 
-def _device_change(a: Sequence[Footprint], b: Sequence[Footprint], device: str) -> Change:
-    a_j, b_j = ([run.devices[device].total_j for run in side if device in run.devices] for side in (a, b))
-    noise_j = None
-    if len(a) == len(b) == 1:
-        # Rows that spread over steps all in the same way spread the most: what a total can do at worst.
-        spread_a, spread_b = (_spread_of_rows(run, device) for run in (a[0], b[0]))
-        noise_j = half_width(spread_a, spread_b) if spread_a and spread_b else None
-        # Steps say nothing about how long a device idled besides, nor do steps that are all the same.
-        idle_j = [side[0].devices[device].idle_j for side in (a, b) if device in side[0].devices]
-        if not noise_j or (len(idle_j) == 2 and abs(idle_j[0] - idle_j[1]) > noise_j):
-            noise_j = None
-    return _change((device, None), a_j or [0.0], b_j or [0.0], noise_j)
+def _foreign(footprint: Footprint) -> float | None:
+    return max((one.foreign for one in footprint.devices.values() if one.foreign is not None), default=None)
+
+
+def _mean_foreign(side: Sequence[Footprint]) -> float | None:
+    known = [load for load in map(_foreign, side) if load is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _doubt(a: Sequence[float | None], b: Sequence[float | None]) -> str | None:
+    """Why the sides cannot be compared: other programs worked beside one of them alone.
+
+    Who shares a processor is slower, and is charged less of its power. Loads that differ from run to run are
+    part of the spread; a load that sets the two sides apart is not.
+    """
+    of_a, of_b = ([load for load in side if load is not None] for side in (a, b))
+    if not of_a or not of_b:
+        return None
+    apart = statistics.fmean(of_b) - statistics.fmean(of_a)
+    spread = of_difference(of_a, of_b)
+    if abs(apart) <= max(FOREIGN, 0.0 if spread is None else half_width(spread)):
+        return None
+    return (
+        f"other programs used {statistics.fmean(of_b):.0%} of the processor beside B, "
+        f"{statistics.fmean(of_a):.0%} beside A"
+    )
 
 
 def _spread_of_rows(footprint: Footprint, device: str) -> Spread | None:
@@ -226,7 +411,7 @@ def _noise_of_single_runs(a: Footprint, b: Footprint) -> dict[Key, float]:
     noise: dict[Key, float] = {}
     for key in of_a.keys() & of_b.keys():
         (uncertainty_a, spread_a), (uncertainty_b, spread_b) = of_a[key], of_b[key]
-        widths = [half_width(spread_a, spread_b)] if spread_a and spread_b else []
+        widths = [half_width(difference(spread_a, spread_b))] if spread_a and spread_b else []
         known = math.hypot(uncertainty_a, uncertainty_b)
         widths += [] if math.isnan(known) else [known]
         if widths:
@@ -253,39 +438,48 @@ def _alone(
     return tuple(sorted(found, key=lambda item: (-item[1], item[0][0], item[0][1] or "")))
 
 
-def _say(total: Change, changes: Sequence[Change]) -> str:
+def _say(total: Change, changes: Sequence[Change], gone: int, new: int, doubt: str | None) -> str:
     by = f"{joules(abs(total.difference_j))} ({abs(total.difference_j) / total.a_j:.1%})" if total.a_j else ""
     by = by or joules(abs(total.difference_j))
     if total.half_width_j is not None:
         by += f" ± {joules(total.half_width_j)}"
+    side = "more" if total.difference_j > 0 else "less"
     if total.verdict == "inside the noise":
         said = f"the difference is inside the noise: {by}"
-    elif total.verdict == "noise not known":
-        side = "more" if total.difference_j > 0 else "less"
-        said = f"B took {by} {side} than A, but how much runs differ by themselves is not known"
+    elif total.verdict == "unknown":
+        why = doubt or "how much runs differ by themselves is not known"
+        said = f"unknown: B took {by} {side} than A, but {why}"
     else:
         said = f"B takes {by} {total.verdict} than A, beyond the noise"
-    beyond = sum(change.verdict in ("more", "less") for change in changes)
-    judged = sum(change.half_width_j is not None for change in changes)
+    judged = [change for change in changes if change.repeated]
     if judged:
-        # One in twenty 95 % intervals misses: a long list has changes by chance alone.
-        said += f"; {beyond} of {judged} names changed beyond theirs, where chance makes {plain(judged / 20)}"
+        beyond = sum(change.verdict in ("more", "less") for change in judged)
+        said += f"; {beyond or 'none'} of {len(judged)} names changed beyond theirs"
+    for count, verdict in ((gone, GONE), (new, NEW)):
+        said += f", {count} {verdict}" if count else ""
     return said
 
 
 def _remarks(
-    a: Footprint, b: Footprint, runs_a: int, runs_b: int, left_out: Sequence[str]
+    a: Footprint,
+    b: Footprint,
+    foreign: tuple[float | None, float | None],
+    runs_a: int,
+    runs_b: int,
+    left_out: Sequence[str],
 ) -> tuple[str, ...]:
     said: list[str] = []
     if runs_a == runs_b == 1:
-        said.append("one run on each side does not show how runs differ: repeat, A1 A2 … --against B1 B2 …")
+        said.append(f"one run on each side does not show how runs differ: {_REPEAT}")
     elif min(runs_a, runs_b) == 1:
         said.append("the side of one run is taken to spread as the other does")
+    for side, load in zip("AB", foreign, strict=True):
+        if load is not None and load > FOREIGN:
+            said.append(f"{side}: other programs used {load:.0%} of the processor meanwhile")
     if left_out:
         said.append(f"left out, because not every run has it: {', '.join(left_out)}")
-    steps_a, steps_b = (max((t.steps for t in side.devices.values()), default=0) for side in (a, b))
-    whole = not any(total.per_step for total in a.devices.values())  # and so of b's
-    if steps_a != steps_b and whole:
+    steps_a, steps_b = _steps(a), _steps(b)
+    if steps_a != steps_b and not _is_per_step(a):
         said.append(f"A has {steps_a} steps, B has {steps_b}: --per-step compares what one costs")
     for side, mean in (("A", a), ("B", b)):
         missing = [name for name, total in mean.devices.items() if total.missing_s > 0.01 * total.covered_s]

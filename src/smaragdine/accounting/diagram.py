@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.joint import half_widths_j
 from smaragdine.accounting.rows import column
 from smaragdine.errors import UserError
 from smaragdine.shown import Shown
@@ -70,7 +71,7 @@ def diagram(footprint: Footprint, edges: pa.Table | None = None) -> Node:
     root = _Draft("", "")
     drafts = [root]  # a parent before its children
     names, phases = footprint.rows["name"].to_pylist(), footprint.rows["phase"].to_pylist()
-    figures = [column(footprint.rows, name) for name in ("energy_j", "busy_s", "count", "uncertainty_j")]
+    figures = [column(footprint.rows, name) for name in ("energy_j", "busy_s", "count")]
     for row, values in enumerate(zip(names, phases, *(figure.tolist() for figure in figures), strict=True)):
         draft = root
         for segment in values[0].split("/"):
@@ -84,8 +85,8 @@ def diagram(footprint: Footprint, edges: pa.Table | None = None) -> Node:
         _pour(draft, values[2:], {values[1]: values[2]})
     parents = {id(child): draft for draft in drafts for child in draft.children.values()}
     for draft in reversed(drafts[1:]):
-        sums = (draft.energy_j, draft.busy_s, draft.count, draft.uncertainty_j)
-        _pour(parents[id(draft)], sums, draft.by_phase)
+        _pour(parents[id(draft)], (draft.energy_j, draft.busy_s, draft.count), draft.by_phase)
+    _bound(drafts, footprint)
     if edges is not None:
         _project(root, edges)
     done: dict[int, Node] = {}
@@ -122,11 +123,13 @@ def flatten(node: Node) -> Footprint:
     for device, value in zip(rows["device"].to_pylist(), column(rows, "energy_j").tolist(), strict=True):
         energy_j[device] = energy_j.get(device, 0.0) + value
     devices = {
-        device: dataclasses.replace(total, total_j=energy_j[device], idle_j=0.0, other_j=None, static_j=None)
+        device: dataclasses.replace(
+            total, total_j=energy_j[device], idle_j=0.0, other_j=None, static_j=None, uncertainty_j=None
+        )
         for device, total in whole.devices.items()
         if device in energy_j
     }
-    return Footprint(rows, devices, remarks=whole.remarks)
+    return Footprint(rows, devices, remarks=whole.remarks, joints=whole.joints)
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -147,9 +150,29 @@ def _pour(draft: _Draft, sums: Sequence[float], by_phase: Mapping[str | None, fl
     draft.energy_j += sums[0]
     draft.busy_s += sums[1]
     draft.count += sums[2]
-    draft.uncertainty_j += sums[3]
     for phase, energy_j in by_phase.items():
         draft.by_phase[phase] = draft.by_phase.get(phase, 0.0) + energy_j
+
+
+def _bound(drafts: Sequence[_Draft], footprint: Footprint) -> None:
+    """How far each may be off: the rows below a node are one range of all rows, taken from left to right."""
+    size = {id(draft): len(draft.rows) for draft in drafts}
+    for draft in reversed(drafts):
+        size[id(draft)] += sum(size[id(child)] for child in draft.children.values())
+    begin = {id(drafts[0]): 0}
+    order = np.zeros(footprint.rows.num_rows, dtype=np.int64)
+    for draft in drafts:
+        at = begin[id(draft)]
+        order[at : at + len(draft.rows)] = draft.rows
+        at += len(draft.rows)
+        for child in draft.children.values():
+            begin[id(child)] = at
+            at += size[id(child)]
+    begins = np.array([begin[id(draft)] for draft in drafts], dtype=np.int64)
+    sizes = np.array([size[id(draft)] for draft in drafts], dtype=np.int64)
+    widths_j = half_widths_j(footprint, order, begins, begins + sizes)
+    for draft, width_j in zip(drafts, widths_j.tolist(), strict=True):
+        draft.uncertainty_j = width_j
 
 
 def _finish(draft: _Draft, above: _Draft | None, children: list[Node], footprint: Footprint) -> Node:

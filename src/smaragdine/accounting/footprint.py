@@ -8,15 +8,24 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from smaragdine.errors import UserError
+from smaragdine.files import parse_json, read_json
+from smaragdine.recording.columns import refuse
+from smaragdine.recording.table_files import kind_of, read_content, read_table, write_csv
 from smaragdine.shown import Shown
 from smaragdine.whole import users_file
+
+if TYPE_CHECKING:
+    from smaragdine.accounting.joint import Joint
+
+pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 ROWS = pa.schema(
     [
@@ -48,6 +57,8 @@ class DeviceTotal:
     static_j: float | None = None  # of total_j, the program's part of the power of an idle device
     per_step: bool = False  # energies are those of one step
     provenance: str | None = None  # measured, estimated, replayed; null: a foreign log does not say
+    uncertainty_j: float | None = None  # 95 % half-width of the sum of all rows; null: not known apart
+    foreign: float | None = None  # of the processor's CPU time, what other programs used; null: not known
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,8 @@ class Footprint(Shown):
     # events of devices whose power nobody measured: device → how many
     without_power: Mapping[str, int] = field(default_factory=dict[str, int])
     remarks: tuple[str, ...] = ()
+    # Device → what is known of its rows together (`accounting.joint`). It is not written into files.
+    joints: Mapping[str, Joint] = field(default_factory=dict[str, "Joint"], repr=False, compare=False)
 
     def device_rows(self, device: str) -> pa.Table:
         return self.rows.filter(pc.field("device") == device)
@@ -130,9 +143,7 @@ def _write_arrow(footprint: Footprint, rows: pa.Table, path: Path) -> None:
 
 
 def _write_csv(footprint: Footprint, rows: pa.Table, path: Path) -> None:
-    import pyarrow.csv as pv
-
-    pv.write_csv(with_power(rows), path)
+    write_csv(with_power(rows), path)
 
 
 def _write_json(footprint: Footprint, rows: pa.Table, path: Path) -> None:
@@ -156,35 +167,61 @@ def load(path: str | os.PathLike[str]) -> Footprint:
         raise UserError(f"{file} is no footprint", "a CSV has rows and no totals", remedy)
     try:
         if file.suffix.lower() == ".json":
-            return _from_json(json.loads(file.read_text(encoding="utf-8")))
-        if file.suffix.lower() == ".parquet":
-            import pyarrow.parquet as pq
-
-            rows = pq.read_table(file)
-        else:
-            rows = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-        meta = json.loads((rows.schema.metadata or {})[_META])
-        return _footprint(rows.replace_schema_metadata(None), meta)
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
+            return _from_json(read_json(file), str(file))
+        content = read_content(file)
+        kind = kind_of(content, file)
+        if kind not in ("parquet", "arrow"):
+            raise ValueError("it is neither Parquet nor an Arrow file")
+        rows = read_table(content, kind, ROWS.names, (), str(file))
+        meta = parse_json((rows.schema.metadata or {})[_META])
+        return _footprint(rows.replace_schema_metadata(None), meta, str(file))
+    except (UserError, *_ODD) as error:
+        why = error.reason if isinstance(error, UserError) else str(error)
         raise UserError(
             f"{file} is no footprint",
-            str(error).splitlines()[0] if str(error) else "",
+            f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else why,
             "Write one with smaragdine account … -o footprint.parquet",
         ) from None
 
 
-def _from_json(values: dict[str, Any]) -> Footprint:
+_ODD = (OSError, pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError)
+
+
+def _from_json(values: dict[str, Any], where: str) -> Footprint:
     rows = [
         {**row, "device": device} for device, total in values["devices"].items() for row in total.pop("rows")
     ]
     columns = {name: [row[name] for row in rows] for name in ROWS.names}
-    return _footprint(pa.table(columns, schema=ROWS), values)
+    return _footprint(pa.table(columns, schema=ROWS), values, where)
 
 
-def _footprint(rows: pa.Table, meta: dict[str, Any]) -> Footprint:
-    known = DeviceTotal.__dataclass_fields__
-    devices = {
-        device: DeviceTotal(**{name: value for name, value in total.items() if name in known})
-        for device, total in meta["devices"].items()
-    }
-    return Footprint(rows.cast(ROWS), devices, meta["without_power"], tuple(meta["remarks"]))
+class _Meta(TypedDict):
+    devices: dict[str, DeviceTotal]
+    without_power: dict[str, int]
+    remarks: tuple[str, ...]
+
+
+def _footprint(rows: pa.Table, meta: Any, where: str) -> Footprint:
+    """Checked: whoever reads it adds it up, and finds the total of each row's device."""
+    told = msgspec.convert(meta, _Meta)
+    rows = rows.cast(ROWS)
+    for field_ in ROWS:
+        values = rows[field_.name]
+        if field_.name in _NEEDED:
+            refuse(where, field_.name, values.is_null().to_numpy(), "is missing")
+        if pa.types.is_floating(field_.type):
+            numbers = np.abs(values.fill_null(0.0).to_numpy())
+            odd = ~(numbers <= _MOST) | ((numbers > 0) & (numbers < _LEAST))
+            refuse(where, field_.name, odd, "is beyond what can be")
+    alone = pc.invert(pc.is_in(rows["device"], pa.array(list(told["devices"]), pa.string())))
+    refuse(where, "device", alone.to_numpy(), "has no total")
+    for device, total in told["devices"].items():
+        figures = [value for value in dataclasses.astuple(total) if isinstance(value, int | float)]
+        if any(abs(value) > _MOST for value in figures):
+            raise ValueError(f"a figure of {device} is beyond what can be")
+    return Footprint(rows, told["devices"], told["without_power"], told["remarks"])
+
+
+_NEEDED = ("device", "name", "energy_j", "busy_s", "count")
+_LEAST = 1e-100  # a part of less is no number any more
+_MOST = 1e15  # J, s and counts: a thousand machines do not use it in their life

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.rows import column, combine, group, ordered, replace
+from smaragdine.accounting.joint import joined
+from smaragdine.accounting.rows import column, replace
 
 By = Literal["name", "layer", "phase"]
 Sort = Literal["energy", "power", "time", "count"]
@@ -28,8 +29,7 @@ def grouped(footprint: Footprint, by: By, depth: int = 3) -> Footprint:
     else:
         names = [_layer(name, depth) for name in rows["name"].to_pylist()]
     columns = {"name": pa.array(names, pa.string()), "phase": pa.nulls(rows.num_rows, pa.string())}
-    rows = replace(rows, columns)
-    return dataclasses.replace(footprint, rows=ordered(combine(rows, group(rows)), footprint.devices))
+    return joined(footprint, replace(rows, columns))
 
 
 def _layer(name: str, depth: int) -> str:

@@ -8,7 +8,6 @@ that nested repetition merges too. Operations never merge: `MatMul_1` may be ano
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.rows import combine, group, ordered, replace
+from smaragdine.accounting.joint import joined
+from smaragdine.accounting.rows import replace
 from smaragdine.errors import UserError
 
 _INDEX = re.compile(r"[0-9]+")
@@ -73,8 +73,7 @@ def renamed(footprint: Footprint, names: Mapping[str, str]) -> Footprint:
     """With `renaming`'s names; rows of the same name become one."""
     texts = footprint.rows["name"].combine_chunks().dictionary_encode()
     new = pa.array([names[name] for name in texts.dictionary.to_pylist()], type=pa.string())
-    rows = replace(footprint.rows, {"name": new.take(texts.indices)})
-    return dataclasses.replace(footprint, rows=ordered(combine(rows, group(rows)), footprint.devices))
+    return joined(footprint, replace(footprint.rows, {"name": new.take(texts.indices)}))
 
 
 def merge_edges(edges: pa.Table, names: Mapping[str, str]) -> pa.Table:

@@ -14,7 +14,7 @@ from smaragdine.accounting.power import PowerTrace, Readings, from_log, within
 from smaragdine.accounting.step_spans import Spans
 from smaragdine.accounting.traces import main_channels
 from smaragdine.accounting.uncertainty import Sensor, sensor_of
-from smaragdine.accounting.virtual import split
+from smaragdine.accounting.virtual import foreign_load, split
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
@@ -36,6 +36,7 @@ class Meter:
     static_j: float | None = None  # of the trace, the program's part of the idle device's power
     spans: Spans | None = None  # what the trace should cover; null: whatever it does
     idle_w: float | None = None  # what it draws while nothing runs; null: not known apart
+    foreign: float | None = None  # of its CPU time, what other programs used; null: not known
 
 
 @dataclass(frozen=True)
@@ -107,20 +108,20 @@ def from_recording(
             _limit_w(recording.info, device) if facts.limit_w is None else facts.limit_w,
             _window_s(channel) if facts.window_s is None else facts.window_s,
         )
-        other_j = static_j = None
+        other_j = static_j = foreign = None
         if whose is not None:
             other_j = _energy_j(whose.other, spans) + _energy_j(whose.monitor, spans)
             static_j = _energy_j(whose.static, spans)
+            foreign = foreign_load(whose, spans)
         readings: Readings = "counter" if channel.kind == "counter" else "sample"
         sensor = _sensor(mine, known, _timing(channel))
         meters[device] = Meter(
-            mine, sensor, readings, channel.provenance, other_j, static_j, spans, quiet_w.get(device)
+            mine, sensor, readings, channel.provenance, other_j, static_j, spans, quiet_w.get(device), foreign
         )
     if not meters:
-        raise UserError(
-            f"{recording.path} has no power of any device",
-            remedy="smaragdine doctor says what can be measured",
-        )
+        lost = recording.lost("power")
+        remedy = "Copy it anew" if lost else "smaragdine doctor says what can be measured"
+        raise UserError(f"{recording.path} has no power of any device", lost, remedy)
     return Meters(meters, remarks)
 
 

@@ -40,8 +40,10 @@ class Windows(NamedTuple):
     paid_s: Floats  # and their time
 
 
-def windows(chunk: Chunk, power: Levels, window_ns: int, rows: int) -> Windows:
+def windows(chunk: Chunk, power: Levels, by_ns: int, window_ns: int, rows: int) -> Windows:
+    """Of a chunk, with the power moved by `by_ns`."""
     paying = pieces(chunk)
+    power = _near(power, by_ns, paying, window_ns)
     at = boundaries(chunk, paying, power)
     length_s = np.diff(at.t_ns) * 1e-9
     running = at.running[:-1]
@@ -72,6 +74,36 @@ def windows(chunk: Chunk, power: Levels, window_ns: int, rows: int) -> Windows:
         np.bincount(own, minlength=rows),
         sum_by(own, (paying.end_ns - paying.start_ns) * 1e-9, rows),
     )
+
+
+def _near(power: Levels, by_ns: int, paying: Pieces, window_ns: int) -> Levels:
+    """The levels around what ran, whole; of a long log beside a short trace, few. Others count as unknown."""
+    around_ns = 2 * max(window_ns, 1)
+    first = np.searchsorted(power.edge_ns, paying.start_ns - by_ns - around_ns, side="right")
+    last = np.searchsorted(power.edge_ns, paying.end_ns - by_ns + around_ns, side="left")
+    if not first.size or int((last - first).sum()) >= power.edge_ns.size:
+        return Levels(power.edge_ns + by_ns, power.power_w)
+    kept = np.unique(np.concatenate([np.arange(i, j + 1) for i, j in _merged(first, last)]))
+    # Level i lasts from edge i - 1 to edge i: a kept one needs both.
+    edges = np.union1d(kept - 1, kept)
+    edges = edges[(edges >= 0) & (edges < power.edge_ns.size)]
+    after = edges + 1
+    known = np.isin(after, kept)
+    return Levels(
+        power.edge_ns[edges] + by_ns,
+        np.concatenate(
+            [[power.power_w[0] if kept[0] == 0 else 0.0], np.where(known, power.power_w[after], 0.0)]
+        ),
+    )
+
+
+def _merged(first: Ints, last: Ints) -> list[tuple[int, int]]:
+    """Ranges of levels as few that do not touch."""
+    order = np.argsort(first, kind="stable")
+    first, until = first[order], np.maximum.accumulate(last[order])
+    begins = np.flatnonzero(np.concatenate([[True], first[1:] > until[:-1] + 1]))
+    ends = until[np.concatenate([begins[1:], [first.size]]) - 1]
+    return list(zip(first[begins].tolist(), ends.tolist(), strict=True))
 
 
 def join(parts: Sequence[Windows]) -> Windows:

@@ -1,4 +1,10 @@
-"""What difference between two means is no more than noise: Welch's 95 % interval."""
+"""What difference between two means is no more than noise: Welch's interval, and how sure it must be.
+
+Of a hundred names that did not change, five lie outside their own 95 % interval. Where many are judged at
+once, Benjamini and Hochberg's rule says how sure each interval must be, so that of those that are said to
+have changed no more than the stated part did so by chance. That part is shared out by weight (Genovese,
+Roeder and Wasserman, 2006): a hundred names of a microjoule do not hide one that takes half of the energy.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from smaragdine.accounting.student import t_quantile
+from smaragdine.accounting.student import outside, t_quantile
 
 
 @dataclass(frozen=True)
@@ -41,35 +47,81 @@ def of_steps(energy_j: float, step_mean_j: float, step_std_j: float, steps: int)
     return Spread(error, steps - 1) if math.isfinite(error) else None
 
 
-def half_width(a: Spread, b: Spread) -> float:
-    """Of the 95 % interval of a difference, by Welch: the two sides need not spread alike."""
+def difference(a: Spread, b: Spread) -> Spread:
+    """Of a difference, by Welch: the two sides need not spread alike."""
     error = math.hypot(a.error, b.error)
     if error == 0:
-        return 0.0
+        return Spread(0.0, a.freedom + b.freedom)
     part_a, part_b = (a.error / error) ** 2, (b.error / error) ** 2
-    return t_95(1 / (part_a**2 / a.freedom + part_b**2 / b.freedom)) * error
+    return Spread(error, 1 / (part_a**2 / a.freedom + part_b**2 / b.freedom))
 
 
-def half_width_runs(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """As `half_width`, over runs; a side of one run is taken to spread as the other side's runs do."""
+def of_difference(a: Sequence[float], b: Sequence[float]) -> Spread | None:
+    """Of the difference of two means over runs; a side of one run is taken to spread as the other's runs do.
+
+    None where neither side was repeated.
+    """
     of_a, of_b = of_runs(a), of_runs(b)
     if of_a is None and of_b is None:
         return None
     if of_a is not None and of_b is not None:
-        return half_width(of_a, of_b)
+        return difference(of_a, of_b)
     repeated = a if of_a is not None else b
-    error = deviation(repeated) * math.sqrt(1 / len(a) + 1 / len(b))
-    return t_95(len(repeated) - 1) * error
+    return Spread(deviation(repeated) * math.sqrt(1 / len(a) + 1 / len(b)), len(repeated) - 1)
 
 
-def t_95(freedom: float) -> float:
-    """Student's t that 95 % lie within. Degrees of freedom are rounded down, to the wider interval, so that
-    a hundred thousand names share a few hundred values."""
-    return _t_95(
-        math.floor(freedom * 100) / 100 if freedom < 100 else float(min(math.floor(freedom), 10_000))
-    )
+def half_width(spread: Spread, chance: float = 0.05) -> float:
+    """Of the interval that a difference of nothing leaves with probability `chance`."""
+    return t_within(spread.freedom, chance) * spread.error
 
 
-@lru_cache(maxsize=10_000)
-def _t_95(freedom: float) -> float:
-    return t_quantile(max(freedom, 1.0))
+def probability(difference: float, spread: Spread) -> float:
+    """That noise alone makes a difference as large as this one."""
+    if spread.error == 0:
+        return 1.0 if difference == 0 else 0.0
+    return outside(abs(difference) / spread.error, _rounded(spread.freedom))
+
+
+def chance_for_each(
+    probabilities: Sequence[float], false_part: float, weights: Sequence[float] | None = None
+) -> list[float]:
+    """By Benjamini and Hochberg: whatever is less probable than its chance, taken as a change, is false in no
+    more than `false_part` of the cases. Of each the chance is in proportion to its weight, if any are given;
+    weights must not depend on the probabilities.
+
+    An interval with this chance leaves out 0 just where the rule calls a change (Benjamini and Yekutieli).
+    """
+    count = len(probabilities)
+    parts = [1 / count for _ in probabilities] if weights is None else _parts(weights)
+    found = 0
+    tried = sorted(p / part if part else math.inf for p, part in zip(probabilities, parts, strict=True))
+    for rank, value in enumerate(tried, start=1):
+        if value <= false_part * rank:
+            found = rank
+    return [min(false_part * max(found, 1) * part, 0.5) for part in parts]
+
+
+def _parts(weights: Sequence[float]) -> list[float]:
+    """Of one. In steps of a fifth, down, so that a hundred thousand names share a hundred values."""
+    total = math.fsum(weights)
+    if not total > 0:
+        return [1 / len(weights) for _ in weights]
+    least = 2.0**-40
+    return [2.0 ** (math.floor(4 * math.log2(max(weight / total, least))) / 4) for weight in weights]
+
+
+def t_within(freedom: float, chance: float = 0.05) -> float:
+    """Student's t that is exceeded with probability `chance`, on either side."""
+    return _t_within(_rounded(freedom), chance)
+
+
+def _rounded(freedom: float) -> float:
+    """Degrees of freedom, down to the wider interval, so that a hundred thousand names share a few hundred
+    values."""
+    rounded = math.floor(freedom * 100) / 100 if freedom < 100 else float(min(math.floor(freedom), 10_000))
+    return max(rounded, 1.0)
+
+
+@lru_cache(maxsize=100_000)
+def _t_within(freedom: float, chance: float) -> float:
+    return t_quantile(freedom, 1 - chance)

@@ -13,16 +13,29 @@ import pyarrow.compute
 from smaragdine.accounting.account import account_meters, recording_inputs
 from smaragdine.accounting.footprint import Footprint, to_json
 from smaragdine.accounting.meters import NOTHING_KNOWN, SensorFacts, from_recording
-from smaragdine.accounting.step_spans import Steps, joined, steps_of
+from smaragdine.accounting.step_spans import (
+    ANOTHER,
+    FAR,
+    HANDED,
+    UNTRACED,
+    Steps,
+    StepTable,
+    far_from_median,
+    step_table,
+    steps_of,
+)
 from smaragdine.accounting.steps import UntracedStep, at_level, handed_over, runs_behind, untraced_step
 from smaragdine.accounting.summary import RunSummary, summarise
 from smaragdine.accounting.summary import to_json as summary_json
 from smaragdine.accounting.traces import device_traces
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
+from smaragdine.units import joules, plain, seconds
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
+_LEVEL = (0.8, 1.25)  # outside, traced and untraced steps are not the same work
+_WAITS = 2.0  # times a traced step's length: tracing makes steps longer, not shorter
 _BEHIND = (
     "steps are announced when they are handed to the device, long before they are done: how long one takes "
     "without tracing is not known"
@@ -50,34 +63,129 @@ class Overview:
     untraced: Mapping[str, UntracedStep] = field(default_factory=dict[str, UntracedStep])
     step: Footprint | None = None  # of one step, at the level of the untraced ones where there are any
     absent: str | None = None  # why there are no footprints, though there are events
+    table: StepTable | None = None  # every step, and what it counts for
+    unresolved: Mapping[str, UntracedStep] = field(default_factory=dict[str, UntracedStep])
+
+    @property
+    def shown(self) -> Footprint | None:
+        """What is shown: one step where there are steps, else all that was traced."""
+        return self.footprint if self.step is None else self.step
+
+    @property
+    def step_s(self) -> float | None:
+        """How long the step is whose energy `step` has; None where nobody knows."""
+        if self.steps is None or self.untraced:
+            return None if self.steps is None else self.steps.untraced_s
+        return self.steps.traced_s if self.unresolved and not self.steps.early else None
+
+    def what(self, device: str) -> str:
+        """What kind of step `step` has of a device."""
+        return "one step" if device in self.untraced else "one traced step"
 
 
 def overview(
     recording: Recording, baseline: Recording | None = None, facts: SensorFacts = NOTHING_KNOWN
 ) -> Overview:
     traces = device_traces(recording)
-    summary = summarise(recording, traces)
+    summary = summarise(recording, traces, baseline)
     tracing = _tracing(recording)
     if not recording.events.num_rows:
         return Overview(summary, tracing)
     try:
         events, meters = recording_inputs(recording, None, baseline, facts, traces)
         footprint = account_meters(events, meters)
+        # What is wrong with the recording is said of the whole run, and once.
+        others = tuple(remark for remark in footprint.remarks if remark not in summary.problems)
+        footprint = dataclasses.replace(footprint, remarks=others)
     except UserError as error:
         return Overview(summary, tracing, absent=str(error))
-    steps = steps_of(recording)
-    if steps is None or not any(total.steps for total in footprint.devices.values()):
-        return Overview(summary, tracing, footprint)
-    spans = joined([(int(begin), int(end)) for begin, end in steps.untraced_ns])
-    without = from_recording(recording, traces, lambda _: spans, baseline, facts)
-    untraced = untraced_step(footprint, without, steps, events)
+    table = step_table(recording)
+    steps = None if table is None else steps_of(recording, table)
+    if table is None or steps is None or not any(total.steps for total in footprint.devices.values()):
+        return Overview(summary, tracing, footprint, table=table)
+
+    def untraced_of(steps: Steps) -> dict[str, UntracedStep]:
+        without = from_recording(recording, traces, lambda _: steps.untraced_spans, baseline, facts)
+        return untraced_step(footprint, without, steps, events)
+
+    untraced = untraced_of(steps)
+    if steps.far and runs_behind(steps, untraced):
+        # Steps are handed to the device until its queue is full, then one waits: it belongs to the mean.
+        table = table.called(ANOTHER, UNTRACED)
+        steps = steps_of(recording, table) or steps
+        untraced = untraced_of(steps)
     steps = dataclasses.replace(steps, early=handed_over(steps, untraced))
+    remarks = _step_remarks(steps)
     if runs_behind(steps, untraced):
-        steps = dataclasses.replace(steps, untraced_ns=steps.untraced_ns[:0])
-        untraced = {}
-        if tracing is not None:
-            tracing = dataclasses.replace(tracing, remarks=(*tracing.remarks, _BEHIND))
-    return Overview(summary, tracing, footprint, steps, untraced, at_level(footprint, untraced))
+        table = table.called(UNTRACED, HANDED)
+        steps = steps.without_untraced()
+        untraced, remarks = {}, [_BEHIND]
+    unresolved = {device: step for device, step in untraced.items() if not step.resolved}
+    untraced = {device: step for device, step in untraced.items() if step.resolved}
+    if unresolved and all(step.factor is None for step in untraced.values()):
+        untraced = {}  # a traced step of one device is not put beside an untraced one of its memory
+    remarks += [_unresolved(device, step) for device, step in unresolved.items()]
+    remarks += _level_remarks(untraced)
+    if tracing is not None:
+        tracing = dataclasses.replace(tracing, remarks=(*tracing.remarks, *remarks))
+    step = at_level(footprint, untraced)
+    return Overview(summary, tracing, footprint, steps, untraced, step, table=table, unresolved=unresolved)
+
+
+def alike(a: Overview, b: Overview) -> tuple[Footprint, Footprint] | None:
+    """One step of each, to compare: of a device that one of them knows only traced, a traced one of both.
+    None where one has no steps."""
+    if a.step is None or b.step is None or a.footprint is None or b.footprint is None:
+        return None
+    if a.untraced.keys() == b.untraced.keys():
+        return a.step, b.step
+    first, second = (
+        at_level(each.footprint, {device: step for device, step in each.untraced.items() if device in other})
+        for each, other in ((a, b.untraced), (b, a.untraced))
+        if each.footprint is not None
+    )
+    return first, second
+
+
+def _step_remarks(steps: Steps) -> list[str]:
+    """What one must know to read the mean of these steps."""
+    said: list[str] = []
+    odd = int(far_from_median(steps.traced_ns[:, 1] - steps.traced_ns[:, 0]).sum())
+    if odd and not steps.early:
+        said.append(
+            f"{odd} of {len(steps.traced_ns)} traced steps took far longer or shorter "
+            "than the others: a traced step is the mean of them all"
+        )
+    if steps.uneven:
+        said.append(
+            f"{steps.uneven} of {steps.untraced_count} untraced steps are longer than {FAR:g} times their "
+            f"median, or shorter than 1/{FAR:g} of it: one step is the mean of them all, and few are like it"
+        )
+    if steps.untraced_s is not None and not steps.early and steps.untraced_s > _WAITS * steps.traced_s > 0:
+        said.append(
+            f"untraced steps are {plain(steps.untraced_s / steps.traced_s)} times as long as traced ones: "
+            "they wait for something, or do other work"
+        )
+    return said
+
+
+def _level_remarks(untraced: Mapping[str, UntracedStep]) -> list[str]:
+    low, high = _LEVEL
+    return [
+        f"{device}: operations of untraced steps take {step.factor:.2f} times the energy of traced ones: "
+        "they may not do the same work"
+        for device, step in untraced.items()
+        if step.factor is not None and not low <= step.factor <= high
+    ]
+
+
+def _unresolved(device: str, step: UntracedStep) -> str:
+    left = "nothing" if not step.factor else f"{plain(step.factor)} times what they took when traced"
+    return (
+        f"{device}: one traced step is shown. An untraced one takes {joules(step.energy_j)} in "
+        f"{seconds(step.length_s)}; idling at the power of the gaps between traced operations would leave "
+        f"{left} to the operations: what is idle of it and what is theirs cannot be told"
+    )
 
 
 def _tracing(recording: Recording) -> Tracing | None:
@@ -116,14 +224,16 @@ def overview_json(found: Overview) -> dict[str, Any]:
             "announced": steps.count,
             "traced": len(steps.traced_ns),
             "traced_s": steps.traced_s,
-            "untraced": len(steps.untraced_ns),
+            "untraced": steps.untraced_count,
             "untraced_s": steps.untraced_s,
+            "kinds": {} if found.table is None else found.table.counts(),
             "slower": steps.slower,
             "early": steps.early,
             "paused_s": steps.paused_s,
             "cost": steps.cost,
         },
         "untraced_step": {device: asdict(step) for device, step in found.untraced.items()},
+        "unresolved_step": {device: asdict(step) for device, step in found.unresolved.items()},
         "step": None if found.step is None else to_json(found.step),
         "traced": None if found.footprint is None else to_json(found.footprint),
         "absent": found.absent,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from smaragdine.accounting.response import sharp
 from smaragdine.recording.reader import Series
+from smaragdine.sensors.energy import can_be, growth, hold_ns, stretches
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -24,7 +26,6 @@ Floats = npt.NDArray[np.float64]
 # What a reading is: a mean over the time before it, a value that holds until the next, or a running total.
 Readings = Literal["sample", "held", "counter"]
 
-IMPLAUSIBLE_W = 10_000.0
 # A factor outside says that samples and counter do not speak of the same thing: used, and flagged.
 PLAUSIBLE_FACTOR = (0.8, 1.25)
 
@@ -35,11 +36,21 @@ class Anchors:
 
     t_ns: Ints
     factor: Floats
+    earlier: int = 0  # how many there were before these, of readings that were thinned,
+    earlier_implausible: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.earlier + self.factor.size
 
     @property
     def implausible(self) -> int:
-        low, high = PLAUSIBLE_FACTOR
-        return int(np.count_nonzero((self.factor < low) | (self.factor > high)))
+        return self.earlier_implausible + int(np.count_nonzero(implausible(self.factor)))
+
+
+def implausible(factor: Floats) -> npt.NDArray[np.bool_]:
+    low, high = PLAUSIBLE_FACTOR
+    return (factor < low) | (factor > high)
 
 
 @dataclass(frozen=True)
@@ -54,14 +65,14 @@ class PowerTrace:
     restarts_ns: Ints = field(
         default_factory=lambda: np.zeros(0, dtype=np.int64)
     )  # last readings of samplers that died
-    _energy_before_j: Floats = field(init=False, repr=False)
-    _covered_before_ns: Ints = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        length_ns = self.end_ns - self.start_ns
-        energy_j = np.concatenate([[0.0], np.cumsum(self.power_w * length_ns * 1e-9)])
-        object.__setattr__(self, "_energy_before_j", energy_j)
-        object.__setattr__(self, "_covered_before_ns", np.concatenate([[0], np.cumsum(length_ns)]))
+    @cached_property
+    def _energy_before_j(self) -> Floats:
+        return np.concatenate([[0.0], np.cumsum(self.power_w * (self.end_ns - self.start_ns) * 1e-9)])
+
+    @cached_property
+    def _covered_before_ns(self) -> Ints:
+        return np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)])
 
     def energy_until_j(self, t_ns: npt.ArrayLike) -> Floats:
         """Energy of all known time before each `t_ns`."""
@@ -104,57 +115,39 @@ class PowerTrace:
         return i, np.clip(t - self.start_ns[i], 0, self.end_ns[i] - self.start_ns[i])
 
 
-def hold_ns(series: Series) -> int:
-    """Ten update periods, but no less than a quarter second: a machine under load stalls that long."""
-    return max(int(series.channel.period_ms * 1e7), 250_000_000)
-
-
 def from_counter(series: Series) -> PowerTrace:
     """Counter differences over the time they cover; wrap-around by the counter's own range."""
-    hold = hold_ns(series)
+    hold = hold_ns(series.channel)
     t_ns, value = series.t_ns, series.value
     length_ns = np.diff(t_ns)
-    used_j = used(series, value)
+    used_j = used(series, t_ns, value)
     # Anchoring readings come about once a second, on purpose: what counts as a gap follows the rhythm.
     rhythm_ns = int(np.median(length_ns)) if length_ns.size else 0
     hold = max(hold, 4 * rhythm_ns if rhythm_ns > hold // 10 else 0)
     known = (length_ns > 0) & (length_ns <= hold) & (used_j >= 0) & (np.diff(series.segment) == 0)
     # A wall clock that is set back says the same time twice: it counts once.
     known &= t_ns[:-1] == np.maximum.accumulate(t_ns)[:-1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        power_w = used_j / (length_ns * 1e-9)
-    # 620 kW from a socket is a counter that was set back, not one that wrapped.
-    known &= ~((np.diff(value) < 0) & (power_w > IMPLAUSIBLE_W))
+    power_w = used_j[known] / (length_ns[known] * 1e-9)
     restarts_ns = t_ns[:-1][np.diff(series.segment) != 0]
-    return PowerTrace(t_ns[:-1][known], t_ns[1:][known], power_w[known], hold, restarts_ns=restarts_ns)
+    return PowerTrace(t_ns[:-1][known], t_ns[1:][known], power_w, hold, restarts_ns=restarts_ns)
 
 
 def from_samples(series: Series) -> PowerTrace:
-    """Each sample covers its window; windows of a source that reports without a pause touch.
-
-    A sample that averages only the end of its period (25 of 100 ms) stands for all of it: nobody knows
-    better, and without it three quarters of the energy would be missing.
-    """
-    hold = hold_ns(series)
-    # What is not a number is how a plug-in says that it does not know; one would make every sum unknown.
-    known = np.flatnonzero(np.isfinite(series.value))
+    """The time that samples stand for; windows of a source that reports without a pause touch."""
+    hold = hold_ns(series.channel)
+    known = np.flatnonzero(can_be(series.value))
     order = known[np.argsort(series.t_ns[known], kind="stable")]
     t_ns, power_w = series.t_ns[order], series.value[order]
-    kept = np.concatenate([[True], np.diff(t_ns) > 0]) if t_ns.size else np.zeros(0, dtype=bool)
+    kept = goes_on(t_ns)
     t_ns, power_w = t_ns[kept], power_w[kept]
-    if series.channel.window_ms is None:
-        return _held(t_ns, power_w, hold)
-    window_ns = int(series.channel.window_ms * 1e6)
-    if series.channel.smoothing_ms:
+    if series.channel.window_ms is None and t_ns.size > 1:
+        # The last one holds as long as they usually do.
+        t_ns = np.append(t_ns, t_ns[-1] + int(np.median(np.diff(t_ns))))
+        power_w = np.append(power_w, power_w[-1])
+    elif series.channel.smoothing_ms:
         lag_ns, smoothing_ns = (series.channel.lag_ms or 0.0) * 1e6, series.channel.smoothing_ms * 1e6
         t_ns, power_w = sharp(t_ns, power_w, lag_ns, smoothing_ns)
-    start_ns = t_ns - window_ns
-    if t_ns.size > 1:
-        since_last_ns = np.diff(t_ns)
-        # An H200 stamps its 20 ms samples 7 to 47 ms apart: jitter, not time nobody looked at.
-        touches = since_last_ns <= 2.5 * max(window_ns, series.channel.period_ms * 1e6)
-        start_ns[1:] = np.where(touches, t_ns[:-1], start_ns[1:])
-    return PowerTrace(start_ns, t_ns, power_w, hold)
+    return PowerTrace(*stretches(series.channel, t_ns, power_w), hold)
 
 
 def from_log(t_ns: Ints, power_w: Floats, hold: int | None = None) -> PowerTrace:
@@ -189,11 +182,10 @@ def distinct(t_ns: Ints) -> Ints:
     return in_order[np.concatenate([[True], in_order[1:] != in_order[:-1]])] if in_order.size else in_order
 
 
-def used(counter: Series, total_j: Floats) -> Floats:
-    used_j = np.diff(total_j)
-    wraps_at = counter.channel.wraps_at
-    # Once in a gap can be seen, twice cannot: but then the gap is longer than the hold.
-    return np.where(used_j < 0, used_j + wraps_at, used_j) if wraps_at else used_j
+def used(counter: Series, t_ns: Ints, total_j: Floats) -> Floats:
+    """From each reading to the next; not a number where the counter does not tell."""
+    used_j, known = growth(total_j, np.diff(t_ns), counter.channel.wraps_at, 1.0)
+    return np.where(known, used_j, np.nan)
 
 
 def within(trace: PowerTrace, spans: Sequence[tuple[int, int]]) -> PowerTrace:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from smaragdine.accounting.activity import activity_and_unseen
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.spans import region_spans
 from smaragdine.accounting.step_spans import Spans, joined
+from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
 from smaragdine.units import seconds
 
@@ -24,10 +26,13 @@ class Region:
     used meanwhile, but in the sums every second counts once, as a device's energy is nobody's alone."""
 
     name: str
-    spans_ns: tuple[tuple[int, int], ...]  # each time, by its beginning
+    count: int  # of all times
+    spans_ns: tuple[tuple[int, int], ...]  # each time, by its beginning; of a long run not of all
     energies_j: Mapping[str, tuple[float | None, ...]]  # device → of each time; None: nobody looked
     duration_s: float
     total_j: Mapping[str, float | None]  # device → of all times together, as far as known
+    program_j: float | None = None  # the program's part, of all times together
+    programs_j: tuple[float | None, ...] = ()  # the same of each time
 
     @property
     def short(self) -> str:
@@ -42,25 +47,100 @@ class Region:
         return [each for each in self.energies_j.get(device, ()) if each is not None]
 
 
-def regions_of(marks: pa.Table, traces: Mapping[str, PowerTrace]) -> list[Region]:
-    """In the order in which they first began."""
+def regions_of(
+    recording: Recording,
+    traces: Mapping[str, PowerTrace],
+    program: Mapping[str, PowerTrace] | None = None,
+) -> list[Region]:
+    """In the order in which they first began. `program`: the program's part of each device."""
+    parts = list((program or {}).values())
+    found = _thinned_regions(recording, list(traces))
+    for name, spans_ns in named_spans(recording.marks).items():
+        region = region_of(name, spans_ns, traces, parts)
+        found[name] = _both(found[name], region) if name in found else region
+    return list(found.values())
+
+
+def named_spans(marks: pa.Table) -> dict[str, list[tuple[int, int]]]:
+    """Region → when it ran, each time by its beginning."""
     by_name: dict[str, list[tuple[int, int]]] = {}
     for span in region_spans(marks):
         by_name.setdefault(span.name, []).append((span.begin_ns, span.end_ns))
-    found: list[Region] = []
-    for name, spans_ns in by_name.items():
-        once_ns = joined(spans_ns)
-        total_j = {device: _sum(_energies_j(trace, once_ns)) for device, trace in traces.items()}
-        energies_j = {device: _energies_j(trace, spans_ns) for device, trace in traces.items()}
-        duration_s = sum(end_ns - begin_ns for begin_ns, end_ns in once_ns) * 1e-9
-        found.append(Region(name, tuple(spans_ns), energies_j, duration_s, total_j))
+    return by_name
+
+
+def region_of(
+    name: str, spans_ns: Spans, traces: Mapping[str, PowerTrace], parts: Sequence[PowerTrace]
+) -> Region:
+    once_ns = joined(spans_ns)
+    return Region(
+        name,
+        len(spans_ns),
+        tuple(spans_ns),
+        energies_j={device: _energies_j(trace, spans_ns) for device, trace in traces.items()},
+        duration_s=sum(end_ns - begin_ns for begin_ns, end_ns in once_ns) * 1e-9,
+        total_j={device: _sum(_energies_j(trace, once_ns)) for device, trace in traces.items()},
+        program_j=_sum(sum_of_each([_energies_j(trace, once_ns) for trace in parts])),
+        programs_j=sum_of_each([_energies_j(trace, spans_ns) for trace in parts]),
+    )
+
+
+def _thinned_regions(recording: Recording, devices: Sequence[str]) -> dict[str, Region]:
+    """What they used was worked out from all readings, when these were thinned."""
+    thinned = recording.thinned
+    if thinned is None:
+        return {}
+    table = thinned.table("regions")
+    if not table.num_rows:
+        return {}
+    _, unseen = activity_and_unseen(recording)
+    known = list(thinned.state.devices)
+    found: dict[str, Region] = {}
+    for row in table.to_pylist():
+        energies_j = dict(zip(known, row["energies_j"], strict=False))
+        program_j = None if row["program_j"] is None else row["program_j"] + unseen * (row["unseen_j"] or 0.0)
+        of = {device: energies_j.get(device) for device in devices}
+        if row["count"]:
+            region = Region(row["name"], row["count"], (), {}, row["duration_s"], of, program_j)
+        else:
+            each = {device: (value,) for device, value in of.items()}
+            span_ns = (row["begin_ns"], row["end_ns"])
+            region = Region(row["name"], 0, (span_ns,), each, 0.0, {}, None, (program_j,))
+        found[row["name"]] = _both(found[row["name"]], region) if row["name"] in found else region
     return found
+
+
+def _both(a: Region, b: Region) -> Region:
+    return Region(
+        a.name,
+        a.count + b.count,
+        (*a.spans_ns, *b.spans_ns),
+        {
+            device: (*a.energies_j.get(device, ()), *b.energies_j.get(device, ()))
+            for device in dict.fromkeys([*a.energies_j, *b.energies_j])
+        },
+        a.duration_s + b.duration_s,
+        {
+            device: _sum([a.total_j.get(device), b.total_j.get(device)])
+            for device in dict.fromkeys([*a.total_j, *b.total_j])
+        },
+        _sum([a.program_j, b.program_j]),
+        (*a.programs_j, *b.programs_j),
+    )
 
 
 def longest(regions: Sequence[Region], most: int) -> list[Region]:
     """Those that took the most time, in the order in which they are."""
     chosen = sorted(range(len(regions)), key=lambda i: -regions[i].duration_s)[:most]
     return [regions[i] for i in sorted(chosen)]
+
+
+def sum_of_each(parts_j: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
+    """Over devices; None where one of them is not known."""
+    return tuple(
+        None if any(part is None for part in each) else sum(part for part in each if part is not None)
+        for each in zip(*parts_j, strict=True)
+    )
 
 
 def _energies_j(trace: PowerTrace, spans_ns: Spans) -> tuple[float | None, ...]:
@@ -80,7 +160,7 @@ def too_short(regions: Sequence[Region], channels: Mapping[str, Channel]) -> lis
     """Of which regions a single time is shorter than a sensor looks: a line for each device."""
     said: list[str] = []
     for device, channel in channels.items():
-        short = [r for r in regions if float(np.median(r.lengths_s)) < channel.period_ms * 1e-3]
+        short = [r for r in regions if r.spans_ns and np.median(r.lengths_s) < channel.period_ms * 1e-3]
         if channel.scope != "device" or not short:
             continue
         named = [f"{r.short} ({seconds(float(np.median(r.lengths_s)))})" for r in short[:_MOST_NAMED]]

@@ -65,7 +65,7 @@ def laid_over(
         return None
     ran = None
     for (recording, found, _), each in zip(runs, spans, strict=True):
-        footprint = found.step or found.footprint
+        footprint = found.shown
         if footprint is not None and device in footprint.devices:
             alike = layers_alike(select(footprint, device), layer)
             ran = when(recording.events, device, alike, each) if alike else None

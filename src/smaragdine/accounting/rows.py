@@ -56,9 +56,9 @@ def group(rows: pa.Table) -> Groups:
 def combine(rows: pa.Table, groups: Groups) -> pa.Table:
     """One row for each group.
 
-    Uncertainties add up linearly: most of them is bias, the same for every row that a sensor saw, and a bias
-    does not average away as spread does. The sum rests on what its widest part rests on. What the parts cost
-    per step adds up; how much their sum spreads over steps cannot be had from their own spreads.
+    Uncertainties add up: nothing here knows what cancels (`joint` does). The sum rests on what its widest
+    part rests on. What the parts cost per step adds up; how much their sum spreads over steps cannot be had
+    from their own spreads.
     """
     alone = groups.size == 1
     summed = {

@@ -1,12 +1,26 @@
-"""GPUs that were not the program's alone: a GPU's power is not split, so who else was there is said."""
+"""GPUs that were not the program's, or not its alone: a GPU's power is not split."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from smaragdine.recording.reader import Recording
+
+
+def unused_gpus(recording: Recording, run_ns: tuple[int, int]) -> list[str]:
+    """GPUs that nobody used during the run: no process was seen on them, no kernel ran, no event is theirs.
+    Where one of the first two was not looked at, the GPU may have been used."""
+    quiet: dict[str, set[str]] = {}
+    for series in recording.series("telemetry"):
+        during = (series.t_ns >= run_ns[0]) & (series.t_ns <= run_ns[1])
+        if during.any() and not series.value[during].any():
+            quiet.setdefault(series.channel.device, set()).add(series.channel.quantity)
+    silent = [device for device, said in quiet.items() if {"processes", "gpu_utilisation"} <= said]
+    busy = set(recording.events["device"].cast(pa.string()).unique().to_pylist()) if silent else set[str]()
+    return sorted(device for device in silent if device not in busy)
 
 
 def shared_gpus(recording: Recording, begin_ns: int) -> list[str]:

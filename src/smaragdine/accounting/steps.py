@@ -2,7 +2,9 @@
 
 Tracing stretches a step, mostly by idling. So a traced step says how long which operation is busy and what it
 draws, and an untraced one how long a step is and how much energy it takes. Idle that tracing itself caused is
-not carried over.
+not carried over. Where the power of the traced gaps would leave operations next to nothing of an untraced
+step, it is not what an untraced step idles at, and nothing else tells idle from operations: then a traced
+step is shown as it was.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,18 @@ from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.idle import busy_spans
 from smaragdine.accounting.meters import Meter, Meters
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.step_spans import Steps, main_steps, mean_s, resumed_ns
-from smaragdine.accounting.traces import device_traces
+from smaragdine.accounting.spans import Span, all_spans
+from smaragdine.accounting.step_spans import (
+    FIRST,
+    UNTRACED,
+    Steps,
+    StepTable,
+    joined,
+    mean_s,
+    step_table,
+)
+from smaragdine.accounting.traces import device_traces, main_channels
+from smaragdine.accounting.virtual import split
 from smaragdine.recording.reader import Recording
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
@@ -33,6 +45,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _FITS = 1.25
+_LEAST_FACTOR = 0.5  # the same operations cannot do with less than half of their energy
 MOST_MISSED = 0.1  # of a time: what was read of the rest would look like a saving
 
 
@@ -46,6 +59,11 @@ class UntracedStep:
     idle_j: float
     factor: float | None  # operations cost this many times what they cost in a traced step
 
+    @property
+    def resolved(self) -> bool:
+        """Whether its energy can be shared between operations and idle."""
+        return self.factor is None or self.factor >= _LEAST_FACTOR
+
 
 def untraced_step(
     footprint: Footprint, meters: Meters, steps: Steps, events: pa.Table
@@ -55,13 +73,12 @@ def untraced_step(
     `footprint` is that of the traced steps; `meters` have the power of `steps.untraced_ns`.
     """
     found: dict[str, UntracedStep] = {}
-    count = len(steps.untraced_ns)
     for device, total in footprint.devices.items():
         meter = meters.of.get(device)
-        if meter is None or not count or not meter.trace.start_ns.size:
+        length_s = steps.untraced_s
+        if meter is None or length_s is None or not meter.trace.start_ns.size:
             continue
         covered_s = float((meter.trace.end_ns - meter.trace.start_ns).sum()) * 1e-9
-        length_s = float((steps.untraced_ns[:, 1] - steps.untraced_ns[:, 0]).mean()) * 1e-9
         power_w = (
             float((meter.trace.power_w * (meter.trace.end_ns - meter.trace.start_ns)).sum())
             * 1e-9
@@ -113,7 +130,9 @@ def runs_behind(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:
 
 
 def at_level(footprint: Footprint, untraced: Mapping[str, UntracedStep]) -> Footprint:
-    """The footprint of one untraced step: the traced operations at its level, with its idle."""
+    """The footprint of one untraced step: the traced operations at its level, with its idle. Devices of which
+    no untraced step is known, or none that can be resolved, stand as they were traced."""
+    untraced = {device: step for device, step in untraced.items() if step.resolved}
     one = per_step(footprint)
     factors = {device: step.factor for device, step in untraced.items()}
     levelled = scale(one, {device: factors.get(device) or 1.0 for device in one.devices})
@@ -136,10 +155,6 @@ def at_level(footprint: Footprint, untraced: Mapping[str, UntracedStep]) -> Foot
         # Busy time stands as it was traced: only the level is another.
         rows = rows.set_column(rows.schema.get_field_index("busy_s"), "busy_s", one.rows["busy_s"])
         rows = rows.set_column(rows.schema.get_field_index("count"), "count", one.rows["count"])
-        # Where idling takes all the energy of an untraced step, nothing is left for operations.
-        nothing = [factors.get(device) == 0 for device in rows["device"].to_pylist()]
-        left_j = pc.if_else(pa.array(nothing, pa.bool_()), 0.0, rows["energy_j"])
-        rows = rows.set_column(rows.schema.get_field_index("energy_j"), "energy_j", left_j)
     return dataclasses.replace(levelled, rows=rows, devices=devices)
 
 
@@ -153,49 +168,88 @@ def _busy_s(events: pa.Table, device: str) -> float:
 
 @dataclass(frozen=True)
 class StepEnergies:
-    """Every announced step, as long as the time since the one before. Whole devices, whoever used them."""
+    """What devices used in every step of a table."""
 
-    index: Ints
-    spans_ns: Ints  # rows of begin and end
-    traced: npt.NDArray[np.bool_]  # the profiler ran, started or stopped in it
+    steps: StepTable
     energy_j: Mapping[str, Floats]  # per device; nan: too much of the step was not read
-
-    @property
-    def length_s(self) -> Floats:
-        return np.asarray((self.spans_ns[:, 1] - self.spans_ns[:, 0]) * 1e-9, dtype=np.float64)
+    # Per device, where readings were thinned: the mean of all untraced ones.
+    thinned_mean_j: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def sum_j(self) -> Floats:
-        return np.sum([np.zeros(len(self.spans_ns)), *self.energy_j.values()], axis=0)
+        return np.sum([np.zeros(len(self.steps.kind)), *self.energy_j.values()], axis=0)
 
 
-def step_energies(recording: Recording) -> StepEnergies | None:
-    """None where nobody announced two."""
-    ends = main_steps(recording.marks)
-    if ends.num_rows < 2:
+def step_energies(
+    recording: Recording, steps: StepTable | None = None, traces: Mapping[str, PowerTrace] | None = None
+) -> StepEnergies | None:
+    """Of whole devices, whoever used them, unless `traces` are of a part. None where there are no steps."""
+    steps = step_table(recording) if steps is None else steps
+    if steps is None:
         return None
-    t_ns = ends["t_ns"].to_numpy()
-    spans = np.stack([t_ns[:-1], t_ns[1:]], axis=1)
-    traced, pid = np.zeros(len(spans), dtype=np.bool_), ends["pid"][0].as_py()
-    for window in recording.windows.to_pylist():
-        if window["pid"] == pid:
-            # While its file is written beside the program the profiler listens no more.
-            traced |= (spans[:, 1] > window["asked_ns"]) & (spans[:, 0] < resumed_ns(window))
+    traces = device_traces(recording) if traces is None else traces
+    means_j: dict[str, float] = {}
+    if steps.thinned.count.size:
+        own_ns = steps.of(UNTRACED)
+        spans = joined([*steps.thinned.spans_ns(), *((int(begin), int(end)) for begin, end in own_ns)])
+        long_s = sum(end - begin for begin, end in spans) * 1e-9
+        count = len(own_ns) + int(steps.thinned.of(UNTRACED).sum())
+        for device, trace in traces.items():
+            covered_s = sum(trace.covered_s(*span) for span in spans)
+            if covered_s > 0 and count:
+                used_j = sum(trace.energy_j(*span) for span in spans)
+                means_j[device] = used_j / covered_s * long_s / count
     return StepEnergies(
-        ends["index"].fill_null(-1).to_numpy()[1:],
-        spans,
-        traced,
+        steps,
         {
-            device: np.where(_was_read(trace, t_ns), np.diff(trace.energy_until_j(t_ns)), np.nan)
-            for device, trace in device_traces(recording).items()
+            device: np.where(
+                _was_read(trace, steps.spans_ns), np.diff(trace.energy_until_j(steps.spans_ns))[:, 0], np.nan
+            )
+            for device, trace in traces.items()
             if trace.start_ns.size
         },
+        means_j,
     )
 
 
-def _was_read(trace: PowerTrace, t_ns: Ints) -> npt.NDArray[np.bool_]:
-    """Of each step between two of these instants."""
-    missed_ns = np.zeros(len(t_ns) - 1)
-    for begin_ns, end_ns in trace.missing(int(t_ns[0]), int(t_ns[-1])):
-        missed_ns += np.maximum(np.minimum(t_ns[1:], end_ns) - np.maximum(t_ns[:-1], begin_ns), 0)
-    return (missed_ns <= MOST_MISSED * np.diff(t_ns)) & (np.diff(trace.covered_until_ns(t_ns)) > 0)
+def announced_steps(recording: Recording) -> list[tuple[Span, str | None]]:
+    """Every step of every process and source, by its end; with its kind where it is in the table of steps."""
+    found: list[tuple[Span, str | None]] = [
+        (span, None) for span in all_spans(recording) if span.name == "step"
+    ]
+    table = step_table(recording)
+    if table is None:
+        return found
+    first_ns = int(table.spans_ns[0, 1]) if len(table.spans_ns) else 0
+    told: list[tuple[Span, str | None]] = []
+    for span, _ in found:
+        if (span.rank, span.pid, span.source) != (table.rank, table.pid, table.source):
+            told.append((span, None))
+        elif span.end_ns < first_ns:  # the very first, where somebody says when it began
+            told.append((span, FIRST))
+    who = (table.rank, table.pid, table.source)
+    rows = zip(table.index.tolist(), table.spans_ns.tolist(), table.kind.tolist(), strict=True)
+    told += [
+        (Span("step", None if index < 0 else index, *who, begin_ns, end_ns), kind)
+        for index, (begin_ns, end_ns), kind in rows
+    ]
+    return sorted(told, key=lambda step: step[0].end_ns)
+
+
+def program_traces(recording: Recording, baseline: Recording | None = None) -> dict[str, PowerTrace]:
+    """What the program itself used of each device that adds up, as the accounting of operations has it."""
+    channels = main_channels(recording)
+    adding = {d: trace for d, trace in device_traces(recording).items() if channels[d].scope == "device"}
+    whose, _ = split(recording, adding, baseline)
+    return {device: whose[device].program if device in whose else trace for device, trace in adding.items()}
+
+
+def _was_read(trace: PowerTrace, spans_ns: Ints) -> npt.NDArray[np.bool_]:
+    missed_ns = np.zeros(len(spans_ns))
+    if len(spans_ns):
+        for begin_ns, end_ns in trace.missing(int(spans_ns.min()), int(spans_ns.max())):
+            missed_ns += np.maximum(
+                np.minimum(spans_ns[:, 1], end_ns) - np.maximum(spans_ns[:, 0], begin_ns), 0
+            )
+    length_ns = spans_ns[:, 1] - spans_ns[:, 0]
+    return (missed_ns <= MOST_MISSED * length_ns) & (np.diff(trace.covered_until_ns(spans_ns))[:, 0] > 0)

@@ -8,17 +8,17 @@ import math
 def t_quantile(freedom: float, two_sided: float = 0.95) -> float:
     """The t that |T| stays below with probability `two_sided`; any degrees of freedom above 0."""
     low, high = 0.0, 1.0
-    while _within(high, freedom) < two_sided:
+    while outside(high, freedom) > 1 - two_sided:
         high *= 2
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < two_sided else (low, middle)
+        low, high = (middle, high) if outside(middle, freedom) > 1 - two_sided else (low, middle)
     return (low + high) / 2
 
 
-def _within(t: float, freedom: float) -> float:
-    """P(|T| < t)."""
-    return 1 - regularised_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+def outside(t: float, freedom: float) -> float:
+    """P(|T| ≥ t)."""
+    return regularised_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 def regularised_beta(x: float, a: float, b: float) -> float:

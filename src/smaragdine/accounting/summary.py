@@ -1,10 +1,16 @@
-"""A recording at a glance: energy, mean and peak power per device, for the run and for each epoch."""
+"""A recording at a glance: what the program used, and what each device did, for the run and for each epoch.
+
+    program_j + other_j + monitor_j + unsplit_j = total_j
+
+The program's is its part of every socket and memory (see `virtual`) and all of every GPU, but for those that
+nobody used. `total_j` is the machine's: all that its devices used meanwhile, whoever used it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,22 +18,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from smaragdine.accounting.activity import activity, run_bounds
+from smaragdine.accounting.activity import activity_and_unseen, run_bounds, thinned_activity
+from smaragdine.accounting.at_rest import baseline_remarks
 from smaragdine.accounting.power import Ints, PowerTrace
-from smaragdine.accounting.regions import Region, regions_of, too_short
-from smaragdine.accounting.shared_gpus import shared_gpus
-from smaragdine.accounting.traces import device_traces, left_out, main_channels
-from smaragdine.accounting.virtual import split
+from smaragdine.accounting.regions import Region, regions_of, sum_of_each, too_short
+from smaragdine.accounting.shared_gpus import shared_gpus, unused_gpus
+from smaragdine.accounting.traces import beyond, device_traces, left_out, main_channels
+from smaragdine.accounting.virtual import Split, split
 from smaragdine.recording.reader import Recording
+from smaragdine.recording.thinned import Arrays
 from smaragdine.sensors.base import Channel
+from smaragdine.units import joules, seconds
 
 PEAK_OVER_NS = 100_000_000
+_WORTH_SAYING = 1e-3  # of the machine's energy: less does not show in three digits
 _EPOCH_TRUST = {"user": 0, "torch.dataloader": 2}
 
 
 @dataclass(frozen=True)
 class DeviceSummary:
-    """One device over one stretch of time. Figures that cannot be had are None, never zero."""
+    """One device over one stretch of time. Figures that cannot be had are None, never zero. All but
+    `program_j` are of the whole device, whoever used it."""
 
     device: str
     energy_j: float | None
@@ -38,6 +49,7 @@ class DeviceSummary:
     scope: str
     source: str  # which sensor, by which route
     edp_js: float | None
+    program_j: float | None = None  # the program's part; None: whose it was is not known
 
     @property
     def missing_s(self) -> float:
@@ -69,6 +81,7 @@ class Epoch:
     start_ns: int
     end_ns: int
     devices: dict[str, DeviceSummary]
+    program_j: float | None = None  # of all devices whose users are known
 
     @property
     def duration_s(self) -> float:
@@ -82,7 +95,7 @@ class RunSummary:
     end_ns: int
     missing_s: float
     devices: dict[str, DeviceSummary]
-    total_j: float | None  # over devices that add up
+    total_j: float | None  # the machine's: over devices that add up, whoever used them
     shares: dict[str, Share]
     epochs: list[Epoch]
     marks: pa.Table
@@ -91,63 +104,109 @@ class RunSummary:
     regions: list[Region] = field(default_factory=list[Region])
     exit_code: int | None = None
     signal: int | None = None  # that ended the program
+    program_j: float | None = None  # None: whose the energy was is known of no device
+    other_j: float | None = None  # other processes, what nobody used, and GPUs that nobody used
+    monitor_j: float | None = None
+    unsplit_j: float | None = None  # whose it was is not known; in none of the others
+    notes: list[str] = field(default_factory=list[str])  # what was not split, and why
 
     @property
     def duration_s(self) -> float:
         return (self.end_ns - self.begin_ns) * 1e-9
 
 
-def summarise(recording: Recording, traces: Mapping[str, PowerTrace] | None = None) -> RunSummary:
-    """`traces`: of that recording, where somebody has them already."""
+@dataclass(frozen=True)
+class Whose:
+    """What is known of whose the power was."""
+
+    splits: Mapping[str, Split]
+    program: Mapping[str, PowerTrace]  # the program's part of each device whose users are known
+    unused: Sequence[str]  # GPUs
+    remarks: Sequence[str]  # what could not be split
+
+
+def summarise(
+    recording: Recording,
+    traces: Mapping[str, PowerTrace] | None = None,
+    baseline: Recording | None = None,
+) -> RunSummary:
+    """`traces`: of that recording, where somebody has them already; `baseline`: one of the idle machine."""
     traces = device_traces(recording) if traces is None else traces
     channels = main_channels(recording)
     marks = recording.marks
     begin_ns, end_ns = run_bounds(recording)
-    devices = {
-        device: summarise_device(device, trace, channels[device], begin_ns, end_ns)
-        for device, trace in sorted(traces.items(), key=lambda item: _device_order(item[0]))
-    }
-    adding = [d.energy_j for d in devices.values() if d.scope == "device" and d.energy_j is not None]
-    regions = regions_of(marks, {d: t for d, t in traces.items() if devices[d].energy_j is not None})
+    whose = whose_power(recording, traces, baseline)
+    ordered = sorted(traces, key=_device_order)
+    peaks = {} if recording.thinned is None else recording.thinned.stretches
+
+    def devices_in(start_ns: int, end_ns: int) -> dict[str, DeviceSummary]:
+        return {
+            d: summarise_device(
+                d, traces[d], channels[d], start_ns, end_ns, whose.program.get(d), peaks.get(d)
+            )
+            for d in ordered
+        }
+
+    devices = devices_in(begin_ns, end_ns)
+    known = {d: trace for d, trace in traces.items() if devices[d].energy_j is not None}
+    program = {d: trace for d, trace in whose.program.items() if devices[d].program_j is not None}
+    regions = regions_of(recording, known, program)
+    epochs: list[Epoch] = []
+    for index, start, end in epoch_bounds(_named(marks, ("epoch_begin", "epoch_end"))):
+        each = devices_in(start, end)
+        [program_j] = sum_of_each([[each[d].program_j] for d in program]) or [None]
+        epochs.append(Epoch(index, start, end, each, program_j))
+    owned = owners(whose.splits, begin_ns, end_ns)
     return RunSummary(
         status=recording.status,
         begin_ns=begin_ns,
         end_ns=end_ns,
         missing_s=max((device.missing_s for device in devices.values()), default=(end_ns - begin_ns) * 1e-9),
         devices=devices,
-        total_j=sum(adding) if adding else None,
+        total_j=sum_known(d.energy_j for d in devices.values() if d.scope == "device"),
         shares=shares(recording, begin_ns, end_ns),
-        epochs=[
-            Epoch(
-                index,
-                start,
-                end,
-                {d: summarise_device(d, traces[d], channels[d], start, end) for d in devices},
-            )
-            for index, start, end in epoch_bounds(_named(marks, ("epoch_begin", "epoch_end")))
-        ],
+        epochs=epochs,
         marks=marks,
         problems=[
             *recording.info.get("problems", []),
-            *recording.damaged(),
+            *recording.damage,
             *_problem_marks(marks),
             *_trace_problems(traces),
+            *beyond(recording),
             *left_out(recording),
             *too_short(regions, channels),
             *shared_gpus(recording, begin_ns),
+            *baseline_remarks(baseline),
         ],
-        owners=owners(recording, traces, begin_ns, end_ns),
+        owners=owned,
         regions=regions,
         exit_code=recording.info.get("exit_code"),
         signal=recording.info.get("signal"),
+        **_sums(devices, whose, owned),
     )
 
 
-def owners(
-    recording: Recording, traces: Mapping[str, PowerTrace], begin_ns: int, end_ns: int
-) -> dict[str, Owners]:
+def whose_power(
+    recording: Recording, traces: Mapping[str, PowerTrace], baseline: Recording | None = None
+) -> Whose:
+    """Sockets and memory are split, a GPU is all the program's unless nobody used it; of any other device it
+    is not known."""
+    splits, remarks = split(recording, traces, baseline)
+    unused = [device for device in unused_gpus(recording, run_bounds(recording)) if device in traces]
+    program = {device: found.program for device, found in splits.items()}
+    for device, channel in main_channels(recording).items():
+        if device.startswith("gpu:") and channel.scope == "device" and device in traces:
+            program[device] = _nothing_of(traces[device]) if device in unused else traces[device]
+    return Whose(splits, program, unused, remarks)
+
+
+def _nothing_of(trace: PowerTrace) -> PowerTrace:
+    zeros = np.zeros_like(trace.power_w)
+    return PowerTrace(trace.start_ns, trace.end_ns, zeros, trace.hold_ns, restarts_ns=trace.restarts_ns)
+
+
+def owners(splits: Mapping[str, Split], begin_ns: int, end_ns: int) -> dict[str, Owners]:
     """Whose the energy was, for every socket and memory whose users are known."""
-    splits, _ = split(recording, traces)
     return {
         device: Owners(
             *(trace.energy_j(begin_ns, end_ns) for trace in (of.program, of.static, of.other, of.monitor))
@@ -156,8 +215,54 @@ def owners(
     }
 
 
+def _sums(devices: Mapping[str, DeviceSummary], whose: Whose, owned: Mapping[str, Owners]) -> dict[str, Any]:
+    """Of all devices that add up: whose it was, and what is to be said of the rest."""
+    energy_j = {
+        name: device.energy_j
+        for name, device in devices.items()
+        if device.scope == "device" and device.energy_j is not None
+    }
+    if not energy_j:
+        return {}
+    least_j = _WORTH_SAYING * sum(energy_j.values())
+    of = {name: owned[name] for name in energy_j if name in owned}
+    unknown = [name for name in energy_j if devices[name].program_j is None]
+    partly = {name: whose.splits[name] for name in of if name not in unknown}
+    why = {name: remark for remark in whose.remarks for name in unknown if remark.startswith(f"{name}: ")}
+    notes = [why.get(name, f"{name}: not split, nobody knows who used it") for name in unknown]
+    notes += [
+        f"{name}: whose {joules(part.unsplit_j)} in {seconds(part.unsplit_s)} were is not known"
+        for name, part in partly.items()
+        if part.unsplit_j > least_j
+    ]
+    unused_j = {name: energy_j[name] for name in whose.unused if name in energy_j}
+    notes += [
+        f"{name}: nobody used it; its {joules(used)} are the machine's" for name, used in unused_j.items()
+    ]
+    known = len(unknown) < len(energy_j)
+    unsplit_j = sum(energy_j[name] for name in unknown) + sum(part.unsplit_j for part in partly.values())
+    return {
+        "program_j": sum_known(devices[name].program_j for name in energy_j),
+        "other_j": sum(o.other_j for o in of.values()) + sum(unused_j.values()) if known else None,
+        "monitor_j": sum(o.monitor_j for o in of.values()) if known else None,
+        "unsplit_j": unsplit_j,
+        "notes": notes,
+    }
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
 def summarise_device(
-    device: str, trace: PowerTrace, channel: Channel, start_ns: int, end_ns: int
+    device: str,
+    trace: PowerTrace,
+    channel: Channel,
+    start_ns: int,
+    end_ns: int,
+    program: PowerTrace | None = None,
+    thinned: Arrays | None = None,
 ) -> DeviceSummary:
     covered_s = trace.covered_s(start_ns, end_ns)
     duration_s = (end_ns - start_ns) * 1e-9
@@ -166,12 +271,15 @@ def summarise_device(
         device=device,
         energy_j=energy_j,
         mean_w=energy_j / covered_s if energy_j is not None else None,
-        peak_w=peak_w(trace, start_ns, end_ns),
+        peak_w=peak_w(trace, start_ns, end_ns, thinned),
         missing=trace.missing(start_ns, end_ns),
         provenance=channel.provenance,
         scope=channel.scope,
         source=f"{channel.sensor}{': ' + channel.detail if channel.detail else ''}",
         edp_js=energy_j * duration_s if energy_j is not None else None,
+        program_j=None
+        if program is None or energy_j is None or program.covered_s(start_ns, end_ns) <= 0
+        else program.energy_j(start_ns, end_ns),
     )
 
 
@@ -183,13 +291,17 @@ def stands_still(trace: PowerTrace) -> bool:
     return trace.energy_j(*whole_ns) == 0 and trace.covered_s(*whole_ns) > 1.0
 
 
-def peak_w(trace: PowerTrace, start_ns: int, end_ns: int) -> float | None:
+def peak_w(trace: PowerTrace, start_ns: int, end_ns: int, thinned: Arrays | None = None) -> float | None:
     """The highest mean over any 100 ms that are known; of a shorter stretch, its mean.
 
-    Shorter windows would show the counter's own update jitter as peaks.
+    Shorter windows would show the counter's own update jitter as peaks. Where readings were thinned, what was
+    the highest is noted, and what is left of them is never higher.
     """
     if end_ns <= start_ns or stands_still(trace):
         return None
+    if thinned is not None:
+        found = [peak_w(trace, start_ns, end_ns), _noted_peak_w(thinned, start_ns, end_ns)]
+        return max((watts for watts in found if watts is not None), default=None)
     window_ns = min(PEAK_OVER_NS, end_ns - start_ns)
     # Where power is constant piece by piece, the highest mean begins or ends at an edge of a piece.
     starts_ns = _between(trace.start_ns, start_ns, end_ns - window_ns)
@@ -203,6 +315,16 @@ def peak_w(trace: PowerTrace, start_ns: int, end_ns: int) -> float | None:
     return float((used_j[known] / (covered_ns[known] * 1e-9)).max())
 
 
+def _noted_peak_w(thinned: Arrays, start_ns: int, end_ns: int) -> float | None:
+    begin = int(np.searchsorted(thinned["start_ns"], start_ns))
+    end = int(np.searchsorted(thinned["end_ns"], end_ns, side="right"))
+    # What begins near the end may reach over it.
+    inside = int(np.searchsorted(thinned["end_ns"], end_ns - PEAK_OVER_NS, side="right"))
+    noted_w = np.concatenate([thinned["peak_w"][begin:end], thinned["highest_w"][begin:inside]])
+    known_w = noted_w[np.isfinite(noted_w)]
+    return float(known_w.max()) if known_w.size else None
+
+
 def _between(t_ns: Ints, first_ns: int, last_ns: int) -> Ints:
     """Of instants in order; a run of thousands of epochs must not look through all of them for each."""
     begin, end = np.searchsorted(t_ns, first_ns), np.searchsorted(t_ns, last_ns, side="right")
@@ -212,10 +334,18 @@ def _between(t_ns: Ints, first_ns: int, last_ns: int) -> Ints:
 def shares(recording: Recording, start_ns: int, end_ns: int) -> dict[str, Share]:
     """Of each socket's busy time: the program's, ours, everybody else's."""
     found: dict[str, Share] = {}
-    for socket, spent in activity(recording).items():
-        inside = (spent.start_ns >= start_ns) & (spent.end_ns <= end_ns)
-        of = (spent.busy_s, spent.program_s, spent.monitor_s)
-        busy_s, program_s, monitor_s = (float(each_s[inside].sum()) for each_s in of)
+    sockets, unseen = activity_and_unseen(recording)
+    earlier = thinned_activity(recording)
+    for socket in sorted({*sockets, *earlier}):
+        busy_s = program_s = monitor_s = 0.0
+        for spent, given in ((earlier.get(socket), unseen), (sockets.get(socket), 0.0)):
+            if spent is None:
+                continue
+            inside = (spent.start_ns >= start_ns) & (spent.end_ns <= end_ns)
+            of = (spent.busy_s, spent.program_s, spent.monitor_s)
+            busy, program, monitor = (float(each_s[inside].sum()) for each_s in of)
+            busy_s, monitor_s = busy_s + busy, monitor_s + monitor
+            program_s += program + given * (busy - program - monitor)
         if busy_s > 0:
             other_s = max(0.0, busy_s - program_s - monitor_s)
             found[f"cpu:{socket}"] = Share(program_s / busy_s, other_s / busy_s, monitor_s / busy_s)
@@ -301,7 +431,7 @@ def _trace_problems(traces: Mapping[str, PowerTrace]) -> list[str]:
     still = [f"{device}: its counter never moved" for device, trace in traces.items() if stands_still(trace)]
     return still + [
         f"{device}: samples and energy counter disagree by more than a fifth in "
-        f"{trace.anchors.implausible} of {trace.anchors.factor.size} intervals; the counter was believed"
+        f"{trace.anchors.implausible} of {trace.anchors.count} intervals; the counter was believed"
         for device, trace in traces.items()
         if trace.anchors is not None and trace.anchors.implausible
     ]
@@ -312,6 +442,7 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
 
     def figures(device: DeviceSummary) -> dict[str, Any]:
         return {
+            "program_j": device.program_j,
             "energy_j": device.energy_j,
             "mean_w": device.mean_w,
             "peak_w": device.peak_w,
@@ -329,6 +460,10 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
         "signal": summary.signal,
         "duration_s": summary.duration_s,
         "missing_s": summary.missing_s,
+        "program_j": summary.program_j,
+        "other_j": summary.other_j,
+        "monitor_j": summary.monitor_j,
+        "unsplit_j": summary.unsplit_j,
         "total_j": summary.total_j,
         "devices": {name: figures(device) for name, device in summary.devices.items()},
         "shares": {name: vars(share) for name, share in summary.shares.items()},
@@ -339,6 +474,7 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
                 "start_ns": epoch.start_ns,
                 "end_ns": epoch.end_ns,
                 "duration_s": epoch.duration_s,
+                "program_j": epoch.program_j,
                 "devices": {name: figures(device) for name, device in epoch.devices.items()},
             }
             for epoch in summary.epochs
@@ -346,14 +482,17 @@ def to_json(summary: RunSummary) -> dict[str, Any]:
         "regions": [
             {
                 "name": region.name,
-                "count": len(region.spans_ns),
+                "count": region.count,
                 "duration_s": region.duration_s,
                 "spans_ns": [list(span) for span in region.spans_ns],
+                "program_j": region.program_j,
+                "programs_j": list(region.programs_j),
                 "energy_j": dict(region.total_j),
                 "energies_j": {device: list(each) for device, each in region.energies_j.items()},
             }
             for region in summary.regions
         ],
         "marks": summary.marks.select(["name", "index", "rank", "t_ns", "source", "detail"]).to_pylist(),
+        "notes": summary.notes,
         "problems": summary.problems,
     }

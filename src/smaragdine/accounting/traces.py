@@ -5,6 +5,7 @@ Where a GPU has both samples and a counter, samples give the shape and the count
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,21 +21,67 @@ from smaragdine.accounting.power import (
     from_samples,
     goes_on,
     used,
+    within,
 )
+from smaragdine.recording.format import channel_from_dict
 from smaragdine.recording.reader import Recording, Series
+from smaragdine.recording.thinned import Thinned
 from smaragdine.sensors.base import Channel
+from smaragdine.sensors.energy import MOST_W, can_be
 
 ANCHOR_EVERY_NS = 2_000_000_000
+SAMPLES_REACH_NS = 5_000_000_000
+FOREVER_NS = 1 << 62
 
 
 def device_traces(recording: Recording) -> dict[str, PowerTrace]:
     """The power trace of every device with a reading, parts of devices (`cpu:0/core`) included."""
+    fine = fine_traces(recording)
+    if recording.thinned is None:
+        return fine
+    return {device: _after_thinned(recording.thinned, device, fine.get(device)) for device in _all(recording)}
+
+
+def fine_traces(recording: Recording) -> dict[str, PowerTrace]:
+    """The same of the readings that are there: of a long run, of its later part."""
     return {device: _device_trace(members) for device, members in _by_device(recording).items()}
+
+
+def _all(recording: Recording) -> list[str]:
+    thinned = [] if recording.thinned is None else [*recording.thinned.state.devices]
+    return list(dict.fromkeys([*thinned, *_by_device(recording)]))
+
+
+def _after_thinned(thinned: Thinned, device: str, fine: PowerTrace | None) -> PowerTrace:
+    """What was thinned, and from there on what is still there."""
+    known, columns = thinned.state.devices.get(device), thinned.stretches.get(device)
+    if known is None or columns is None:
+        assert fine is not None
+        return fine
+    start_ns, end_ns, power_w = columns["start_ns"], columns["end_ns"], columns["power_w"]
+    restarts_ns = np.array(known.restarts_ns, dtype=np.int64)
+    if fine is None:
+        return PowerTrace(start_ns, end_ns, power_w, known.hold_ns, restarts_ns=restarts_ns)
+    later = within(fine, [(thinned.state.cut_ns, FOREVER_NS)])
+    anchors = later.anchors
+    if anchors is not None:
+        anchors = dataclasses.replace(anchors, earlier=known.anchors, earlier_implausible=known.implausible)
+    return PowerTrace(
+        np.concatenate([start_ns, later.start_ns]),
+        np.concatenate([end_ns, later.end_ns]),
+        np.concatenate([power_w, later.power_w]),
+        later.hold_ns,
+        anchors,
+        np.concatenate([restarts_ns, later.restarts_ns[later.restarts_ns >= known.start_ns]]),
+    )
 
 
 def main_channels(recording: Recording) -> dict[str, Channel]:
     """Per device the channel its figures rest on: the samples where there are some."""
     main: dict[str, Channel] = {}
+    if recording.thinned is not None:
+        devices = recording.thinned.state.devices
+        main = {device: channel_from_dict(known.channel) for device, known in devices.items()}
     for device, members in _by_device(recording).items():
         sampled = [series.channel for series in members if series.channel.quantity == "power"]
         main[device] = [members[0].channel, *sampled][-1]
@@ -44,7 +91,7 @@ def main_channels(recording: Recording) -> dict[str, Channel]:
 def left_out(recording: Recording) -> list[str]:
     """What further sensors read of a device, said in a line each."""
     used = {device: members[0].channel.sensor for device, members in _by_device(recording).items()}
-    all_of = dict.fromkeys((s.channel.device, s.channel.sensor) for s in recording.series("power"))
+    all_of = dict.fromkeys((s.channel.device, s.channel.sensor) for s in _of_power(recording))
     return [
         f"{device}: its figures are those of {used[device]}, not of {sensor}, which read it too"
         for device, sensor in all_of
@@ -52,11 +99,55 @@ def left_out(recording: Recording) -> list[str]:
     ]
 
 
+def beyond(recording: Recording) -> list[str]:
+    """Readings that no device can have, said in a line for each channel: they are left out."""
+    return [
+        f"{name}: left out {count:,} of its readings, which would be more than "
+        f"{MOST_W / 1000:g} kW: no device draws that. Is the recording damaged?"
+        for name, count in count_beyond(recording).items()
+    ]
+
+
+def count_beyond(recording: Recording, until_ns: int = FOREVER_NS) -> dict[str, int]:
+    """By channel, where there are any; those before `until_ns`."""
+    counts: dict[str, int] = {}
+    since_ns = -FOREVER_NS
+    if recording.thinned is not None:
+        counts |= recording.thinned.state.beyond
+        since_ns = recording.thinned.state.cut_ns
+    for series in _of_power(recording):
+        if series.channel.quantity == "power":
+            odd = np.isfinite(series.value) & ~can_be(series.value)
+        else:
+            unknown = np.isnan(used(series, series.t_ns, series.value))
+            # One that fell was set back; between two segments nobody looked.
+            odd = unknown & (np.diff(series.value) > 0) & (np.diff(series.segment) == 0)
+        t_ns = series.t_ns[-odd.size :] if odd.size else series.t_ns[:0]
+        count = int(np.count_nonzero(odd & (t_ns >= since_ns) & (t_ns < until_ns)))
+        if count:
+            counts[series.channel.name] = counts.get(series.channel.name, 0) + count
+    return counts
+
+
+def _of_power(recording: Recording) -> list[Series]:
+    """Without what only a damaged table has among its powers."""
+    return [each for each in recording.series("power") if each.channel.quantity in ("power", "energy")]
+
+
 def _by_device(recording: Recording) -> dict[str, list[Series]]:
     """Of each device what its first sensor read: what another one says of it (a plug-in; an estimate, where a
     restarted sampler may no longer read the counters) is no more energy, and of another provenance."""
     found: dict[str, list[Series]] = {}
-    for series in recording.series("power"):
+    known = {} if recording.thinned is None else recording.thinned.state.devices
+    for series in _of_power(recording):
+        if series.channel.device in known:
+            if series.channel.sensor != known[series.channel.device].channel["sensor"]:
+                continue
+            # A sample's window, and what sharpens it, reach back; a counter goes on from where it was cut.
+            back_ns = SAMPLES_REACH_NS if series.channel.quantity == "power" else 0
+            series = later(series, known[series.channel.device].start_ns - back_ns)
+            if not series.t_ns.size:
+                continue
         members = found.setdefault(series.channel.device, [])
         if not members or members[0].channel.sensor == series.channel.sensor:
             members.append(series)
@@ -80,6 +171,12 @@ def _device_trace(members: Sequence[Series]) -> PowerTrace:
         else:
             pieces.append(anchor(from_samples(sampled), counter))
     return pieces[0] if len(pieces) == 1 else _join(pieces)
+
+
+def later(series: Series, since_ns: int) -> Series:
+    """Its readings from there on."""
+    rows = series.t_ns >= since_ns
+    return Series(series.channel, series.t_ns[rows], series.value[rows], series.segment[rows])
 
 
 def _segment(series: Series, segment: int) -> Series:
@@ -121,7 +218,7 @@ def anchor(shape: PowerTrace, counter: Series, every_ns: int = ANCHOR_EVERY_NS) 
     if chosen.size < 2:
         return shape
     t_ns = counter.t_ns[chosen]
-    used_j = used(counter, counter.value[chosen])
+    used_j = used(counter, t_ns, counter.value[chosen])
     # Between two anchors with time said twice the counter counted more than that time used.
     used_j[np.diff(np.cumsum(~new)[chosen]) > 0] = np.nan
     filled = _fill(shape, t_ns, used_j)

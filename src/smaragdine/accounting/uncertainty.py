@@ -14,6 +14,9 @@ sensor's resolution and, where only a sample of the steps was looked at, by the 
 beyond what idle and limit allow. The bias is the largest of three: as the clocks say, and with power moved
 against the events by as much as their clocks may disagree. `docs/uncertainty.md` has the derivation, and how
 often the interval covers the truth.
+
+What errs inside a window cancels inside it, so the rows of a layer are known better together than one by one:
+`together` gives all rows one joint posterior, and `joint` makes the interval of any set of rows from it.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ RESOLUTION, REPETITION, PRIOR = "resolution", "repetition", "prior"
 MOST_WINDOWS, MOST_ROWS = 1500, 1000  # more would cost seconds and say little more
 LEAST_NOISE = 0.01  # of the mean power: no operation is that constant
 NOISE_ROUNDS = 4
+_NOTHING_J = 1e-30  # a part of less is no number any more
+# Parts of the prior's variance: each operation's own, common to one kind of operation, common to one phase.
+# What copies memory draws little wherever it runs, and an optimizer is made of such.
+OWN_PART, KIND_PART, PHASE_PART = 0.5, 0.5, 0.25
 # What 95 % lie within, in standard deviations: on both sides, on one side.
 BELL_95, FLAT_95 = (1.960, 1.645), (1.645, 1.559)
 Z_95 = BELL_95[0]
@@ -101,28 +108,55 @@ class Look(NamedTuple):
     learned: Floats  # how much of the prior's variance the windows took away, 0 to 1
     most_j: Floats  # no true energy is farther from the equal share
     stretch_s: Floats  # the mean length of what the row pays for: of a parent, the time between its children
+    joint_w: Floats  # as mean_w, where rows of one kind or phase are taken to be alike
+    together: Together | None = None
 
 
-def infer(seen: Windows, sensor: Sensor, rows: int) -> Look:
+class Together(NamedTuple):
+    """The joint posterior of all rows' powers. The least rows of very many share a column."""
+
+    column: Ints  # per row; -1: not seen
+    factor_w: Floats  # column × direction: a sum of columns is off by the length of the sum of their vectors
+    own_w: Floats  # per row: by how much it differs from its column, known by the prior alone
+
+
+class Kinship(NamedTuple):
+    """Per row which kind of operation it is, and of which phase: numbers."""
+
+    kind: Ints
+    phase: Ints
+
+
+def infer(seen: Windows, sensor: Sensor, rows: int, kin: Kinship) -> Look:
+    seen = with_events(seen)
     share_s = sum_by(seen.row, seen.share_s, rows)
     busy_s = sum_by(seen.row, seen.busy_s, rows)
     window_w = (seen.energy_j / seen.length_s)[seen.window]
     equal_j = sum_by(seen.row, seen.share_s * window_w, rows)
     most_j = sum_by(seen.row, seen.share_s * _most_off_w(seen, window_w, sensor), rows)
     known = np.flatnonzero(equal_j > 0)
-    mean_w, deviation_w, learned = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+    mean_w, deviation_w, learned, joint_w = (np.zeros(rows) for _ in range(4))
+    together = None
     if known.size and sensor.limit_w > sensor.idle_w:
         prior_w = (sensor.limit_w - sensor.idle_w) * busy_s[known] / share_s[known] / np.sqrt(12)
         # One thread is the fastest on two cores; with sixteen, accounting took up to a hundred times the CPU.
         with threadpool_limits(1, "blas"):
             # In parts of the limit: the squares of any watts must fit a float.
-            found = _posterior(seen, sensor, known, share_s[known], prior_w / sensor.limit_w)
-        mean_w[known], deviation_w[known] = found[0] * sensor.limit_w, found[1] * sensor.limit_w
+            prior = prior_w / sensor.limit_w
+            system = _system(seen, sensor, known, share_s[known], prior)
+            means, deviations, noise_var = _posterior(system, prior)
+            joint_means, factor = _joint_posterior(system, prior, noise_var, kin, known)
+        mean_w[known], deviation_w[known] = means * sensor.limit_w, deviations * sensor.limit_w
         learned[known] = 1 - (deviation_w[known] / prior_w) ** 2
+        joint_w[known] = joint_means * sensor.limit_w
+        column, own_w = np.full(rows, -1), np.zeros(rows)
+        column[known] = system.column
+        own_w[known] = np.where(system.column < MOST_ROWS, 0.0, prior_w)
+        together = Together(column, factor * sensor.limit_w, own_w)
     else:
-        mean_w[known] = equal_j[known] / share_s[known]
+        mean_w[known] = joint_w[known] = equal_j[known] / share_s[known]
     stretch_s = seen.paid_s / np.maximum(seen.pieces, 1)
-    return Look(share_s, equal_j, mean_w, deviation_w, learned, most_j, stretch_s)
+    return Look(share_s, equal_j, mean_w, deviation_w, learned, most_j, stretch_s, joint_w, together)
 
 
 def _most_off_w(seen: Windows, window_w: Floats, sensor: Sensor) -> Floats:
@@ -139,15 +173,20 @@ def _most_off_w(seen: Windows, window_w: Floats, sensor: Sensor) -> Floats:
     return np.maximum(np.maximum(window_w - least_w, most_w - window_w), 0.0)
 
 
-def _posterior(
-    seen: Windows, sensor: Sensor, known: Ints, share_s: Floats, prior: Floats
-) -> tuple[Floats, Floats]:
-    """Mean and deviation of every known row's power per share of time, in parts of the limit.
+class _System(NamedTuple):
+    """One equation for each window, in parts of the limit: design × (powers − mean) = target + noise."""
 
-    Of idle time in a window the power is known to be near idle; the noise is what the windows' energies show
-    that no fixed power explains, found by repeating (EM). The least rows of very many are told apart by
-    nothing but the prior, and stand in the equations as one.
-    """
+    design: Floats  # window × column: parts of the window's time
+    target: Floats
+    mean: float
+    prior_var: Floats  # per column
+    least_var: float  # of the noise
+    column: Ints  # per known row: its own, or MOST_ROWS for the least of very many
+
+
+def _system(seen: Windows, sensor: Sensor, known: Ints, share_s: Floats, prior: Floats) -> _System:
+    """Of idle time in a window the power is known to be near idle. The least rows of very many are told apart
+    by nothing but the prior, and stand in the equations as one."""
     time_s, picked, column = _time_matrix(seen, known, share_s)
     told = np.flatnonzero(column < MOST_ROWS)
     length_s = seen.length_s[picked]
@@ -155,21 +194,63 @@ def _posterior(
     busy = (seen.energy_j[picked] - idle_s * sensor.idle_w) / sensor.limit_w
     # As power: every window counts alike, however long.
     design = time_s / length_s[:, None]
-    mean = float(max(busy.sum() / max(time_s.sum(), 1e-300), 0.0))
-    target = busy / length_s - design.sum(axis=1) * mean
+    total_s = float(time_s.sum())
+    mean = max(float(busy.sum()) / total_s, 0.0) if total_s > 0 else 0.0
     prior_var = np.full(time_s.shape[1], float(np.max(prior)) ** 2)
     prior_var[column[told]] = prior[told] ** 2
     least_var = (LEAST_NOISE * mean) ** 2 + (sensor.step_w / sensor.limit_w) ** 2 / 12
-    noise_var = max(least_var, float(np.var(target)) / 4, 1e-12)
+    return _System(
+        design, busy / length_s - design.sum(axis=1) * mean, mean, prior_var, max(least_var, 1e-12), column
+    )
+
+
+def _posterior(system: _System, prior: Floats) -> tuple[Floats, Floats, float]:
+    """Mean and deviation of every known row's power per share of time; and the variance of the noise, which
+    is what the windows' energies show that no fixed power explains, found by repeating (EM)."""
+    design, target, prior_var, column = system.design, system.target, system.prior_var, system.column
+    told = np.flatnonzero(column < MOST_ROWS)
+    noise_var = max(system.least_var, float(np.var(target)) / 4)
     away, variance = np.zeros(prior_var.size), prior_var
     for _ in range(NOISE_ROUNDS):
         away, variance, fitted_var = _solve(design, target, prior_var, noise_var)
         left = target - design @ away
-        noise_var = max(least_var, float(np.mean(left**2 + fitted_var)), 1e-12)
-    means, deviations = np.full(known.size, mean), prior.copy()
+        noise_var = max(system.least_var, float(np.mean(left**2 + fitted_var)))
+    means, deviations = np.full(column.size, system.mean), prior.copy()
     means[told] += away[column[told]]
     deviations[told] = np.sqrt(variance[column[told]])
-    return means, deviations
+    return means, deviations, noise_var
+
+
+def _joint_posterior(
+    system: _System, prior: Floats, noise_var: float, kin: Kinship, known: Ints
+) -> tuple[Floats, Floats]:
+    """Every known row's mean power, and a factor of the columns' covariance (B with B Bᵀ = covariance)."""
+    columns = system.prior_var.size
+    told = np.flatnonzero(system.column < MOST_ROWS)
+    deviation = np.sqrt(system.prior_var)
+    alike = OWN_PART * np.eye(columns)
+    for codes, part in ((kin.kind, KIND_PART), (kin.phase, PHASE_PART)):
+        # What stands in the last column together is of no one kind: a number that no other has.
+        code = np.arange(-1, -1 - columns, -1)
+        code[system.column[told]] = codes[known[told]]
+        alike += part * (code[:, None] == code[None, :])
+    cov = alike * np.outer(deviation, deviation)
+    design, target = system.design, system.target
+    if len(design) <= columns:
+        spread = design @ cov
+        gain = np.linalg.solve(spread @ design.T + noise_var * np.eye(len(design)), spread)
+        away, cov = gain.T @ target, cov - spread.T @ gain
+    else:
+        cov = np.linalg.inv(design.T @ design / noise_var + np.linalg.inv(cov))
+        away = cov @ (design.T @ target) / noise_var
+    size, turned = np.linalg.eigh((cov + cov.T) / 2)
+    return system.mean + away[system.column], turned * np.sqrt(np.maximum(size, 0.0))
+
+
+def with_events(seen: Windows) -> Windows:
+    """Only the windows in which something ran: of a short trace beside a long log, few of all."""
+    number, window = np.unique(seen.window, return_inverse=True)
+    return seen._replace(energy_j=seen.energy_j[number], length_s=seen.length_s[number], window=window)
 
 
 def _time_matrix(seen: Windows, known: Ints, share_s: Floats) -> tuple[Floats, Ints, Ints]:
@@ -212,13 +293,22 @@ def _solve(
     return cov @ (design.T @ target) / noise_var, np.maximum(np.diag(cov), 0.0), fitted_var
 
 
-def combine(looks: Sequence[Look], ledger: Ledger, sensor: Sensor) -> tuple[Floats, list[str]]:
-    """Per row the 95 % half-width, and what it rests on. `looks`: by the clocks, then moved either way."""
+class Widths(NamedTuple):
+    """Per row the 95 % half-width, what it rests on, and the part of it that repeats from row to row."""
+
+    half_width_j: Floats
+    basis: list[str]
+    chance_j: Floats  # a standard deviation: of steps that were not looked at, and of the resolution
+
+
+def combine(looks: Sequence[Look], ledger: Ledger, sensor: Sensor) -> Widths:
+    """`looks`: by the clocks, then moved either way."""
     energy_j, busy_s = ledger.energy_j, ledger.busy_ns / 1e9
     # What no window was seen of may be anything between idle and limit.
     anything_j = np.maximum(energy_j - sensor.idle_w * busy_s, sensor.limit_w * busy_s - energy_j)
+    anything_j = np.maximum(anything_j, 0.0)
     if not looks:
-        return np.maximum(anything_j, 0.0), [PRIOR] * energy_j.size
+        return Widths(anything_j, [PRIOR] * energy_j.size, anything_j / Z_95)
     clocks = looks[0]
     seen = clocks.equal_j > 0
     true_j = [look.mean_w * clocks.share_s for look in looks]
@@ -238,20 +328,24 @@ def combine(looks: Sequence[Look], ledger: Ledger, sensor: Sensor) -> tuple[Floa
         spread_j = ledger.step_std_j() * np.sqrt(ledger.steps * unlooked)
         spread_j *= t_quantile(ledger.steps - 1) / Z_95
     chance_j = np.hypot(spread_j, resolution_j)
-    inferred_j = _around_zero(bias_j, np.hypot(doubt_j, chance_j), clocks.learned)
+    inferred_j = around_zero(bias_j, np.hypot(doubt_j, chance_j), clocks.learned)
     width_j = np.minimum(inferred_j, most_j + Z_95 * chance_j)
-    width_j = np.where(seen, width_j, np.maximum(anything_j, 0.0))
+    width_j = np.where(seen, width_j, anything_j)
     basis = np.where(Z_95 * spread_j > width_j / 2, REPETITION, RESOLUTION)
     short = clocks.stretch_s * 1e9 < sensor.window_ns
-    return width_j, np.where(short | ~seen, PRIOR, basis).tolist()
+    return Widths(
+        width_j,
+        np.where(short | ~seen, PRIOR, basis).tolist(),
+        np.where(seen, chance_j, anything_j / Z_95),
+    )
 
 
 def _relative(off_j: Floats, clocks: Look) -> Floats:
     """To the equal share; 0 for a row that is not in the sample."""
-    return np.divide(off_j, clocks.equal_j, out=np.zeros_like(off_j), where=clocks.equal_j > 0)
+    return np.divide(off_j, clocks.equal_j, out=np.zeros_like(off_j), where=clocks.equal_j > _NOTHING_J)
 
 
-def _around_zero(mean: Floats, deviation: Floats, learned: Floats) -> Floats:
+def around_zero(mean: Floats, deviation: Floats, learned: Floats) -> Floats:
     """h such that a value lies within ±h with 95 %; good to 0.02 deviations.
 
     What has been learned is normal; what still rests on the prior is uniform, with shorter tails.

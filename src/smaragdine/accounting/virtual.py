@@ -11,21 +11,31 @@ not split. See `activity` for the intervals over which CPU time is compared.
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from smaragdine.accounting.activity import Intervals, activity, run_bounds
-from smaragdine.accounting.power import Floats, Ints, PowerTrace, distinct
-from smaragdine.accounting.traces import device_traces, main_channels
+from smaragdine.accounting.activity import (
+    NO_INTERVALS,
+    Intervals,
+    activity_and_unseen,
+    logical_cpus,
+    run_bounds,
+)
+from smaragdine.accounting.power import Floats, Ints, PowerTrace, distinct, within
+from smaragdine.accounting.traces import FOREVER_NS, device_traces, main_channels
 from smaragdine.recording.reader import Recording
+from smaragdine.recording.thinned import Thinned
 
 _SPLIT = re.compile(r"(?:cpu|dram):(\d+)")
+BEGINNING_NS = 120_000_000_000  # less than the first file of readings that is thinned
 _LOWEST_OVER = ((1_000_000_000, "second"), (100_000_000, "100 ms"))
 
 
@@ -41,6 +51,19 @@ class Split:
     basis: str  # where `static_w` comes from
     unsplit_s: float  # of the run: power is known, whose it was is not; in none of the traces
     unsplit_j: float
+    # Of all CPU time, what other programs used, as a trace over time: its "power" is a part of one.
+    foreign: PowerTrace
+
+
+@dataclass(frozen=True)
+class FineSplit(Split):
+    """With what must be known of it before its readings are thinned."""
+
+    # As `foreign`, of the program and of the monitor.
+    occupied: PowerTrace
+    monitored: PowerTrace
+    # What of `other` would be the program's, were all CPU time its own that nobody is known to have used.
+    unseen: PowerTrace
 
 
 def split(
@@ -52,27 +75,37 @@ def split(
     """
     splits: dict[str, Split] = {}
     remarks: list[str] = []
-    sockets = activity(recording)
+    sockets, unseen = activity_and_unseen(recording)
+    thinned = recording.thinned
+    run_ns = run_bounds(recording)
     idle = _baseline(baseline) if baseline is not None else {}
+    if idle and thinned is not None:
+        remarks.append(
+            f"before {when(thinned.state.cut_ns)} readings were thinned, and what is static was taken from "
+            "them then, not from the baseline"
+        )
     for device, (socket, provenance) in sorted(_devices(recording, traces).items()):
         trace, intervals = traces[device], sockets.get(socket)
         if not trace.power_w.any():
             remarks.append(f"{device}: not split, its power is not known or always 0")
             continue
-        if intervals is None or not intervals.start_ns.size:
+        earlier = None if thinned is None else _thinned_split(thinned, device, unseen)
+        if (intervals is None or not intervals.start_ns.size) and earlier is None:
             remarks.append(f"{device}: not split, nobody recorded who used socket {socket}")
             continue
+        intervals = NO_INTERVALS if intervals is None else intervals
         cpus, remark = _logical_cpus(recording.info, socket, intervals)
         if remark:
             remarks.append(f"{device}: {remark}")
         if baseline is not None and (device, provenance) not in idle:
             remarks.append(f"{device}: no {provenance} power of it in {baseline.path.name}")
-        static_w, basis = (
-            idle.get((device, provenance))
-            or (_estimated_idle(recording.info, device) if provenance == "estimated" else None)
-            or _lowest(trace, intervals, cpus)
+        fine = trace if thinned is None else within(trace, [(thinned.state.cut_ns, FOREVER_NS)])
+        static_w, basis = idle.get((device, provenance)) or _static(
+            recording, device, provenance, trace, intervals, cpus
         )
-        found = split_trace(trace, intervals, cpus, static_w, basis, run_bounds(recording))
+        found = split_trace(fine, intervals, cpus, static_w, basis, run_ns)
+        if earlier is not None:
+            found = _one_after_the_other(earlier, found, trace, run_ns)
         if found.program.start_ns.size:
             splits[device] = found
         else:
@@ -84,6 +117,13 @@ def split_trace(
     trace: PowerTrace, intervals: Intervals, cpus: float, static_w: float, basis: str, run_ns: tuple[int, int]
 ) -> Split:
     """One device's trace by the intervals of its socket with `cpus` logical CPUs."""
+    fine = _split_trace(trace, intervals, cpus, static_w, basis, run_ns)
+    return Split(**{of.name: getattr(fine, of.name) for of in dataclasses.fields(Split)})
+
+
+def _split_trace(
+    trace: PowerTrace, intervals: Intervals, cpus: float, static_w: float, basis: str, run_ns: tuple[int, int]
+) -> FineSplit:
     edges = [trace.start_ns, trace.end_ns, intervals.start_ns, intervals.end_ns]
     cuts = distinct(np.concatenate(edges))
     start_ns, end_ns = cuts[:-1], cuts[1:]
@@ -96,6 +136,8 @@ def split_trace(
     program = (intervals.program_s / busy_s)[interval]
     monitor = (intervals.monitor_s / busy_s)[interval]
     occupied = np.minimum(intervals.program_s / (intervals.length_s * cpus), 1.0)[interval]
+    foreign_s = np.maximum(intervals.busy_s - intervals.program_s - intervals.monitor_s, 0.0)
+    foreign = np.minimum(foreign_s / (intervals.length_s * cpus), 1.0)[interval]
     idle_w = np.minimum(power_w, static_w)
     static_part_w = idle_w * occupied
     program_w = static_part_w + (power_w - idle_w) * program
@@ -106,18 +148,129 @@ def split_trace(
 
     # Rounding may leave a hair less than nothing.
     other_w = np.maximum(power_w - program_w - monitor_w, 0.0)
-    whole = part(power_w)
-    unsplit_ns = int(np.diff(trace.covered_until_ns(run_ns) - whole.covered_until_ns(run_ns))[0])
-    return Split(
+    unsplit_s, unsplit_j = _unsplit(trace, part(power_w), run_ns)
+    return FineSplit(
         program=part(program_w),
         static=part(static_part_w),
         other=part(other_w),
         monitor=part(monitor_w),
         static_w=static_w,
         basis=basis,
-        unsplit_s=unsplit_ns * 1e-9,
-        unsplit_j=max(trace.energy_j(*run_ns) - whole.energy_j(*run_ns), 0.0) if unsplit_ns else 0.0,
+        unsplit_s=unsplit_s,
+        unsplit_j=unsplit_j,
+        foreign=part(foreign),
+        occupied=part(occupied),
+        monitored=part((intervals.monitor_s / (intervals.length_s * cpus))[interval]),
+        unseen=part(idle_w * foreign + (power_w - idle_w) * (foreign_s / busy_s)[interval]),
     )
+
+
+def split_fine(
+    recording: Recording, traces: Mapping[str, PowerTrace], sockets: Mapping[int, Intervals]
+) -> dict[str, FineSplit]:
+    """The same of the readings that are there, by `traces` and activity of them, while a run goes on."""
+    found: dict[str, FineSplit] = {}
+    for device, (socket, provenance) in _devices(recording, traces).items():
+        trace, intervals = traces[device], sockets.get(socket)
+        if intervals is None or not intervals.start_ns.size or not trace.power_w.any():
+            continue
+        cpus, _ = _logical_cpus(recording.info, socket, intervals)
+        static_w, basis = _static(recording, device, provenance, trace, intervals, cpus)
+        found[device] = _split_trace(trace, intervals, cpus, static_w, basis, run_bounds(recording))
+    return found
+
+
+def _static(
+    recording: Recording, device: str, provenance: str, trace: PowerTrace, intervals: Intervals, cpus: float
+) -> tuple[float, str]:
+    return (
+        (_estimated_idle(recording.info, device) if provenance == "estimated" else None)
+        or _thinned_static(recording.thinned, device)
+        or _lowest(_beginning(trace), intervals, cpus)
+    )
+
+
+def _unsplit(trace: PowerTrace, whole: PowerTrace, run_ns: tuple[int, int]) -> tuple[float, float]:
+    """Seconds and joules of the run in which power is known and whose it was is not; `whole` was split."""
+    unsplit_ns = int(np.diff(trace.covered_until_ns(run_ns) - whole.covered_until_ns(run_ns))[0])
+    unsplit_j = trace.energy_j(*run_ns) - whole.energy_j(*run_ns) if unsplit_ns else 0.0
+    return unsplit_ns * 1e-9, max(unsplit_j, 0.0)
+
+
+def _thinned_split(thinned: Thinned, device: str, unseen: float) -> Split | None:
+    """As it was thinned, with the time of children that nobody saw; None where it was not split."""
+    columns, known = thinned.stretches.get(device), thinned.state.devices.get(device)
+    if columns is None or known is None:
+        return None
+    rows = np.flatnonzero(np.isfinite(columns["program_w"]))
+    if not rows.size:
+        return None
+    of = {name: column[rows] for name, column in columns.items()}
+    restarts_ns = np.array(known.restarts_ns, dtype=np.int64)
+
+    def part(watts: Floats) -> PowerTrace:
+        return PowerTrace(of["start_ns"], of["end_ns"], watts, known.hold_ns, restarts_ns=restarts_ns)
+
+    more_w = unseen * of["unseen_w"]
+    program_w = of["program_w"] + more_w
+    return Split(
+        program=part(program_w),
+        static=part(of["static_w"] + unseen * of["foreign"] * (known.static_w or 0.0)),
+        other=part(np.maximum(of["power_w"] - program_w - of["monitor_w"], 0.0)),
+        monitor=part(of["monitor_w"]),
+        static_w=known.static_w or 0.0,
+        basis=known.basis,
+        unsplit_s=0.0,
+        unsplit_j=0.0,
+        foreign=part((1 - unseen) * of["foreign"]),
+    )
+
+
+def _one_after_the_other(a: Split, b: Split, trace: PowerTrace, run_ns: tuple[int, int]) -> Split:
+    start_ns, end_ns = (
+        np.concatenate([getattr(a.program, edge), getattr(b.program, edge)])
+        for edge in ("start_ns", "end_ns")
+    )
+    restarts_ns = np.concatenate([a.program.restarts_ns, b.program.restarts_ns])
+
+    def part(first: PowerTrace, second: PowerTrace) -> PowerTrace:
+        watts = np.concatenate([first.power_w, second.power_w])
+        return PowerTrace(start_ns, end_ns, watts, second.hold_ns, restarts_ns=restarts_ns)
+
+    program, other, monitor = (part(getattr(a, n), getattr(b, n)) for n in ("program", "other", "monitor"))
+    whole = dataclasses.replace(program, power_w=program.power_w + other.power_w + monitor.power_w)
+    unsplit_s, unsplit_j = _unsplit(trace, whole, run_ns)
+    return Split(
+        program=program,
+        static=part(a.static, b.static),
+        other=other,
+        monitor=monitor,
+        static_w=b.static_w,
+        basis=b.basis,
+        unsplit_s=unsplit_s,
+        unsplit_j=unsplit_j,
+        foreign=part(a.foreign, b.foreign),
+    )
+
+
+def _thinned_static(thinned: Thinned | None, device: str) -> tuple[float, str] | None:
+    known = None if thinned is None else thinned.state.devices.get(device)
+    return None if known is None or known.static_w is None else (known.static_w, known.basis)
+
+
+def _beginning(trace: PowerTrace) -> PowerTrace:
+    """Its first minutes: static power is known before a long run ends, and does not depend on its length."""
+    if not trace.start_ns.size or trace.end_ns[-1] - trace.start_ns[0] <= BEGINNING_NS:
+        return trace
+    return within(trace, [(int(trace.start_ns[0]), int(trace.start_ns[0]) + BEGINNING_NS)])
+
+
+def foreign_load(whose: Split, spans: Sequence[tuple[int, int]]) -> float | None:
+    """The part of the socket's CPU time that neither the program nor the monitor used, over these spans."""
+    covered_s = sum(whose.foreign.covered_s(begin_ns, end_ns) for begin_ns, end_ns in spans)
+    if covered_s <= 0:
+        return None
+    return sum(whose.foreign.energy_j(begin_ns, end_ns) for begin_ns, end_ns in spans) / covered_s
 
 
 def _devices(recording: Recording, traces: Mapping[str, PowerTrace]) -> dict[str, tuple[int, str]]:
@@ -159,6 +312,10 @@ def _lowest(trace: PowerTrace, intervals: Intervals, cpus: float) -> tuple[float
     return float(trace.power_w.min()), "the lowest reading of this recording"
 
 
+def when(t_ns: int) -> str:
+    return datetime.datetime.fromtimestamp(t_ns / 1e9).astimezone().strftime("%d %b %H:%M")
+
+
 def _load(intervals: Intervals, begin_ns: int, end_ns: int, cpus: float) -> float | None:
     overlap_ns = np.minimum(intervals.end_ns, end_ns) - np.maximum(intervals.start_ns, begin_ns)
     weight = np.maximum(overlap_ns, 0) * 1e-9
@@ -174,9 +331,11 @@ def _containing(start_ns: Ints, end_ns: Ints, at_ns: Ints) -> tuple[Ints, npt.ND
 
 
 def _logical_cpus(info: Mapping[str, Any], socket: int, intervals: Intervals) -> tuple[float, str | None]:
-    cpus = _number(info, "host", "sockets", f"cpu:{socket}", "logical_cpus")
-    if cpus is not None and cpus >= 1:
+    cpus = logical_cpus(info, socket)
+    if not math.isnan(cpus):
         return cpus, None
+    if not intervals.start_ns.size:
+        return 1, None
     most = max(1, math.ceil(round(float((intervals.busy_s / intervals.length_s).max()), 1)))
     return (
         most,

@@ -11,6 +11,7 @@ import numpy as np
 from smaragdine.allocate.model import Choices, Floats
 from smaragdine.allocate.objective import Allocation, Objective, check, cost, share
 from smaragdine.allocate.optimal import no_split
+from smaragdine.allocate.ties import Ranges
 from smaragdine.errors import UserError
 
 MOST = 200_000_000  # allocations that are tried; beyond that it would take minutes
@@ -22,7 +23,15 @@ def allocations(gpus: Sequence[Choices], global_batch: int) -> int:
     return splits * math.prod(each.power_limit_w.size for each in gpus)
 
 
-def brute_force(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> Allocation:
+def brute_force(
+    gpus: Sequence[Choices],
+    objective: Objective,
+    global_batch: int,
+    most: float | None = None,
+    profiled: Ranges | None = None,
+) -> Allocation:
+    """With `most`, what `ties` prefers of the allocations that cost no more: batches in the `profiled` range,
+    then the shortest step, then the least cost."""
     check(objective, gpus, global_batch)
     if allocations(gpus, global_batch) > MOST:
         raise UserError(
@@ -34,22 +43,43 @@ def brute_force(gpus: Sequence[Choices], objective: Objective, global_batch: int
     if objective.slowdown is not None:
         fastest = brute_force(gpus, Objective("time", 1.0, objective.all_reduce_s), global_batch).cost
         longest_s = fastest * (1 + objective.slowdown) * (1 + 1e-12)
-    best: tuple[float, float, tuple[int, ...], tuple[int, ...]] | None = None
+    best: tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...]] | None = None
     for limits in itertools.product(*(range(each.power_limit_w.size) for each in gpus)):
         for batches in _splits(gpus, global_batch):
             first, second = _costs(gpus, objective, limits, batches, longest_s)
             # Of equal costs the second decides: energy, among the equally fast.
-            ties = np.flatnonzero(first == first.min())
-            i = int(ties[second[ties].argmin()])
-            found = (float(first[i]), float(second[i]))
-            if math.isfinite(found[0]) and (best is None or found < best[:2]):
-                best = (*found, limits, tuple(int(batch[i]) for batch in batches))
+            keys = [first, second]
+            if most is not None:
+                outside = _outside(gpus, batches, profiled or {})
+                keys = [outside, _step_s(gpus, limits, batches), *keys]
+            chosen = np.flatnonzero(np.isfinite(first) & (first <= (math.inf if most is None else most)))
+            if not chosen.size:
+                continue
+            i = int(chosen[np.lexsort([key[chosen] for key in reversed(keys)])[0]])
+            found = tuple(float(key[i]) for key in keys)
+            if best is None or found < best[0]:
+                best = (found, limits, tuple(int(batch[i]) for batch in batches))
     if best is None:
         raise no_split(global_batch)
-    _, _, limits, chosen = best
-    shares = tuple(share(each, b, limit) for each, b, limit in zip(gpus, chosen, limits, strict=True))
+    _, limits, split = best
+    shares = tuple(share(each, b, limit) for each, b, limit in zip(gpus, split, limits, strict=True))
     least = cost(objective, shares)
     return Allocation(shares, least, least)
+
+
+def _outside(gpus: Sequence[Choices], batches: Sequence[np.ndarray], profiled: Ranges) -> Floats:
+    """1 where some GPU's batch was not profiled."""
+    outside = np.zeros(batches[0].size)
+    for each, batch in zip(gpus, batches, strict=True):
+        low, high = profiled.get(each.gpu, (0, int(batch.max())))
+        outside[(batch > 0) & ((batch < low) | (batch > high))] = 1.0
+    return outside
+
+
+def _step_s(gpus: Sequence[Choices], limits: Sequence[int], batches: Sequence[np.ndarray]) -> Floats:
+    parts = zip(gpus, limits, batches, strict=True)
+    times = [np.where(batch > 0, each.time_s[limit][batch], 0.0) for each, limit, batch in parts]
+    return np.asarray(np.maximum.reduce(times), dtype=np.float64)
 
 
 def _splits(gpus: Sequence[Choices], global_batch: int) -> Iterator[list[np.ndarray]]:

@@ -85,6 +85,8 @@ def _measured(
         raise UserError(f"{limit_w:g} W does not stand", "something takes the limit back")
     _refuse(ran, at, folder / f"{name}.log", need)
     recording = open_recording(folder / name)
+    for line in recording.damage:
+        say(f"{at}: {line}")
     steps = steps_of(recording, need.device, need.warm_up, blocks)
     if steps.updates < UPDATES or steps.count < need.steps:
         why = f"the program ended after {steps.count} steps, {steps.updates:.0f} updates of the counter"

@@ -10,14 +10,24 @@ from typing import Any
 from smaragdine.allocate.baseline import baseline
 from smaragdine.allocate.brute_force import MOST, allocations, brute_force
 from smaragdine.allocate.heuristic import heuristic
-from smaragdine.allocate.model import Choices
+from smaragdine.allocate.model import Choices, Model
 from smaragdine.allocate.objective import Allocation, Objective, check, step_time_s
 from smaragdine.allocate.optimal import longest_step_s, optimal
 from smaragdine.allocate.profile import Profile
+from smaragdine.allocate.ties import better, highest_cost, preferred
+from smaragdine.allocate.uncertainty import standard_error
 from smaragdine.errors import UserError
 from smaragdine.units import watts
 
 METHODS = ("baseline", "heuristic", "brute-force", "optimal")
+
+
+@dataclass(frozen=True)
+class Tie:
+    """What an answer was preferred to: the cheapest, which it cannot be told from."""
+
+    cheapest: Allocation
+    margin: float  # of cost: what the profiles' repeats do not resolve
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,7 @@ class Answer:
     seconds: float  # that the method took
     too_slow: bool = False  # its steps last longer than the objective's slowdown allows
     standard_error: float | None = None  # of the cost, from the profiles' repeats
+    tie: Tie | None = None
 
 
 def answer(
@@ -36,7 +47,11 @@ def answer(
     objective: Objective,
     global_batch: int,
     strongest: str | None = None,
+    profiles: Mapping[str, Profile] | None = None,
+    model: Model = "monotone",
 ) -> Answer:
+    """With the `profiles` behind the choices: how sure the cost is, and of allocations that cannot be told
+    apart the one that `ties` prefers."""
     ways: Mapping[str, Callable[[], Allocation]] = {
         "baseline": lambda: baseline(gpus, objective, global_batch),
         "heuristic": lambda: heuristic(gpus, objective, global_batch, strongest),
@@ -47,11 +62,22 @@ def answer(
         raise UserError(f"no method named {method}", remedy=f"There are: {', '.join(METHODS)}")
     check(objective, gpus, global_batch)
     begin_ns = time.perf_counter_ns()
-    allocation = ways[method]()
+    allocation, tie = ways[method](), None
+    error = standard_error(allocation, profiles, model, objective) if profiles is not None else None
+    if profiles is not None and method in ("brute-force", "optimal"):
+        profiled = {gpu: (profile.batches[0], profile.batches[-1]) for gpu, profile in profiles.items()}
+        margin = error or 0.0
+        if method == "optimal":
+            chosen = preferred(gpus, objective, global_batch, allocation, margin, profiled)
+        else:
+            most = highest_cost(allocation, margin)
+            chosen = brute_force(gpus, objective, global_batch, most, profiled)
+        if better(chosen, allocation, profiled):
+            allocation, tie = chosen, Tie(allocation, margin)
+            error = standard_error(allocation, profiles, model, objective)
     seconds = (time.perf_counter_ns() - begin_ns) * 1e-9
-    return Answer(
-        method, objective, allocation, seconds, _too_slow(allocation, gpus, objective, global_batch)
-    )
+    too_slow = _too_slow(allocation, gpus, objective, global_batch)
+    return Answer(method, objective, allocation, seconds, too_slow, error, tie)
 
 
 def _too_slow(
@@ -107,8 +133,8 @@ def _by_batch(answers: Sequence[Answer], gpu: str, which: Callable[[Any], bool])
 
 
 def answers_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The methods as the JSON has them; a bound, a standard error and that it is too slow only where they
-    say something."""
+    """The methods as the JSON has them; a bound, a standard error, a tie and that it is too slow only where
+    they say something."""
     return [
         {
             "method": each.method,
@@ -119,9 +145,18 @@ def answers_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             **({"too_slow": True} if each.too_slow else {}),
             **({} if each.allocation.exact else {"lower_bound": each.allocation.lower_bound}),
             **({} if each.standard_error is None else {"standard_error": each.standard_error}),
+            **({} if each.tie is None else {"tie": _tie_json(each.tie)}),
         }
         for each in answers
     ]
+
+
+def _tie_json(tie: Tie) -> dict[str, Any]:
+    return {
+        "cost": tie.cheapest.cost,
+        "margin": tie.margin,
+        "allocation": allocation_json(tie.cheapest),
+    }
 
 
 def allocation_json(allocation: Allocation) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ class Choices:
     lowest: int  # batch; 0: the GPU may be left out of the job
     highest: int
     wait_w: float | None = None
+    barred: npt.NDArray[np.bool_] | None = None  # limit × batch: not to be chosen
 
 
 def choices(

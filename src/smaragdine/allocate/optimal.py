@@ -93,9 +93,10 @@ def _least_of_sums(gpus: Sequence[Choices], objective: Objective, global_batch: 
 
 
 def usable(each: Choices, global_batch: int) -> npt.NDArray[np.bool_]:
-    """Which batches, for all limits alike, a GPU may be given."""
+    """Which batches a GPU may be given, at all limits alike, or at each of them."""
     batch = np.arange(global_batch + 1)
-    return (batch >= each.lowest) & (batch <= each.highest)
+    allowed = (batch >= each.lowest) & (batch <= each.highest)
+    return allowed if each.barred is None else allowed & ~each.barred
 
 
 def no_split(global_batch: int) -> UserError:

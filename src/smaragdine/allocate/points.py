@@ -19,6 +19,7 @@ from typing import Any
 from smaragdine.allocate.profile import profile_table
 from smaragdine.allocate.profiling import Block, Steps
 from smaragdine.errors import UserError
+from smaragdine.files import read_json
 from smaragdine.whole import users_file
 
 REQUEST = "request.json"
@@ -82,7 +83,7 @@ def refuse_other(folder: Path, request: Mapping[str, Any]) -> bool:
     """Whether the folder is this request's. Raises `UserError` where it is another's."""
     file = folder / REQUEST
     try:
-        known: Any = json.loads(file.read_bytes())
+        known: Any = read_json(file)
         differ = [(key, known.get(key), value) for key, value in request.items() if known.get(key) != value]
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -107,7 +108,7 @@ def save_point(folder: Path, point: Point) -> None:
 def load_point(folder: Path, batch: int, power_limit_w: float) -> Point | None:
     """None where it was not measured yet."""
     try:
-        values: Any = json.loads((folder / f"{point_name(batch, power_limit_w)}.json").read_bytes())
+        values: Any = read_json(folder / f"{point_name(batch, power_limit_w)}.json")
         steps = values["steps"]
         if steps is None:
             return Point(batch, power_limit_w, None)

@@ -6,7 +6,6 @@ per repeat (`COLUMNS`), from which the spread over repeats is known.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from smaragdine.errors import UserError
+from smaragdine.files import read_json
 
 COLUMNS: Mapping[str, str] = {
     "gpu": "string",
@@ -145,8 +145,8 @@ def _point(repeats: Sequence[Repeat]) -> Point:
 
 def _read_json(file: Path, gpu: str) -> Profile:
     try:
-        values = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        values = read_json(file)
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{file} is no profile", f"not JSON: {error}", "It is made by smaragdine profile"
         ) from None

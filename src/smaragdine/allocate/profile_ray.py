@@ -7,7 +7,6 @@ for no two chips draw the same power.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -20,6 +19,7 @@ from smaragdine.allocate.device import Device, Profiled, Request
 from smaragdine.allocate.points import REQUEST, claim, file_stem, refuse_other, write_json
 from smaragdine.allocate.profile_node import Known, News, profile_on_node
 from smaragdine.errors import UserError
+from smaragdine.files import read_json
 from smaragdine.sweep.limits import Say
 from smaragdine.sweep.ray_child import packed, unpack
 from smaragdine.sweep.ray_cluster import (
@@ -221,7 +221,7 @@ class _Types:
 def _device_in(folder: Path) -> tuple[Device | None, str]:
     """Which device the points in the folder are of, and on which node it is."""
     try:
-        known: Any = json.loads((folder / _DEVICE).read_bytes())
+        known: Any = read_json(folder / _DEVICE)
         return Device(known["name"], known["uuid"], known["model"]), known["node"]
     except (OSError, ValueError, KeyError, TypeError):
         return None, ""

@@ -101,7 +101,7 @@ def steps_of(recording: Recording, device: str, warm_up: int, blocks: int) -> St
         what = "no steps" if channel is not None and announced is None else f"nothing of {device}"
         remedy = 'Mark them with smaragdine.mark("step_end", i)' if what == "no steps" else ""
         raise UserError(f"{recording.path} has {what}", remedy=remedy)
-    spans_ns = announced.spans_ns[max(warm_up - 1, 0) :]
+    spans_ns = announced.steps.spans_ns[max(warm_up - 1, 0) :]
     energy_j = announced.energy_j[device][max(warm_up - 1, 0) :]
     plain = _plain(recording, spans_ns)
     spans_ns, energy_j = spans_ns[plain], energy_j[plain]

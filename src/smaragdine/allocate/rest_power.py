@@ -20,10 +20,12 @@ from smaragdine.allocate.points import write_json
 from smaragdine.allocate.profiler import needed_s, recorded_program
 from smaragdine.allocate.profiling import mean_power_w, update_period_s
 from smaragdine.errors import UserError
+from smaragdine.files import read_json
+from smaragdine.recording.asked import BASELINE, asked
 from smaragdine.recording.format import INFO_FILE
 from smaragdine.recording.printed import tail
 from smaragdine.recording.reader import open_recording
-from smaragdine.recording.session import record_here
+from smaragdine.recording.session import RecordOptions, record_here
 
 _AT_LEAST_S = 2.0
 _SETTLE_S = 1.5  # some sensors average over a second
@@ -47,7 +49,7 @@ def idle_power(folder: Path, device: str) -> tuple[float | None, float | None]:
     """Mean idle power in W, and how often the device has a new value, in s; measured once."""
     if (known := _known(folder)) is None:
         shutil.rmtree(folder, ignore_errors=True)
-        with record_here(folder, label="idle"):
+        with record_here(folder, RecordOptions(asked=asked(BASELINE)), label="idle"):
             channels = json.loads((folder / INFO_FILE).read_bytes())["channels"]
             begin_ns = time.time_ns()
             time.sleep(max(needed_s(channels, device) or 0.0, _AT_LEAST_S))
@@ -93,7 +95,7 @@ def python_of(executable: str, fallback: str) -> str:
 
 def _known(folder: Path) -> dict[str, Any] | None:
     try:
-        known: Any = json.loads(_file(folder).read_bytes())
+        known: Any = read_json(_file(folder))
         return {"power_w": known["power_w"], "period_s": known.get("period_s")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

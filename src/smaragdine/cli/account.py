@@ -15,7 +15,15 @@ from smaragdine.accounting.diagram import diagram, zoom
 from smaragdine.accounting.footprint import Footprint, save, to_json, write_json
 from smaragdine.accounting.meters import Meters, SensorFacts
 from smaragdine.accounting.precision import Score, score_json
-from smaragdine.cli.parsing import Parser, add_merge_options, count, counts, positive_seconds, positive_watts
+from smaragdine.cli.parsing import (
+    Parser,
+    add_merge_options,
+    count,
+    counts,
+    opened_baseline,
+    positive_seconds,
+    positive_watts,
+)
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 
@@ -151,7 +159,7 @@ def _inputs(options: argparse.Namespace) -> tuple[pa.Table, Meters, pa.Table | N
         )
     recording = open_recording(options.recording)
     events = read_events(options.events) if options.events else None
-    baseline = open_recording(options.baseline) if options.baseline else None
+    baseline = opened_baseline(options.baseline, say=False) if options.baseline else None
     edges = recording.edges
     return *recording_inputs(recording, events, baseline, facts), edges if edges.num_rows else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +22,8 @@ from smaragdine.allocate.model import MODELS, Choices, choices, model_warnings
 from smaragdine.allocate.objective import OBJECTIVES, Objective, check
 from smaragdine.allocate.pareto import Corner, pareto
 from smaragdine.allocate.profile import Profile, read_profile
-from smaragdine.allocate.uncertainty import standard_error
 from smaragdine.cli.parsing import Parser, percentage, positive_count, positive_watts
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, visible
 
 _EXAMPLE = """\
   smaragdine allocate --gpu a10=a10.json --gpu t4=t4.json --global-batch 4096
@@ -102,7 +100,7 @@ def main(words: list[str]) -> int:
     skipped = left_out(gpus, options.global_batch)
     names = options.method.split(",") if options.method else [name for name in METHODS if name not in skipped]
     answers = [
-        _with_error(answer(name, gpus, objective, options.global_batch, options.strongest), profiles, options)
+        answer(name, gpus, objective, options.global_batch, options.strongest, profiles, options.model)
         for name in dict.fromkeys(names)
     ]
     front = pareto(gpus, objective, options.global_batch) if options.pareto else []
@@ -111,7 +109,7 @@ def main(words: list[str]) -> int:
         _draw(profiles, gpus, answers, front, options)
     if options.json:
         for remark in remarks:
-            print(f"smaragdine: {remark}", file=sys.stderr)
+            print(f"smaragdine: {visible(remark)}", file=sys.stderr)
         return _print_json(answers, front)
     from smaragdine.report.allocation import allocation_tables
     from smaragdine.report.terminal import console
@@ -148,11 +146,6 @@ def _choices(profiles: Mapping[str, Profile], options: argparse.Namespace) -> li
         )
         for gpu, profile in profiles.items()
     ]
-
-
-def _with_error(found: Answer, profiles: Mapping[str, Profile], options: argparse.Namespace) -> Answer:
-    error = standard_error(found.allocation, profiles, options.model, found.objective)
-    return dataclasses.replace(found, standard_error=error)
 
 
 def _named(option: str, given: Sequence[str], kind: Callable[[str], Value]) -> dict[str, Value]:

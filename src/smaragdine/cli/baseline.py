@@ -11,7 +11,8 @@ from pathlib import Path
 
 from smaragdine.cli.parsing import Parser, positive_seconds
 from smaragdine.errors import UserError
-from smaragdine.recording.session import record_here
+from smaragdine.recording.asked import BASELINE, asked
+from smaragdine.recording.session import RecordOptions, record_here
 from smaragdine.sensors.cuda_context import attached_context
 
 
@@ -32,17 +33,18 @@ def main(words: list[str]) -> int:
         "-o", "--output", metavar="DIR", help="the recording's folder (default runs/<date>-baseline)"
     )
     options = parser.parse_args(words)
-    from smaragdine.accounting.baseline import not_idle
+    from smaragdine.accounting.at_rest import not_idle
     from smaragdine.accounting.summary import summarise
     from smaragdine.recording.reader import open_recording
     from smaragdine.report.terminal import console, run_tables, shortest_path
 
     output = Path(options.output) if options.output else None
-    with _context(options.with_context), record_here(output, label="baseline") as folder:
+    wanted = RecordOptions(asked=asked(BASELINE, seconds=options.seconds, with_context=options.with_context))
+    with _context(options.with_context), record_here(output, wanted, label="baseline") as folder:
         _wait(options.seconds)
     out = console(sys.stderr)
     recording = open_recording(folder)
-    out.print(run_tables(summarise(recording)))
+    out.print(run_tables(summarise(recording), idle=True))
     for line in not_idle(recording):
         out.print(f"! {line}", markup=False, soft_wrap=True)
     out.print(f"recording: {shortest_path(folder)}", markup=False, soft_wrap=True)

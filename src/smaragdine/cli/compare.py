@@ -11,11 +11,12 @@ from typing import Any
 from smaragdine.accounting.arithmetic import per_step
 from smaragdine.accounting.comparison import compare, to_json
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.grouping import grouped
 from smaragdine.accounting.merge import merge_all, parse_rule
 from smaragdine.accounting.precision import assw, score_json, stability
 from smaragdine.accounting.similarity import Correlation, constant_power, matrix
 from smaragdine.cli.parsing import Parser, add_merge_options, count, positive_count
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, visible
 
 
 def main(words: list[str]) -> int:
@@ -27,12 +28,20 @@ def main(words: list[str]) -> int:
     footprints = [_footprint(path) for path in paths]
     if options.summary or rules:
         footprints = merge_all(footprints, rules)
+    footprints = [grouped(footprint, options.by, options.depth) for footprint in footprints]
+    if options.experiment or (len(paths) > 2 and not options.against):
+        # Their tables have no room for what must be known of a run.
+        for path, footprint in zip(paths, footprints, strict=True):
+            for remark in footprint.remarks:
+                print(f"smaragdine: {path}: {visible(remark)}", file=sys.stderr)
     if options.experiment:
         return _print_precision(paths, footprints, options)
     if len(paths) > 2 and not options.against:
         return _print_matrix(paths, footprints, options)
     split = len(options.runs) if options.against else 1
-    comparison = compare(footprints[:split], footprints[split:], options.device, options.per_step)
+    sides = footprints[:split], footprints[split:]
+    by_step = True if options.per_step else False if options.traced else None
+    comparison = compare(*sides, options.device, by_step)
     if options.json:
         return _print_json({"a": paths[:split], "b": paths[split:], **to_json(comparison, options.top)})
     from smaragdine.report.comparison import comparison_tables, what_is_compared
@@ -41,8 +50,7 @@ def main(words: list[str]) -> int:
     out = console()
     for side, names in (("A", paths[:split]), ("B", paths[split:])):
         out.print(f"{side}  {', '.join(names)}", markup=False, soft_wrap=True)
-    compared = what_is_compared(footprints[:split], footprints[split:], options.per_step)
-    out.print(compared, style="dim", markup=False, soft_wrap=True)
+    out.print(what_is_compared(comparison, *sides), style="dim", markup=False, soft_wrap=True)
     out.print()
     out.print(comparison_tables(comparison, 10 if options.top is None else options.top))
     return 0
@@ -52,10 +60,11 @@ def _parser() -> Parser:
     parser = Parser(
         "compare",
         "What changed between runs: energy per device and per name, similarity, and which of it is more\n"
-        "than noise. It is the energy of the traced steps; smaragdine report A B has the whole runs too.\n"
+        "than noise. It is the energy of one traced step; smaragdine report A B has the whole runs too.\n"
+        "One run against one cannot tell a change from noise: give three or more of each.\n"
         "More than two runs without --against: how alike each is to each.",
+        "  smaragdine compare A1 A2 A3 --against B1 B2 B3 --by layer\n"
         "  smaragdine compare runs/before runs/after\n"
-        "  smaragdine compare A1 A2 A3 --against B1 B2 B3\n"
         "  smaragdine compare before.json after.json --summary --device gpu:0\n"
         "  smaragdine compare runs/* --experiment 5",
     )
@@ -69,6 +78,13 @@ def _parser() -> Parser:
         default=[],
         help="runs of the other side: all before are one side",
     )
+    parser.add_argument(
+        "--by",
+        choices=("name", "layer", "phase"),
+        default="name",
+        help="of what (name); a layer shows a change that its operations are each too noisy for",
+    )
+    parser.add_argument("--depth", metavar="N", type=positive_count, default=2, help="of layers (2)")
     add_merge_options(parser)
     parser.add_argument("--device", metavar="DEVICE", help="only this one (gpu:0); default: the sum over all")
     parser.add_argument(
@@ -77,7 +93,13 @@ def _parser() -> Parser:
         type=positive_count,
         help="every N runs are an experiment: how alike they are, and to more of them (the paper's 5)",
     )
-    parser.add_argument("--per-step", action="store_true", help="one step, not all that were traced")
+    of = parser.add_mutually_exclusive_group()
+    of.add_argument(
+        "--per-step",
+        action="store_true",
+        help="one step, as it is where all runs have steps; else an error",
+    )
+    of.add_argument("--traced", action="store_true", help="all traced steps as they were, not one step")
     parser.add_argument(
         "--top", metavar="N", type=count, help="how many changed names (10; all of them in JSON)"
     )

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smaragdine.cli.parsing import Parser, add_merge_options, positive_count
-from smaragdine.errors import UserError
-from smaragdine.recording.reader import open_recording
+from smaragdine.cli.parsing import Parser, add_merge_options, opened, opened_baseline, positive_count
+from smaragdine.errors import UserError, visible
 
 if TYPE_CHECKING:
     from smaragdine.report.export.run import Run
@@ -80,19 +79,19 @@ def main(words: list[str]) -> int:
     from smaragdine.report.export.run import gather
 
     run = gather(
-        open_recording(options.recording),
+        opened(options.recording),
         traced=options.traced,
         merged=options.summary,
         rules=[parse_rule(text) for text in options.merge],
         devices=options.device,
-        baseline=open_recording(options.baseline) if options.baseline else None,
+        baseline=opened_baseline(options.baseline) if options.baseline else None,
     )
     if options.output == "-":
         sys.stdout.write(_text(run, options))
         return 0
     where = Path(options.output) if options.output else _default(run, options.to)
     for remark in _write(run, where, options):
-        print(f"smaragdine: {remark}", file=sys.stderr)
+        print(f"smaragdine: {visible(remark)}", file=sys.stderr)
     if not (where.is_file() or where.is_dir()):
         return 0  # a pipe or a device has what was asked for, and no more
     hint = _FORMATS[options.to][1].format(where)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from smaragdine.cli.parsing import Parser
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, visible
 from smaragdine.sweep.fit import QUANTITIES, Analysis, analyse, to_json
 from smaragdine.sweep.measurements import Columns, Group, Of, read_groups
 
@@ -35,7 +35,7 @@ def main(words: list[str]) -> int:
     groups, remarks = (swept.groups, _remarks(swept)) if swept else _of_table(source, options)
     found = analyse(groups, quantities or tuple(QUANTITIES))
     for remark in remarks:
-        print(f"smaragdine: {remark}", file=sys.stderr)
+        print(f"smaragdine: {visible(remark)}", file=sys.stderr)
     if options.figures:
         _draw(found, swept, options)
     if options.json:
@@ -151,6 +151,6 @@ def _draw(found: Analysis, swept: SweepGroups | None, options: argparse.Namespac
     else:
         drawn = draw_sweep(Path(options.source), swept, found, folder, formats)
     for name, why in drawn.left_out.items():
-        print(f"not drawn: {name}: {why}", file=sys.stderr)
+        print(f"not drawn: {name}: {visible(why)}", file=sys.stderr)
     for path in drawn.files:
         print(path, file=sys.stderr if options.json else sys.stdout)

@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         return _dispatch(words)
     except UserError as error:
         print(f"smaragdine: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except BrokenPipeError:
         # `smaragdine show … | head`: not an error, and the interpreter must not complain on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
 
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, visible
+
+if TYPE_CHECKING:
+    from smaragdine.recording.reader import Recording
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,6 +98,32 @@ def _value(word: str) -> str | int | float:
         except ValueError:
             continue
     return word
+
+
+def opened(path: str | os.PathLike[str]) -> Recording:
+    """A recording for a verb that shows no remarks of its own: what is wrong with it goes to stderr."""
+    from smaragdine.recording.reader import open_recording
+
+    recording = open_recording(path)
+    say_damage(recording)
+    return recording
+
+
+def opened_baseline(path: str | os.PathLike[str], say: bool = True) -> Recording:
+    """What is wrong with it goes to stderr too, unless the figures that rest on it `say` so themselves."""
+    from smaragdine.accounting.at_rest import baseline_remarks, refuse_work
+    from smaragdine.recording.reader import open_recording
+
+    recording = open_recording(path)
+    refuse_work(recording)
+    for line in baseline_remarks(recording) if say else ():
+        print(f"smaragdine: {recording.path}: {visible(line)}", file=sys.stderr)
+    return recording
+
+
+def say_damage(recording: Recording) -> None:
+    for line in recording.damage:
+        print(f"smaragdine: {recording.path}: {visible(line)}", file=sys.stderr)
 
 
 def add_merge_options(parser: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]

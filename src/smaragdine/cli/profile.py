@@ -18,7 +18,7 @@ from smaragdine.allocate.device import (
 )
 from smaragdine.allocate.points import claim, file_stem, write_profile
 from smaragdine.cli.parsing import Parser, count, counts, positive_count, positive_seconds, positive_watts
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, visible
 from smaragdine.recording.command import build_command
 
 _EXAMPLE = """\
@@ -202,4 +202,4 @@ def _say_next(written: Sequence[Path]) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"smaragdine: {line}", file=sys.stderr, flush=True)
+    print(f"smaragdine: {visible(line)}", file=sys.stderr, flush=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.overview import Overview, overview, overview_json
-from smaragdine.cli.parsing import Parser, add_merge_options, count
-from smaragdine.errors import UserError
+from smaragdine.accounting.overview import Overview, alike, overview, overview_json
+from smaragdine.cli.parsing import Parser, add_merge_options, count, opened_baseline, say_damage
+from smaragdine.errors import UserError, visible
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording, open_recording
 
@@ -71,6 +71,10 @@ def main(words: list[str]) -> int:
             "--json prints a report", f"{files[0]} writes one to a file", "Ask for one after the other"
         )
     recordings = [_opened(path) for path in options.recordings]
+    if options.figures or options.by == "step" or (len(recordings) == 2 and not options.json):
+        # These have no room for remarks.
+        for recording in recordings:
+            say_damage(recording)
     if options.figures:
         _draw(recordings, options)
     if options.html:
@@ -83,13 +87,18 @@ def main(words: list[str]) -> int:
             f"{len(recordings)} were given",
             "smaragdine compare takes more; so does --figures",
         )
-    baseline = open_recording(options.baseline) if options.baseline else None
+    if len(recordings) == 2 and options.by in ("device", "step"):
+        raise UserError(
+            f"two runs are not compared by {options.by}", remedy="Use --by name, --by layer or --by phase"
+        )
+    silent = options.by == "step" or len(recordings) == 2
+    baseline = opened_baseline(options.baseline, say=silent) if options.baseline else None
     found = _merged([overview(recording, baseline) for recording in recordings], options)
     if len(found) == 2:
         return _print_both(recordings, found, options)
     if options.json:
         return _print_json(overview_json(found[0]))
-    _print_one(recordings[0], found[0], options)
+    _print_one(recordings[0], found[0], options, baseline)
     return 0
 
 
@@ -103,7 +112,7 @@ def _opened(path: str) -> Recording:
     if not is_left(recording):
         return recording
     for remark in assemble(recording.path):
-        print(f"trace: {remark}", file=sys.stderr)
+        print(f"trace: {visible(remark)}", file=sys.stderr)
     return open_recording(path)
 
 
@@ -123,45 +132,50 @@ def _merged(found: Sequence[Overview], options: argparse.Namespace) -> Sequence[
     return [replace(each, step=called(each.step), footprint=called(each.footprint)) for each in found]
 
 
-def _print_one(recording: Recording, found: Overview, options: argparse.Namespace) -> None:
+def _print_one(
+    recording: Recording, found: Overview, options: argparse.Namespace, baseline: Recording | None
+) -> None:
     from smaragdine.accounting.grouping import grouped, in_order
     from smaragdine.report.overview import overview_tables, step_tables
     from smaragdine.report.terminal import console, run_tables
 
-    shown = found.footprint if options.traced or found.step is None else found.step
+    shown = found.footprint if options.traced else found.shown
     out = console()
-    out.print(" ".join(recording.info.get("command", [])), style="bold", markup=False, soft_wrap=True)
+    command = visible(" ".join(recording.info.get("command", [])))
+    out.print(command, style="bold", markup=False, soft_wrap=True)
     if options.by == "device":
         out.print(run_tables(found.summary))
         return
     if options.by == "step":
-        out.print(step_tables(recording, options.top))
+        out.print(step_tables(recording, found, options.top, baseline))
         return
     tree = min(options.depth, 100) if options.by == "name" else 0
     rows = shown
     if rows is not None:
         rows = in_order(grouped(rows, options.by, max(options.depth, 1)), options.sort)
-    out.print(overview_tables(found, shown, rows, options.top, tree))
+    out.print(overview_tables(recording, found, shown, rows, options.top, tree))
 
 
 def _print_both(
     recordings: Sequence[Recording], found: Sequence[Overview], options: argparse.Namespace
 ) -> int:
     from smaragdine.accounting.comparison import compare, to_json
+    from smaragdine.accounting.grouping import grouped
 
     sides: list[Footprint] = []
     alone: list[UserError] = []
-    by_step = not options.traced and all(each.step is not None for each in found)
-    for recording, each in zip(recordings, found, strict=True):
-        footprint = each.step if by_step else each.footprint
+    steps = None if options.traced else alike(found[0], found[1])
+    for recording, each, footprint in zip(
+        recordings, found, steps or [each.footprint for each in found], strict=True
+    ):
         if footprint is None:
             why = "it has no events" if each.absent is None else each.absent
             alone.append(UserError(f"{recording.path} cannot be compared by operation", why))
         else:
-            sides.append(footprint)
+            sides.append(grouped(footprint, options.by, max(options.depth, 1)))
     if alone and options.json:
         raise alone[0]
-    comparison = None if alone else compare(sides[:1], sides[1:])
+    comparison = None if alone else compare(sides[:1], sides[1:], by_step=None if steps else False)
     if comparison is not None and options.json:
         paths = [str(recording.path) for recording in recordings]
         reports = [overview_json(each) for each in found]
@@ -176,7 +190,8 @@ def _print_both(
     out.print()
     out.print(both_summaries(found[0].summary, found[1].summary))
     if comparison is not None:
-        compared = "energy of one step" if by_step else what_is_compared(sides[:1], sides[1:], False)
+        of_step = "energy of the operations of one step"
+        compared = of_step if steps else what_is_compared(comparison, sides[:1], sides[1:])
         out.print(f"\n{compared}", style="dim", markup=False, soft_wrap=True)
         out.print(comparison_tables(comparison, options.top))
     for reason in alone:
@@ -188,7 +203,7 @@ def _write_html(recordings: Sequence[Recording], options: argparse.Namespace) ->
     from smaragdine.accounting.merge import parse_rule
     from smaragdine.report.html.page import write_html
 
-    baseline = open_recording(options.baseline) if options.baseline else None
+    baseline = opened_baseline(options.baseline, say=False) if options.baseline else None
     overviews = [overview(recording, baseline) for recording in recordings] if baseline else None
     path = Path(options.html)
     write_html(recordings, path, overviews, [parse_rule(text) for text in options.merge])
@@ -201,7 +216,7 @@ def _draw(recordings: Sequence[Recording], options: argparse.Namespace) -> None:
     names = options.only.split(",") if options.only else None
     drawn = draw(recordings, Path(options.figures), names, options.format.split(","))
     for name, why in drawn.left_out.items():
-        print(f"not drawn: {name}: {why}", file=sys.stderr)
+        print(f"not drawn: {name}: {visible(why)}", file=sys.stderr)
     for path in drawn.files:
         print(path)
 

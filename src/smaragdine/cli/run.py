@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 from smaragdine.accounting.summary import summarise
 from smaragdine.cli.parsing import Parser, count, percentage, period_ms
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, visible
+from smaragdine.recording.asked import UNTRACED, TraceAsked, asked
 from smaragdine.recording.command import build_command
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording
-from smaragdine.recording.session import Recorded, RecordOptions, record_program
+from smaragdine.recording.session import Prepare, Recorded, RecordOptions, record_program
 from smaragdine.report.terminal import console, run_tables, shortest_path
 from smaragdine.tracing.hook.environment import environment as hook_environment
 from smaragdine.tracing.hook.environment import trace_environment
+from smaragdine.tracing.hook.windows import QUIET, Settings
 
 _EXAMPLE = """\
   smaragdine run train.py --epochs 3
@@ -29,7 +33,16 @@ _EXAMPLE = """\
   smaragdine run --trace-steps 50 --trace-budget 1% train.py
   smaragdine run -- ./any-program its arguments"""
 
-_WITH_VALUE = ("-o", "--output", "--period-ms", "--trace", "--trace-steps", "--trace-skip", "--trace-budget")
+_WITH_VALUE = (
+    "-o",
+    "--output",
+    "--period-ms",
+    "--trace",
+    "--trace-steps",
+    "--trace-skip",
+    "--trace-budget",
+    "--keep-readings",
+)
 
 
 def _parser() -> Parser:
@@ -55,7 +68,11 @@ def _parser() -> Parser:
         "--trace", choices=("auto", "off"), default="auto", help="auto traces where a framework is used"
     )
     trace.add_argument(
-        "--trace-steps", metavar="N", type=count, default=10, help="how many steps (10); they take longer"
+        "--trace-steps",
+        metavar="N",
+        type=count,
+        default=10,
+        help="how many steps (10; 0: every one); they take longer",
     )
     trace.add_argument(
         "--trace-skip", metavar="N", type=count, default=10, help="steps before the first traced one (10)"
@@ -67,6 +84,12 @@ def _parser() -> Parser:
         help="trace only as much as slows the training down by no more than this, all in all: 1%%",
     )
     trace.add_argument("--trace-keep", action="store_true", help="keep the profiler's files in RUN/traces")
+    parser.add_argument(
+        "--keep-readings",
+        choices=("recent", "all"),
+        default="recent",
+        help="of runs longer than six minutes: recent readings and those of traced steps (recent), or all",
+    )
     parser.add_argument("--pcie", action="store_true", help="also record PCIe traffic (21 ms a reading)")
     return parser
 
@@ -91,36 +114,116 @@ def main(words: list[str]) -> int:
     _check(options, ours)
     command = build_command(program, os.environ)
     prepare = functools.partial(_prepare, options)
-    record_options = RecordOptions(int(options.period_ms * 1e6), options.pcie, options.live)
+    wanted = asked(
+        "run",
+        _trace_asked(options),
+        period_ms=options.period_ms,
+        pcie=options.pcie,
+        keep_readings=options.keep_readings,
+    )
+    record_options = RecordOptions(
+        int(options.period_ms * 1e6),
+        options.pcie,
+        options.live,
+        keep_all=options.keep_readings == "all",
+        asked=wanted,
+    )
     folder = Path(options.output) if options.output else None
-    if options.live:
-        from smaragdine.report.live import live_line
+    with contextlib.ExitStack() as shown:
+        on_feed = None
+        if options.live:
+            from smaragdine.report.live import live_line
 
-        with live_line() as on_feed:
-            recorded = record_program(command, folder, record_options, os.environ, prepare, on_feed)
-    else:
-        recorded = record_program(command, folder, record_options, os.environ, prepare)
-    said = _assemble(recorded, options.trace_keep)
-    if not said and options.trace != "off" and options.trace_steps:
-        said = _why_nothing(recorded, options, any(word.startswith("--trace-") for word in ours))
-    report(recorded, said)
+            on_feed = shown.enter_context(live_line())
+        with finishing() as finish:
+            recorded = record_program(command, folder, record_options, os.environ, finish(prepare), on_feed)
+    try:
+        finish.interrupted()
+        said = _assemble(recorded, options.trace_keep)
+        if not said and options.trace != "off":
+            said = _why_nothing(recorded, any(word.startswith("--trace-") for word in ours))
+        report(recorded, said)
+    except KeyboardInterrupt:
+        return cut_short(recorded)
     return end_like(recorded.returncode)
+
+
+class _Finish:
+    """Ctrl-C is the program's while it runs. One that comes between its end and the recording's waits: the
+    recording is to be whole."""
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def __call__(self, prepare: Prepare) -> Prepare:
+        def prepared(spool: str, run_id: str, base: Mapping[str, str]) -> Mapping[str, str]:
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._take)
+            return prepare(spool, run_id, base)
+
+        return prepared
+
+    def interrupted(self) -> None:
+        """Raises for the one that has waited."""
+        if self._came:
+            raise KeyboardInterrupt
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+
+    def end(self) -> None:
+        if signal.getsignal(signal.SIGINT) == self._take:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def finishing() -> Iterator[_Finish]:
+    finish = _Finish()
+    try:
+        yield finish
+    finally:
+        finish.end()
+
+
+def cut_short(recorded: Recorded) -> int:
+    """The program has ended, and somebody does not wait for the rest: what there is, and how to have it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave this unsaid
+    where = shortest_path(recorded.folder)
+    left = any((recorded.folder / TRACES_FOLDER).glob("*.meta.json"))
+    operations = f"; what was traced is not read yet: smaragdine report {where} does that" if left else ""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(
+                f"\ninterrupted: the program had ended, and its recording is whole{operations}\n"
+                f"recording: {where}",
+                file=sys.stderr,
+            )
+    return 128 + signal.SIGINT
 
 
 def _check(options: argparse.Namespace, ours: Sequence[str]) -> None:
     """What is asked of a trace, where there is to be none."""
-    asked = [word for word in ours if word.startswith("--trace-")]
-    if options.trace == "off" and asked:
+    given = [word for word in ours if word.startswith("--trace-")]
+    if options.trace == "off" and given:
         raise UserError(
-            f"{asked[0].partition('=')[0]} says how to trace", "--trace is off", "Leave one of them out"
+            f"{given[0].partition('=')[0]} says how to trace", "--trace is off", "Leave one of them out"
         )
+
+
+def _trace_asked(options: argparse.Namespace) -> TraceAsked:
+    if options.trace == "off":
+        return UNTRACED
+    quiet_s = Settings("").quiet_s
+    with contextlib.suppress(KeyError, ValueError):
+        quiet_s = float(os.environ[QUIET])
+    return TraceAsked(True, options.trace_steps, options.trace_skip, options.trace_budget, quiet_s)
 
 
 def _prepare(
     options: argparse.Namespace, spool: str, run_id: str, base: Mapping[str, str]
 ) -> Mapping[str, str]:
     variables = hook_environment(spool, run_id, base)
-    if options.trace == "auto" and options.trace_steps:
+    if options.trace == "auto":
         folder = os.path.join(os.path.dirname(spool), TRACES_FOLDER)
         variables |= trace_environment(folder, options.trace_steps, options.trace_skip, options.trace_budget)
     return {**base, **variables}
@@ -137,15 +240,15 @@ def _assemble(recorded: Recorded, keep: bool) -> list[str]:
         return [f"the trace cannot be used: {error}"]
 
 
-def _why_nothing(recorded: Recorded, options: argparse.Namespace, asked: bool) -> list[str]:
+def _why_nothing(recorded: Recorded, wanted: bool) -> list[str]:
     """Whoever asked for steps wants to know; else only who computed with a framework need hear of them."""
     from smaragdine.tracing.assemble.absence import computed_without_steps, why_nothing
 
     try:
         recording = Recording(recorded.folder, recorded.info)
-        if not asked and not computed_without_steps(recording):
+        if not wanted and not computed_without_steps(recording):
             return []
-        why = why_nothing(recording, options.trace_skip, options.trace_budget)
+        why = why_nothing(recording)
     except Exception:  # the summary says what is wrong with the recording
         return []
     return [why] if why else []
@@ -170,14 +273,14 @@ def _print_tables(recorded: Recorded, said: Sequence[str]) -> None:
         # What run.json should say, also where it could not be written.
         summary = summarise(Recording(recorded.folder, recorded.info))
     except Exception as error:
-        print(f"smaragdine: the recording cannot be summarised: {error}", file=sys.stderr)
+        print(f"smaragdine: the recording cannot be summarised: {visible(str(error))}", file=sys.stderr)
         for problem in recorded.problems:
-            print(f"smaragdine: {problem}", file=sys.stderr)
+            print(f"smaragdine: {visible(problem)}", file=sys.stderr)
     else:
         out.print()
         out.print(run_tables(summary))
     for line in said:
-        out.print(f"trace: {line}", markup=False, soft_wrap=True)
+        out.print(f"trace: {visible(line)}", markup=False, soft_wrap=True)
     where = shortest_path(recorded.folder)
     out.print(f"recording: {where}", markup=False, soft_wrap=True)
     if any(recorded.folder.glob("events*.arrows")):

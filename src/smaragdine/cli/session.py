@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from smaragdine.cli.parsing import Parser, count, period_ms
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, visible
 from smaragdine.monitor.address import DEFAULT_SOCKET
 from smaragdine.monitor.client import connect
 from smaragdine.units import joules
@@ -170,16 +170,18 @@ def _channels(daemon: Client, session_id: str) -> _Names:
 
 
 def _print_csv(batches: Iterable[pb.ReadResponse], names: _Names) -> None:
+    from smaragdine.recording.table_files import guarded
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["t_ns", "device", "quantity", "value", "unit"])
     for batch in batches:
         if batch.dropped_batches:
             print(f"smaragdine: {batch.dropped_batches} batches are missing", file=sys.stderr)
         for note in batch.notes:
-            print(f"smaragdine: {note.name}: {note.detail}", file=sys.stderr)
+            print(f"smaragdine: {visible(f'{note.name}: {note.detail}')}", file=sys.stderr)
         for t_ns, number, value in zip(batch.t_ns, batch.channel, batch.value, strict=True):
             device, quantity, unit = names[number]
-            writer.writerow([t_ns, device, quantity, repr(value), unit])
+            writer.writerow([t_ns, guarded(device), guarded(quantity), repr(value), guarded(unit)])
         sys.stdout.flush()
 
 

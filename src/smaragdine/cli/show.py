@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 
+from smaragdine.accounting.at_rest import baseline_remarks
 from smaragdine.accounting.baseline import subtract
 from smaragdine.accounting.summary import summarise, to_json
-from smaragdine.cli.parsing import Parser, grams_per_kwh
+from smaragdine.cli.parsing import Parser, grams_per_kwh, opened_baseline
+from smaragdine.errors import visible
 from smaragdine.recording.reader import open_recording
 from smaragdine.units import carbon_g
 
@@ -15,7 +17,7 @@ from smaragdine.units import carbon_g
 def main(words: list[str]) -> int:
     parser = Parser(
         "show",
-        "Energy, mean and peak power, duration per device and per epoch of a recording.",
+        "What the program used, and energy, mean and peak power per device and per epoch of a recording.",
         "  smaragdine show runs/2026-11-15-train\n"
         "  smaragdine show runs/first --carbon 380\n"
         "  smaragdine show runs/first --json | jq .devices",
@@ -32,23 +34,35 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     recording = open_recording(options.recording)
     summary = summarise(recording)
-    net = subtract(summary, summarise(open_recording(options.subtract))) if options.subtract else []
+    idle = opened_baseline(options.subtract, say=False) if options.subtract else None
+    net = subtract(summary, summarise(idle)) if idle is not None else []
+    said = baseline_remarks(idle)
     if options.json:
         values = to_json(summary)
         if options.subtract:
             values["above_idle"] = {row.device: {"net_j": row.net_j, "idle_w": row.idle_w} for row in net}
+            values["problems"] = [*summary.problems, *said]
         if options.carbon is not None:
-            total_g = None if summary.total_j is None else carbon_g(summary.total_j, options.carbon)
-            values["carbon"] = {"total_g": total_g, "intensity_g_per_kwh": options.carbon}
+            values["carbon"] = {
+                "program_g": _grams(summary.program_j, options.carbon),
+                "total_g": _grams(summary.total_j, options.carbon),
+                "intensity_g_per_kwh": options.carbon,
+            }
         json.dump(values, sys.stdout, indent=1, allow_nan=False)
         print()
         return 0
     from smaragdine.report.terminal import carbon_line, console, run_tables
 
     out = console()
-    command = " ".join(recording.info.get("command", []))
+    command = visible(" ".join(recording.info.get("command", [])))
     out.print(command, style="bold", markup=False, soft_wrap=True)
     out.print(run_tables(summary, net))
+    for line in said:
+        out.print(f"! {visible(line)}", markup=False, soft_wrap=True)
     if options.carbon is not None:
         out.print(carbon_line(summary, options.carbon))
     return 0
+
+
+def _grams(energy_j: float | None, intensity_g_per_kwh: float) -> float | None:
+    return None if energy_j is None else carbon_g(energy_j, intensity_g_per_kwh)

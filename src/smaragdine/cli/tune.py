@@ -11,6 +11,7 @@ from pathlib import Path
 from smaragdine.cli import run
 from smaragdine.cli.parsing import Parser, count, percentage, positive_count, positive_seconds, positive_watts
 from smaragdine.errors import UserError
+from smaragdine.recording.asked import asked
 from smaragdine.recording.command import build_command
 from smaragdine.recording.session import Recorded, RecordOptions, record_program
 from smaragdine.report.terminal import console
@@ -104,10 +105,16 @@ def main(words: list[str]) -> int:
     recorded = None
     try:
         folder = Path(options.output) if options.output else None
-        recorded = record_program(command, folder, RecordOptions(), os.environ, prepare)
+        options_of = RecordOptions(asked=asked("tune"))
+        with run.finishing() as finish:
+            recorded = record_program(command, folder, options_of, os.environ, finish(prepare))
     finally:
         found = tuner.finish()
-    _report(recorded, found)
+    try:
+        finish.interrupted()
+        _report(recorded, found)
+    except KeyboardInterrupt:
+        return run.cut_short(recorded)
     return run.end_like(recorded.returncode)
 
 

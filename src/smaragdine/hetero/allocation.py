@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from smaragdine.errors import UserError
+from smaragdine.files import read_json
 
 _MOST = 10**9
 
@@ -27,10 +27,10 @@ def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> 
     """An answer of `smaragdine allocate --json`: `method`'s, else the cheapest that is fast enough."""
     file = Path(path)
     try:
-        values = json.loads(file.read_bytes())
+        values = read_json(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read", error.strerror or str(error)) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _bad(file, f"not JSON: {error}") from None
     try:
         answers: dict[str, Any] = {str(each["method"]): each for each in values["methods"]}
@@ -48,9 +48,11 @@ def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> 
     return found
 
 
-def _preference(answer: Mapping[str, Any]) -> tuple[bool, float]:
-    """What keeps to the slowdown that was asked for comes first, however much cheaper a slower one is."""
-    return bool(answer.get("too_slow")), float(answer["cost"])
+def _preference(answer: Mapping[str, Any]) -> tuple[bool, float, bool]:
+    """What keeps to the slowdown that was asked for comes first, however much cheaper a slower one is. An
+    answer that was preferred to one it cannot be told from stands for it."""
+    least = float(answer.get("tie", answer)["cost"])
+    return bool(answer.get("too_slow")), float(f"{least:.9g}"), answer["method"] != "optimal"
 
 
 def checked_batches(batches: Sequence[Any], where: str = "the split") -> tuple[int, ...]:

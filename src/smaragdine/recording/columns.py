@@ -21,6 +21,7 @@ TEXT = pa.dictionary(pa.int32(), pa.string())
 _NAMES = b"smaragdine.columns"
 MOST_NS = 2**63 - 1
 MOST_T_NS = 2**62  # the year 2116
+_NUMBER = r"^(?i)[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$|^[-+]?(nan|inf(inity)?)$"
 _EXACT_FLOAT = 2**53  # above it a float has lost digits that nobody can give back
 
 
@@ -68,7 +69,7 @@ def need_columns(table: pa.Table, required: Sequence[str], optional: Sequence[st
 
 def noting_names(table: pa.Table, names: Sequence[str]) -> pa.Table:
     """Of a file of which only some columns were read: what it has, for who misses one."""
-    return table.replace_schema_metadata({_NAMES: "\0".join(names)})
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), _NAMES: "\0".join(names)})
 
 
 def _all_names(table: pa.Table) -> list[str]:
@@ -106,7 +107,7 @@ def whole(table: pa.Table, name: str, where: str, nullable: bool = False) -> pa.
         values = column.to_pylist()
         bad = np.array([v is not None and (v != int(v) or not -MOST_NS <= v <= MOST_NS) for v in values])
         refuse(where, name, bad, "is no whole number of 64 bits")
-        raise
+        raise UserError(f"{where}: {name} has a value that is no whole number of 64 bits") from None
 
 
 def number(table: pa.Table, name: str, where: str) -> pa.ChunkedArray:
@@ -116,11 +117,10 @@ def number(table: pa.Table, name: str, where: str) -> pa.ChunkedArray:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         try:
             column = pc.utf8_trim_whitespace(column).cast(pa.float64())
-        except pa.ArrowInvalid:
-            refuse(
-                where, name, np.array([not _is_number(text) for text in column.to_pylist()]), "is no number"
-            )
-            raise
+        except pa.ArrowInvalid as error:
+            good = pc.fill_null(pc.match_substring_regex(pc.utf8_trim_whitespace(column), _NUMBER), True)
+            refuse(where, name, ~good.to_numpy(), "is no number")
+            raise UserError(f"{where}: {name} has a value that is no number", str(error)) from None
     elif not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
         raise UserError(f"{where}: {name} is of type {kind}", remedy=f"{name} must be numbers")
     refuse(where, name, _is_null(column), "is missing")
@@ -195,7 +195,11 @@ def _parsed(column: pa.ChunkedArray, name: str, where: str) -> pa.ChunkedArray:
     except pa.ArrowInvalid:
         good = pc.fill_null(pc.match_substring_regex(column, r"^[-+]?\d+(\.0*)?$"), True)
         refuse(where, name, ~good.to_numpy(), "is no whole number")
+        # There may be millions of them: none is made a number that has more than 64 bits hold.
         digits = pc.replace_substring_regex(column, r"^\+|\.0*$", "")
+        digits = pc.replace_substring_regex(digits, r"^(-?)0+(\d)", r"\1\2")
+        short = pc.fill_null(pc.less_equal(pc.binary_length(digits), len(str(-MOST_NS))), True)
+        refuse(where, name, ~short.to_numpy(), "is beyond 64 bits")
         values = [None if word is None else int(word) for word in digits.to_pylist()]
         bad = np.array([v is not None and not -MOST_NS <= v <= MOST_NS for v in values])
         refuse(where, name, bad, "is beyond 64 bits")
@@ -215,11 +219,3 @@ def _decoded(column: pa.ChunkedArray, name: str, where: str) -> pa.ChunkedArray:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
         raise UserError(f"{where}: {name} is not UTF-8") from None
-
-
-def _is_number(word: str | None) -> bool:
-    try:
-        float(word or "")
-    except ValueError:
-        return word is None
-    return True

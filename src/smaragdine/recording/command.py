@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from smaragdine.errors import UserError
+from smaragdine.errors import NOT_FOUND, NOT_RUN, UserError
 
 # `--hub.token`, `HF_TOKEN=`, `+wandb.api_key=`: the word itself, so that `--max-tokens` is no secret.
 _SECRET_WORD = r"(?:token|secret|password|passwd|credentials?|auth|signature|(?:[a-z0-9]+[-_])?key)"
@@ -71,11 +71,12 @@ def _script(path: Path, words: list[str], environment: Mapping[str, str]) -> Com
             remedy=f"Convert it first: jupyter nbconvert --to script {path}",
         )
     if not path.exists():
-        raise UserError(f"{path} does not exist", f"looked in {os.getcwd()}", "Check the path of the script")
+        where = f"looked in {os.getcwd()}"
+        raise UserError(f"{path} does not exist", where, "Check the path of the script", NOT_FOUND)
     if path.is_dir() and not (path / "__main__.py").exists():
-        raise UserError(f"{path} is a folder", "it has no __main__.py", "Name the script inside it")
+        raise UserError(f"{path} is a folder", "it has no __main__.py", "Name the script inside it", NOT_RUN)
     if not os.access(path, os.R_OK):
-        raise UserError(f"{path} cannot be read", "permission denied", f"Try: chmod u+r {path}")
+        raise UserError(f"{path} cannot be read", "permission denied", f"Try: chmod u+r {path}", NOT_RUN)
     python = _python(environment)
     return Command(python, (python, *words), path.resolve().stem)
 
@@ -101,7 +102,7 @@ def _executable(words: list[str], environment: Mapping[str, str]) -> Command:
                 "no such command on PATH",
                 "A Python script needs its .py; check the spelling otherwise",
             )
-        raise UserError(f"cannot run {name}", why, remedy)
+        raise UserError(f"cannot run {name}", why, remedy, NOT_RUN if Path(name).is_file() else NOT_FOUND)
     script = next((word for word in words[1:] if word.endswith(".py")), name)
     return Command(found, tuple(words), Path(script).stem)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 
 from smaragdine.clock import ClockPair
 from smaragdine.errors import UserError
+from smaragdine.recording.damage import sealed_json
 from smaragdine.recording.format import FORMAT_VERSION, INFO_FILE, SPOOL_FOLDER
 from smaragdine.sensors.kernel import boot_id, start_ticks
 from smaragdine.version import __version__
@@ -139,9 +139,7 @@ def write_info(folder: Path, info: Mapping[str, Any]) -> OSError | None:
     """Replace run.json in one step: a reader sees the old or the new one, a full disk leaves the old one."""
     temporary = folder / f"{INFO_FILE}.new"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(info, file, indent=1)  # ASCII: an argument need not be valid text
-            file.write("\n")
+        temporary.write_bytes(sealed_json(info))
         os.replace(temporary, folder / INFO_FILE)
     except OSError as error:
         with contextlib.suppress(OSError):

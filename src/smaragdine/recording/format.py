@@ -10,9 +10,11 @@
     RUN/edges.arrows        dataflow between the operations
     RUN/windows.arrows      when the profiler ran, over which steps, and how much of them it explains
     RUN/spool/              marks on their way into marks.arrows
+    RUN/thinned/            what is left of readings that are older than some minutes (see `thinned`)
 
 A table is an Arrow IPC stream, written in batches of about a second, so that what is on disk is readable
-whenever the writer dies. A restarted sampler writes `power.1.arrows` and so on.
+whenever the writer dies. A restarted sampler writes `power.1.arrows` and so on. Readings go on in a new file
+every three minutes, `power.0.1.arrows` and so on (the restart, then the file), so that old ones can go.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from smaragdine.sensors.base import Channel
+from smaragdine.errors import visible
+from smaragdine.sensors.base import Channel, checked
 
 FORMAT_VERSION = 1
 INFO_FILE = "run.json"
 SPOOL_FOLDER = "spool"
 TRACES_FOLDER = "traces"
+THINNED_FOLDER = "thinned"
 READING_TABLES = ("power", "activity", "telemetry")
 TABLES = (*READING_TABLES, "marks", "events", "edges", "windows", "places")
 
@@ -100,6 +104,11 @@ _TABLE_OF_QUANTITY = {
 }
 
 
+def file_name(table: str, segment: int = 0, piece: int = 0) -> str:
+    """power.arrows, power.2.arrows after two restarts, power.2.7.arrows 21 minutes later."""
+    return f"{table}{f'.{segment}' if segment or piece else ''}{f'.{piece}' if piece else ''}.arrows"
+
+
 def table_of(channel: Channel) -> str:
     return _TABLE_OF_QUANTITY.get(channel.quantity, "telemetry")
 
@@ -110,8 +119,12 @@ def channel_to_dict(channel: Channel) -> dict[str, Any]:
 
 def channel_from_dict(values: dict[str, Any]) -> Channel:
     """Fields a later version added are dropped: an old reader reads a new recording."""
-    known = Channel.__dataclass_fields__
-    return Channel(**{key: value for key, value in values.items() if key in known})
+    known: dict[str, Any] = {
+        key: value for key, value in values.items() if key in Channel.__dataclass_fields__
+    }
+    # Its texts are names in tables: a line break in one would be a row that nobody measured.
+    texts: dict[str, Any] = {key: visible(value) for key, value in known.items() if isinstance(value, str)}
+    return checked(Channel(**{**known, **texts}))
 
 
 def readings_schema(channels: Sequence[Channel]) -> pa.Schema:

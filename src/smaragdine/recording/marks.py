@@ -7,7 +7,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,42 @@ def append(folder: Path, name: str, t_ns: int, **more: Any) -> None:
         file.write(line + "\n")
 
 
-def read_spool(folder: Path) -> pa.Table:
-    """All marks in the spool, by time. Lines cut off by a crash are skipped."""
+def read_spool(folder: Path, done: Mapping[str, int] | None = None) -> pa.Table:
+    """All marks in the spool, by time. Lines cut off by a crash are skipped; `done`: bytes of a file that
+    are in the table already."""
     tables: list[pa.Table] = []
     for path in sorted((folder / SPOOL_FOLDER).glob("marks-*.jsonl")):
         with contextlib.suppress(OSError):
-            tables += _read_file(path)
-    return _by_time(pa.concat_tables(tables)) if tables else MARKS.empty_table()
+            tables += _parsed(_read_from(path, (done or {}).get(path.name, 0)))
+    return by_time(pa.concat_tables(tables)) if tables else MARKS.empty_table()
+
+
+def read_spool_until(folder: Path, done: Mapping[str, int], end_ns: int) -> tuple[pa.Table, dict[str, int]]:
+    """The marks of each process up to its first one that is not before `end_ns`, by time, and how far that
+    is in each file."""
+    tables: list[pa.Table] = []
+    reached = dict(done)
+    for path in sorted((folder / SPOOL_FOLDER).glob("marks-*.jsonl")):
+        with contextlib.suppress(OSError):
+            whole, newline, _ = _read_from(path, done.get(path.name, 0)).rpartition(b"\n")
+            lines = (whole + newline).splitlines(keepends=True)
+            until = next((i for i, line in enumerate(lines) if _time_ns(line) >= end_ns), len(lines))
+            tables += _parsed(b"".join(lines[:until]))
+            reached[path.name] = done.get(path.name, 0) + sum(map(len, lines[:until]))
+    return by_time(pa.concat_tables([MARKS.empty_table(), *tables])), reached
+
+
+def _time_ns(line: bytes) -> int:
+    plain = _STAMP.match(line)
+    if plain is not None:
+        return int(plain[1])
+    return next((row["t_ns"] for row in parse_lines([line])), 0)
+
+
+def _read_from(path: Path, offset: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read()
 
 
 class NewMarks:
@@ -66,16 +95,16 @@ class NewMarks:
 
 def marks_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     named = [{name: row.get(name) for name in MARKS.names} for row in rows]
-    return _by_time(pa.Table.from_pylist(named, schema=MARKS))
+    return by_time(pa.Table.from_pylist(named, schema=MARKS))
 
 
-def _by_time(table: pa.Table) -> pa.Table:
+def by_time(table: pa.Table) -> pa.Table:
     return table.take(np.argsort(table["t_ns"].to_numpy(), kind="stable"))
 
 
-def _read_file(path: Path) -> list[pa.Table]:
+def _parsed(content: bytes) -> list[pa.Table]:
     """A process's marks. Millions of plain steps are read by Arrow, the odd ones among them one by one."""
-    lines = path.read_bytes().split(b"\n")
+    lines = content.split(b"\n")
     plain = [line for line in lines if _PLAIN.fullmatch(line)]
     odd = lines
     tables: list[pa.Table] = []
@@ -93,6 +122,7 @@ def _read_file(path: Path) -> list[pa.Table]:
 _PLAIN = re.compile(
     rb'\{"t_ns":\d{1,18}\d?,"name":"\w+","index":(?:null|\d{1,18}),"rank":\d{1,9},"pid":\d{1,9},"source":"[\w.:]+"\}'
 )
+_STAMP = re.compile(rb'\{"t_ns": ?(\d{1,18}\d?),')
 _WORTH_IT = 1000
 _INTEGERS = {"index": 63, "total": 63, "rank": 31, "pid": 31}
 _TEXTS = ("name", "source", "detail")
@@ -119,6 +149,16 @@ def parse_lines(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
             text = value if isinstance(value, str | None) else json.dumps(value)
             row[key] = text.encode("utf-8", "replace").decode() if text is not None else None
         yield row
+
+
+def is_spoilt(path: Path, done: int = 0) -> bool:
+    """Whether a line of a spool is no mark, but for the last, which a crash may have cut off. `done`: bytes
+    of it that are in a table already."""
+    with contextlib.suppress(OSError):
+        every = _read_from(path, done).split(b"\n")[:-1]
+        lines = [line for line in every if line and not _PLAIN.fullmatch(line)]
+        return sum(1 for _ in parse_lines(lines)) < len(lines)
+    return True
 
 
 def fold_spool(folder: Path, table: pa.Table) -> OSError | None:

@@ -19,7 +19,7 @@ import pyarrow.compute
 
 from smaragdine.errors import UserError
 from smaragdine.recording.columns import refuse
-from smaragdine.recording.table_files import read_csv
+from smaragdine.recording.table_files import check_text, first_line, read_csv
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
@@ -97,6 +97,7 @@ def _plain(name: str) -> str:
 
 def _read_rows(content: pa.Buffer, columns: Sequence[str], where: str) -> pa.Table:
     content = _whole_lines(content)
+    check_text(content, where)
     bad: list[Any] = []
 
     def note(row: Any) -> str:
@@ -112,6 +113,8 @@ def _read_rows(content: pa.Buffer, columns: Sequence[str], where: str) -> pa.Tab
             f"{where}: a line has {bad[0].actual_columns} fields, the header {bad[0].expected_columns}",
             bad[0].text.strip()[:80],
         )
+    if not table.num_columns:
+        raise UserError(f"{where} has no rows", "it ends within its header")
     # A log that was appended to has its header again.
     repeated = pc.equal(table.column(0), table.column_names[0])
     table = table.filter(pc.invert(repeated))
@@ -123,11 +126,10 @@ def _read_rows(content: pa.Buffer, columns: Sequence[str], where: str) -> pa.Tab
 def _whole_lines(content: pa.Buffer) -> pa.Buffer:
     """Without a last line that was being written: 71.4 may have been going to be 71.45."""
     view = memoryview(content)
-    if bytes(view[-1:]) == b"\n":
+    if bytes(view[-1:]) in (b"\n", b"\r"):
         return content
-    tail = bytes(view[-4096:])
-    last = tail.rpartition(b"\n")[2]
-    header = bytes(view[:4096]).split(b"\n", 1)[0]
+    last = re.split(rb"[\r\n]", bytes(view[-4096:]))[-1]
+    header = first_line(content)
     if last.count(b",") == header.count(b",") and _COMPLETE.search(last):
         return content
     return content.slice(0, content.size - len(last))

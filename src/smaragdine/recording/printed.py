@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from smaragdine.errors import visible
+
 _TAIL_BYTES = 1 << 16
 _MOST = 300  # it goes into a line of ours
 
@@ -25,4 +27,4 @@ def last_printed(log: Path) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    return [line.strip()[:_MOST] for line in text.splitlines() if line.strip()]
+    return [visible(line.strip()[:_MOST]) for line in text.splitlines() if line.strip()]

@@ -7,17 +7,15 @@ recording.table("marks", "pandas")    # or "numpy": a dict of arrays
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict
+from typing import Annotated, Any, Literal, Required, TypedDict
 
 import msgspec
 import numpy as np
@@ -25,6 +23,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.errors import UserError
+from smaragdine.files import parse_json
+from smaragdine.recording import damage
+from smaragdine.recording.checks import oddity
+from smaragdine.recording.columns import MOST_T_NS
+from smaragdine.recording.damage import TableFile, table_files
 from smaragdine.recording.events import fit, one_dictionary
 from smaragdine.recording.format import (
     EDGES,
@@ -40,7 +43,8 @@ from smaragdine.recording.format import (
     channel_from_dict,
     channels_of,
 )
-from smaragdine.recording.marks import read_spool
+from smaragdine.recording.marks import by_time, read_spool
+from smaragdine.recording.thinned import Thinned, read_thinned
 from smaragdine.sensors.base import Channel
 from smaragdine.sensors.kernel import boot_id, start_ticks
 from smaragdine.shown import Shown
@@ -98,7 +102,16 @@ class Recording(Shown):
 
     @property
     def marks(self) -> pa.Table:
+        """Named instants. Of a long run's earlier part without steps and regions: see `thinned`."""
         return self.table("marks")
+
+    @cached_property
+    def announced_steps(self) -> int:
+        """How many ends of steps were marked, by whomever."""
+        thinned = 0
+        if self.thinned is not None:
+            thinned = sum(len(lengths) for lengths in self.thinned.table("steps")["lengths_us"])
+        return thinned + self.marks["name"].to_pylist().count("step_end")
 
     @property
     def events(self) -> pa.Table:
@@ -127,51 +140,84 @@ class Recording(Shown):
             return {column: _to_numpy(table[column]) for column in table.column_names}
         return table
 
-    def damaged(self) -> list[str]:
-        """Files that cannot be read to their end, though the run came to its own: in words. What a crash cut
-        off is no damage, nor is the last of a monitor that died and was followed by another."""
-        if self.status in ("running", "interrupted"):
-            return []
-        said: list[str] = []
-        for table in TABLES:
-            files = [path for _, path in _segments(self.path, table)]
-            for path in files[-1:] if table in READING_TABLES else files:
-                try:
-                    for _ in pa.ipc.open_stream(pa.memory_map(str(path))):
-                        pass
-                except (pa.ArrowException, OSError):
-                    said.append(f"{path.name} is damaged: what of it can be read may not be all")
-        return said
+    @cached_property
+    def damage(self) -> list[str]:
+        """What of it is not as it was written, or is missing, and what that does to figures: a sentence each.
+
+        Where the supervisor died, tables end where their writer did: that is said, and is no damage."""
+        if self.thinned is None:
+            return damage.said(self.path, self.status, self.info, self._files, {}, {})
+        state = self.thinned.state
+        lines = damage.said(self.path, self.status, self.info, self._files, state.gone, state.spool)
+        return [*lines, *state.problems]
+
+    @cached_property
+    def thinned(self) -> Thinned | None:
+        """What is left of the readings of a long run's earlier part; None where all are there."""
+        _ = self._files  # first: a file that goes while we look is one that this knows of
+        return read_thinned(self.path)
+
+    def lost(self, table: str) -> str:
+        """What is wrong with the files of a table, for whoever misses their rows; empty where nothing is."""
+        return "; ".join(line for line in self.damage if re.match(rf"{table}\.(\d+\.)?arrows is ", line))
 
     def series(self, table: str) -> list[Series]:
         """The readings of one table, channel by channel."""
         return self._series[table]
 
+    def files(self, table: str) -> list[TableFile]:
+        """Of one table, in the order they were written."""
+        return self._files[table]
+
+    def only(self, these: Callable[[TableFile], bool]) -> Recording:
+        """The same recording as if it had no other files of readings."""
+        one = Recording(self.path, self.info)
+        files = {
+            table: [file for file in of if table not in READING_TABLES or these(file)]
+            for table, of in self._files.items()
+        }
+        one.__dict__["_files"] = files  # as if it had looked for them itself
+        return one
+
+    @cached_property
+    def _files(self) -> dict[str, list[TableFile]]:
+        return {table: table_files(self.path, table) for table in TABLES}
+
     @cached_property
     def _series(self) -> dict[str, list[Series]]:
-        return {table: list(_read_series(self.path, table)) for table in READING_TABLES}
+        files = {table: self._files[table] for table in READING_TABLES}
+        earlier = self.thinned.file("telemetry") if self.thinned is not None else None
+        if earlier is not None:
+            files["telemetry"] = [earlier, *files["telemetry"]]
+        return {table: list(_read_series(files[table])) for table in READING_TABLES}
 
     @cached_property
     def _marks(self) -> pa.Table:
-        tables = [table for *_, table in _tables(self.path, "marks", MARKS)]
+        tables = [table for *_, table in _tables(self._files["marks"], MARKS)]
         # A crash between writing the table and removing the spool leaves both, with the same marks.
-        return pa.concat_tables(tables) if tables else read_spool(self.path)
+        later = pa.concat_tables(tables) if tables else self._spool
+        earlier = None if self.thinned is None else self.thinned.table("marks")
+        return later if earlier is None else by_time(pa.concat_tables([earlier, later]))
+
+    @cached_property
+    def _spool(self) -> pa.Table:
+        return read_spool(self.path, None if self.thinned is None else self.thinned.state.spool)
 
     @cached_property
     def _places(self) -> pa.Table:
-        return _read_whole(self.path, "places", PLACES)
+        return _read_whole(self._files["places"], PLACES)
 
     @cached_property
     def _events(self) -> pa.Table:
-        return one_dictionary(_read_whole(self.path, "events", EVENTS))
+        return one_dictionary(_read_whole(self._files["events"], EVENTS))
 
     @cached_property
     def _edges(self) -> pa.Table:
-        return _read_whole(self.path, "edges", EDGES)
+        return _read_whole(self._files["edges"], EDGES)
 
     @cached_property
     def _windows(self) -> pa.Table:
-        return _read_whole(self.path, "windows", WINDOWS)
+        return _read_whole(self._files["windows"], WINDOWS)
 
     def _readings(self, name: str) -> pa.Table:
         columns: dict[str, list[Any]] = {column: [] for column in ("t_ns", "device", "quantity", "value")}
@@ -214,9 +260,10 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
             _inside(folder) or "Name the folder that smaragdine run printed",
         )
     try:
-        info: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        info: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"), nan=True)
         version = int(info["format_version"])
         _check(info)
+        info.pop("crc32", None)  # of the file, not of the run
     except (OSError, ValueError, KeyError, TypeError, OverflowError, msgspec.ValidationError) as error:
         raise UserError(
             f"{file} cannot be read", str(error), "Was it edited? The tables beside it are Arrow streams"
@@ -241,16 +288,20 @@ def _inside(folder: Path) -> str:
     return f"It holds {count}; the newest is {max(files, key=lambda file: file.stat().st_mtime).parent}"
 
 
+# Far from the ends of 64 bits: differences must fit too.
+_Ns = Annotated[int, msgspec.Meta(ge=-MOST_T_NS, le=MOST_T_NS)]
+
+
 class _Clock(TypedDict, total=False):
-    begin: Required[dict[Literal["wall_ns", "mono_ns"], int]]
-    end: dict[Literal["wall_ns", "mono_ns"], int]
-    step_ns: int
+    begin: Required[dict[Literal["wall_ns", "mono_ns"], _Ns]]
+    end: dict[Literal["wall_ns", "mono_ns"], _Ns]
+    step_ns: _Ns
 
 
 class _Info(TypedDict, total=False):
     """What others rely on in run.json."""
 
-    status: str
+    status: Literal["complete", "failed", "killed", "running", "interrupted"]
     command: list[str]
     working_folder: str | None
     environment: dict[str, str]
@@ -260,9 +311,10 @@ class _Info(TypedDict, total=False):
     absent: list[dict[str, str]]
     problems: list[str]
     monitor: list[dict[str, Any]]
+    rows: dict[str, int]
     libraries: dict[str, str]
-    begin_ns: int
-    end_ns: int
+    begin_ns: _Ns
+    end_ns: _Ns
     exit_code: int | None
     signal: int | None
     program_cpu_s: float
@@ -275,56 +327,61 @@ def _check(info: Any) -> None:
         channel_from_dict(values)
 
 
-def _segments(folder: Path, table: str) -> list[tuple[int, Path]]:
-    """power.arrows, power.1.arrows, … in the order they were written."""
-    matches = [
-        (re.fullmatch(rf"{table}\.(\d+)\.arrows", path.name), path) for path in folder.glob(f"{table}.*")
-    ]
-    later = [(int(match[1]), path) for match, path in matches if match]
-    return [(n, path) for n, path in [(0, folder / f"{table}.arrows"), *sorted(later)] if path.is_file()]
+def _batches(file: TableFile) -> list[pa.RecordBatch]:
+    """Every whole batch of a file that may be cut off anywhere, as far as it is as it was written."""
+    try:
+        return list(file.batches())
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if not file.path.exists():
+            raise UserError(
+                f"{file.path} went while it was read",
+                "the run goes on, and old readings are thinned",
+                "Try again",
+            ) from None
+        raise _damaged(file.path, str(error)) from None
 
 
-def _batches(path: Path) -> list[pa.RecordBatch]:
-    """Every whole batch of a stream that may be cut off anywhere."""
-    batches: list[pa.RecordBatch] = []
-    with contextlib.suppress(pa.ArrowException, OSError):
-        for batch in pa.ipc.open_stream(pa.memory_map(str(path))):
-            batch.validate(full=True)
-            batches.append(batch)
-    return batches
-
-
-def _tables(folder: Path, table: str, schema: pa.Schema) -> Iterator[tuple[int, Path, pa.Table]]:
-    """The files of a table that hold any rows, each with its segment, of the columns of `schema`."""
-    for segment, path in _segments(folder, table):
-        batches = [batch for batch in _batches(path) if batch.num_rows]
+def _tables(files: Sequence[TableFile], schema: pa.Schema) -> Iterator[tuple[TableFile, pa.Table]]:
+    """The files of a table that hold any rows, each with the columns of `schema`."""
+    for file in files:
+        batches = [batch for batch in _batches(file) if batch.num_rows]
         if not batches:
             continue
         whole = pa.Table.from_batches(batches)
         for column in schema:
             at = whole.schema.get_field_index(column.name)
             if at < 0 or whole.schema.field(at).type != column.type:
-                raise _damaged(path, f"not exactly one of its columns is {column.name}, of {column.type}")
-        yield segment, path, whole.select(schema.names)
+                raise _damaged(
+                    file.path, f"not exactly one of its columns is {column.name}, of {column.type}"
+                )
+        yield file, _sound(file, whole.select(schema.names))
+
+
+def _sound(file: TableFile, rows: pa.Table) -> pa.Table:
+    why = None if file.found.sealed else oddity(file.path.name.partition(".")[0], rows)
+    if why is not None:
+        raise _damaged(file.path, why)
+    return rows
 
 
 def _damaged(path: Path, why: str) -> UserError:
     return UserError(f"{path} is damaged", why, "Copy it anew, or move it away to see what the others hold")
 
 
-def _read_whole(folder: Path, table: str, schema: pa.Schema) -> pa.Table:
+def _read_whole(files: Sequence[TableFile], schema: pa.Schema) -> pa.Table:
     """Every file of a table, one below the other. A column that means something else is an error."""
     tables = [
-        fit(pa.Table.from_batches(batches), schema, str(path))
-        for _, path in _segments(folder, table)
-        if (batches := _batches(path))
+        _sound(file, fit(pa.Table.from_batches(batches), schema, str(file.path)))
+        for file in files
+        if (batches := _batches(file))
     ]
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _read_series(folder: Path, table: str) -> Iterator[Series]:
+def _read_series(files: Sequence[TableFile]) -> Iterator[Series]:
     parts: dict[tuple[str, str, str, int], tuple[Channel, list[tuple[int, Any, Any]]]] = {}
-    for segment, path, whole in _tables(folder, table, READINGS):
+    for file, whole in _tables(files, READINGS):
+        path = file.path
         try:
             channels = channels_of(whole.schema)
         except (ValueError, TypeError, AttributeError):
@@ -342,7 +399,7 @@ def _read_series(folder: Path, table: str) -> Iterator[Series]:
             rows = np.flatnonzero(number == index)
             if rows.size:
                 parts.setdefault((*key, seen[key]), (channel, []))[1].append(
-                    (segment, t_ns[rows], value[rows])
+                    (file.segment, t_ns[rows], value[rows])
                 )
     for channel, pieces in parts.values():
         yield Series(

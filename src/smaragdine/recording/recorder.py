@@ -19,6 +19,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,12 +33,15 @@ from smaragdine.monitor.through_daemon import through_daemon
 from smaragdine.recording.format import SPOOL_FOLDER, channel_to_dict, table_of
 from smaragdine.recording.outbox import Outbox
 from smaragdine.recording.recorder_config import GROUP_SIGNALS, RecorderConfig
+from smaragdine.recording.survivors import runs, survivors
 from smaragdine.recording.waiting import readable
 from smaragdine.recording.writer import ReadingsWriter
 from smaragdine.sensors.base import Absent
 from smaragdine.sensors.discover import Machine, discover, settings_from_environment
 
 FLUSH_EVERY_NS = 1_000_000_000
+# It knows what readings mean, so it is no part of this package; it ends by itself, and may be killed.
+_THINNER = "smaragdine.accounting.thinning"
 # Whoever started us may be stopped for a while: so long they may take to hear that we are ready or done.
 _HEARD_WITHIN_S = 30.0
 
@@ -61,6 +65,7 @@ class Recorder:
         self._stopping = False
         self._flushes = 0
         self._errors: list[str] = []
+        self._thinner: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
         setup_cpu_s = time.process_time()
@@ -69,6 +74,7 @@ class Recorder:
         self._wait_for_first_readings()
         self._outbox.say({"ready": self._describe()}, _HEARD_WITHIN_S)
         next_flush_ns = time.monotonic_ns() + FLUSH_EVERY_NS
+        next_piece_ns = time.monotonic_ns() + self._config.piece_ns
         waiting_on = [0]
         while not self._stopping:
             fds = [*waiting_on, self._pidfd] if self._pidfd is not None else waiting_on
@@ -82,7 +88,14 @@ class Recorder:
             if time.monotonic_ns() >= next_flush_ns:
                 self._flush()
                 next_flush_ns += FLUSH_EVERY_NS
+            if time.monotonic_ns() >= next_piece_ns and self._writer.error is None:
+                self._writer.next_piece()
+                self._thin()
+                next_piece_ns = time.monotonic_ns() + self._config.piece_ns
         self._note_survivors()
+        if self._thinner is not None:
+            self._thinner.kill()  # what it has not finished stands as it was
+            self._thinner.wait()
         self._sampler.stop()
         self._flush()
         self._writer.close()
@@ -140,6 +153,19 @@ class Recorder:
         if self._flushes % 60 == 0:
             gc.collect()
 
+    def _thin(self) -> None:
+        """In a process of its own, at the lowest priority: it takes a second, and sampling must not wait."""
+        if self._config.keep_all or (self._thinner is not None and self._thinner.poll() is None):
+            return
+        try:
+            self._thinner = subprocess.Popen(
+                [sys.executable, "-P", "-m", _THINNER, str(self._folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            self._errors.append(f"old readings could not be thinned: {error}")
+
     def _write_notes(self) -> None:
         for name, detail in self._clocks.look().words().items():
             self._sampler.note(name, detail)
@@ -167,14 +193,13 @@ class Recorder:
 
     def _note_survivors(self) -> None:
         activity = self._machine.activity
-        if activity is None or _runs(self._watched):
+        if activity is None or runs(self._watched):
             return
-        left = sorted(pid for pid in activity.program_pids if pid != self._watched and _runs(pid))
+        left = survivors(pid for pid in activity.program_pids if pid != self._watched)
         if left:
             numbers = ", ".join(map(str, left[:5])) + (" …" if len(left) > 5 else "")
-            self._sampler.note(
-                "left_running", f"{len(left)} process(es) of the program outlived it: {numbers}"
-            )
+            what = "1 process" if len(left) == 1 else f"{len(left)} processes"
+            self._sampler.note("left_running", f"{what} of the program outlived it: {numbers}")
 
     def _figures(self, setup_cpu_s: float, setup_wall_ns: int) -> dict[str, Any]:
         wall_s = (time.monotonic_ns() - setup_wall_ns) * 1e-9
@@ -188,6 +213,7 @@ class Recorder:
             "core_share": cpu_s / wall_s,
             "start_cpu_s": setup_cpu_s,
             "readings": self._writer.rows,
+            "rows": self._writer.rows_of,
             "dropped_batches": self._writer.dropped_batches,
             "write_error": errors[0] if errors else None,
             "problems": [daemon.problem for daemon in self._daemons if daemon.problem],
@@ -203,14 +229,6 @@ class Recorder:
                 for lane, lag in self._sampler.lag.items()
             },
         }
-
-
-def _runs(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read(512).rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:
-        return False
 
 
 def main() -> None:

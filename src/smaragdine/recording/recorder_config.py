@@ -21,6 +21,10 @@ GROUP_SIGNALS: tuple[int, ...] = (
 )
 
 
+# How long readings go into one file: of two sockets it has half a million of them then.
+PIECE_NS = 180_000_000_000
+
+
 @dataclass(frozen=True)
 class RecorderConfig:
     folder: str
@@ -28,3 +32,5 @@ class RecorderConfig:
     period_ns: int = 4_000_000
     pcie: bool = False
     live: bool = False
+    keep_all: bool = False  # of the readings; else old ones are thinned
+    piece_ns: int = PIECE_NS

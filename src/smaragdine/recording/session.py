@@ -8,7 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from smaragdine.errors import UserError
 from smaragdine.monitor.clock_watch import ClockWatch
 from smaragdine.recording import folder as folders
 from smaragdine.recording import marks
+from smaragdine.recording.asked import asked
 from smaragdine.recording.command import Command, without_secrets
 from smaragdine.recording.format import SPOOL_FOLDER
 from smaragdine.recording.recorder_config import RecorderConfig
 from smaragdine.recording.supervise import Recorders, Supervision, supervise
+from smaragdine.recording.thinned import read_thinned
 from smaragdine.sensors.discover import COUNTER_PERIOD_NS, host_facts, settings_from_environment
 
 MARKER_VARIABLE = "SMARAGDINE_RUN_ID"
@@ -31,6 +33,8 @@ class RecordOptions:
     pcie: bool = False
     live: bool = False
     gpus: tuple[str, ...] = ()  # UUIDs; none: those that the environment lets a program see
+    keep_all: bool = False  # of the readings; else old ones are thinned
+    asked: Mapping[str, Any] = field(default_factory=lambda: asked("record"))
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def record_program(
     clocks = ClockWatch()
     info = folders.initial_info(without_secrets(command.argv), environment, host, clocks.pair)
     info["run_id"] = run_id
+    info["asked"] = dict(options.asked)
     first_error = folders.write_info(path, info)
     channels: list[Any] = []
 
@@ -107,6 +112,7 @@ def record_here(
     path = folders.create(folder, label).absolute()
     clocks = ClockWatch()
     info = folders.initial_info([label], environment, host, clocks.pair)
+    info["asked"] = dict(options.asked)
     folders.write_info(path, info)
     outcome = Supervision()
     recorders = Recorders(_config(path, options), environment, outcome)
@@ -129,7 +135,7 @@ def record_here(
 
 
 def _config(path: Path, options: RecordOptions) -> RecorderConfig:
-    return RecorderConfig(str(path), 0, options.period_ns, options.pcie, options.live)
+    return RecorderConfig(str(path), 0, options.period_ns, options.pcie, options.live, options.keep_all)
 
 
 def _take_ready(info: dict[str, Any], outcome: Supervision) -> None:
@@ -155,12 +161,17 @@ def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str,
         if figures["write_error"]
     )
     outcome.problems.extend(problem for figures in outcome.figures for problem in figures["problems"])
+    # A file that is gone, or is another, is noticed by its rows.
+    info["rows"] = {name: rows for figures in outcome.figures for name, rows in figures["rows"].items()}
     for t_ns in outcome.deaths_ns:
         marks.append(path, "monitor_died", t_ns)
     try:
-        table = marks.read_spool(path)
+        thinned = read_thinned(path)
+        table = marks.read_spool(path, None if thinned is None else thinned.state.spool)
         info["libraries"] = marks.libraries(table)
         error = marks.fold_spool(path, table)
+        if error is None:
+            info["rows"]["marks.arrows"] = table.num_rows
     except Exception as unexpected:
         # Nothing a program marks may keep its own exit code from the caller.
         error = unexpected

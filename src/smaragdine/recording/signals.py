@@ -40,10 +40,11 @@ class Canary:
         numbers, prctl = self._numbers, self._prctl
         fd, write_fd = os.pipe()
         parent_pid = os.getpid()
+        # Held back before the fork: our own handlers, in the child, would tell us of a signal once more.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
                 prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 for number in (signal.SIGTTIN, signal.SIGTTOU):
                     signal.signal(number, signal.SIG_IGN)
@@ -51,6 +52,7 @@ class Canary:
                     os.write(write_fd, bytes([signal.sigwait(numbers)]))
             finally:
                 os._exit(0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(write_fd)
         os.set_blocking(fd, False)
         self.fds = [fd]

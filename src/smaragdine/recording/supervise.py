@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smaragdine.errors import UserError
+from smaragdine.errors import NOT_RUN, UserError
 from smaragdine.recording.command import Command
 from smaragdine.recording.printed import last_printed
 from smaragdine.recording.recorder_client import RecorderClient
@@ -80,14 +81,7 @@ class Recorders:
             return
         self._bury("died")
         if client.config.segment < _MOST_RESTARTS and self._watching is not None:
-            successor = RecorderConfig(
-                folder=self._config.folder,
-                segment=client.config.segment + 1,
-                period_ns=self._config.period_ns,
-                pcie=self._config.pcie,
-                live=self._config.live,
-            )
-            self.client = self._start(successor)
+            self.client = self._start(dataclasses.replace(self._config, segment=client.config.segment + 1))
             if self.client is not None:
                 # What the program spent while nobody looked is not this segment's.
                 self.client.watch(self._watching[0], False, self._watching[2])
@@ -188,6 +182,7 @@ def _start(
             f"cannot run {command.argv[0]}",
             error.strerror or str(error),
             "Is it a program for this machine, with a valid #! line?",
+            NOT_RUN,
         ) from None
 
 

@@ -7,13 +7,14 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from smaragdine.recording.format import PLACES, READING_TABLES, readings_schema, table_of
+from smaragdine.recording.format import PLACES, READING_TABLES, file_name, readings_schema, table_of
+from smaragdine.recording.seal import BLANK, KEY, seal
 from smaragdine.sensors.base import Channel
 from smaragdine.sensors.processes import Place
 
@@ -21,6 +22,9 @@ from smaragdine.sensors.processes import Place
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
 # What waits for space on a full disk; beyond it the oldest readings are dropped, and that is counted.
 _MOST_PENDING_BYTES = 16 << 20
+_BLANK_SEAL = {KEY: BLANK}
+
+_Message = tuple[bytes, int | None]  # with the rows of its batch; null: the end mark
 
 
 def _column(values: npt.NDArray[Any]) -> pa.Array:
@@ -29,57 +33,94 @@ def _column(values: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-class TableWriter:
-    """One Arrow IPC stream file. Whole messages reach the file, or nothing of them does."""
+class Position(NamedTuple):
+    """How far a table is written: all that is needed to go on with it."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    size: int  # bytes
+    rows: int
+    checksum: int
+
+
+class TableWriter:
+    """One Arrow IPC stream file. Whole messages reach the file, or nothing of them does.
+
+    `at` goes on with a file that was left there: what lies behind it was never finished, and goes.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, at: Position | None = None) -> None:
+        new = os.O_CREAT | os.O_EXCL if at is None else 0
+        self._fd = os.open(path, os.O_WRONLY | new | os.O_CLOEXEC, 0o644)
         self._offset = 0
         self._staging = io.BytesIO()
         self._stream = pa.ipc.new_stream(self._staging, schema, options=_OPTIONS)
-        self._pending: list[bytes] = []
+        self._pending: list[_Message] = []
         self._pending_bytes = 0
+        self._checksum = 0
+        self.rows = 0  # in the file
         # A batch brings the names that later ones lean on: of such a table only the end may be dropped.
         self._whole = any(pa.types.is_dictionary(field.type) for field in schema)
         self._cut = False
         self.dropped_batches = 0
         self.error: OSError | None = None
-        self._take()
+        # Without rows: it seals the schema, which no damage to the first readings takes along then.
+        none = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+        self._stream.write_batch(none, custom_metadata=_BLANK_SEAL)
+        if at is None:
+            self._take(0)
+            return
+        self._staging.seek(0)  # the schema is in the file
+        self._staging.truncate()
+        os.ftruncate(self._fd, at.size)
+        self._offset, self.rows, self._checksum = at
+
+    @property
+    def position(self) -> Position:
+        return Position(self._offset, self.rows, self._checksum)
+
+    def leave(self) -> None:
+        """Without an end mark, to go on later. What a full disk kept out is an error."""
+        self._flush()
+        os.close(self._fd)
+        if self.error is not None:
+            raise self.error
 
     def write(self, batch: pa.RecordBatch) -> None:
         if self._cut:
             self.dropped_batches += 1
             self._flush()
             return
-        self._stream.write_batch(batch)
-        self._take()
+        self._stream.write_batch(batch, custom_metadata=_BLANK_SEAL)
+        self._take(batch.num_rows)
 
     def close(self) -> None:
         self._flush()
         self.dropped_batches += len(self._pending) - (bool(self._pending) and not self._offset)
         if not self._pending:
-            # The end-of-stream marker matters only to readers that insist on it; ours does not.
+            # A reader takes a file without its end mark for one that was cut off.
             self._stream.close()
-            self._take()
+            self._take(None)
         os.close(self._fd)
 
-    def _take(self) -> None:
+    def _take(self, rows: int | None) -> None:
         message = self._staging.getvalue()
         self._staging.seek(0)
         self._staging.truncate()
-        if message:
-            self._pending.append(message)
-            self._pending_bytes += len(message)
+        self._pending.append((message, rows))
+        self._pending_bytes += len(message)
         while self._pending_bytes > _MOST_PENDING_BYTES and len(self._pending) > 2:
             # Position 0 may hold the schema, without which the file cannot be read.
-            self._pending_bytes -= len(self._pending.pop(-1 if self._whole else 1))
+            self._pending_bytes -= len(self._pending.pop(-1 if self._whole else 1)[0])
             self._cut = self._whole
             self.dropped_batches += 1
         self._flush()
 
     def _flush(self) -> None:
         while self._pending:
-            message = self._pending[0]
+            message, rows = self._pending[0]
+            checksum = self._checksum
+            if rows is not None:
+                # Here and not when it came: what a full disk kept out is no part of the file.
+                message, checksum = seal(message, self.rows + rows, checksum)
             try:
                 written = 0
                 while written < len(message):
@@ -90,6 +131,8 @@ class TableWriter:
                     os.ftruncate(self._fd, self._offset)
                 return
             self._offset += len(message)
+            self._checksum = checksum
+            self.rows += rows or 0
             self._pending.pop(0)
             self._pending_bytes -= len(message)
         self.error = None
@@ -100,11 +143,14 @@ class ReadingsWriter:
 
     def __init__(self, folder: Path, channels: Sequence[Channel], segment: int = 0) -> None:
         self._folder = folder
-        self._suffix = f".{segment}" if segment else ""
+        self._segment, self._piece = segment, 0
         self._schema = readings_schema(channels)
         codes = {table: code for code, table in enumerate(READING_TABLES)}
         self._table_code = np.array([codes[table_of(channel)] for channel in channels], dtype=np.int8)
-        self._tables: dict[str, TableWriter] = {}
+        self._tables: dict[str, TableWriter] = {}  # file → what writes it
+        self._finished: dict[str, int] = {}  # file → rows
+        self._dropped_batches = 0
+        self._error: str | None = None
         self.rows = 0
 
     def write(self, batches: Sequence[tuple[int, list[tuple[int, int, float]]]]) -> None:
@@ -117,6 +163,11 @@ class ReadingsWriter:
             [np.array(numbers, dtype=np.uint16) + first for first, _, numbers, _ in columns]
         )
         value = np.concatenate([np.array(values, dtype=np.float64) for _, _, _, values in columns])
+        self.write_columns(t_ns, channel, value)
+
+    def write_columns(
+        self, t_ns: npt.NDArray[np.int64], channel: npt.NDArray[np.uint16], value: npt.NDArray[np.float64]
+    ) -> None:
         table_code = self._table_code[channel]
         for code, table in enumerate(READING_TABLES):
             rows = np.flatnonzero(table_code == code)
@@ -131,19 +182,39 @@ class ReadingsWriter:
             numbers = (pid.astype(np.int32), tid.astype(np.int32), socket.astype(np.int16))
             self._write("places", [_column(t_ns), *map(_column, numbers)], PLACES)
 
+    def next_piece(self) -> None:
+        """Go on in new files: those so far are whole."""
+        for table in READING_TABLES:
+            file = file_name(table, self._segment, self._piece)
+            if file in self._tables:
+                self._finished[file] = self._finish(self._tables.pop(file))
+        self._piece += 1
+
+    def _finish(self, table: TableWriter) -> int:
+        table.close()
+        self._dropped_batches += table.dropped_batches
+        self._error = str(table.error) if table.error else self._error
+        return table.rows
+
     def close(self) -> None:
-        for table in self._tables.values():
-            table.close()
+        self._finished |= {file: self._finish(table) for file, table in self._tables.items()}
+        self._tables = {}
 
     @property
     def error(self) -> str | None:
-        return next((str(table.error) for table in self._tables.values() if table.error), None)
+        return next((str(table.error) for table in self._tables.values() if table.error), self._error)
+
+    @property
+    def rows_of(self) -> dict[str, int]:
+        """File → the rows it holds."""
+        return self._finished | {file: table.rows for file, table in self._tables.items()}
 
     @property
     def dropped_batches(self) -> int:
-        return sum(table.dropped_batches for table in self._tables.values())
+        return self._dropped_batches + sum(table.dropped_batches for table in self._tables.values())
 
     def _write(self, name: str, arrays: list[pa.Array], schema: pa.Schema) -> None:
-        if name not in self._tables:
-            self._tables[name] = TableWriter(self._folder / f"{name}{self._suffix}.arrows", schema)
-        self._tables[name].write(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        file = file_name(name, self._segment, self._piece if name in READING_TABLES else 0)
+        if file not in self._tables:
+            self._tables[file] = TableWriter(self._folder / file, schema)
+        self._tables[file].write(pa.RecordBatch.from_arrays(arrays, schema=schema))

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from smaragdine.allocate.methods import Answer
+from smaragdine.allocate.methods import Answer, Tie
 from smaragdine.allocate.objective import Objective, Share, step_time_s, unit
 from smaragdine.allocate.pareto import Corner
 from smaragdine.report.fitting import visible
@@ -96,9 +96,24 @@ def _notes(answers: Sequence[Answer]) -> list[str]:
                 f"{each.method}: not known to be the best; no allocation costs less than "
                 f"{found.lower_bound:.4f} {unit(each.objective)} ({gap:.2%} less)"
             )
+        if each.tie is not None:
+            notes.append(f"{each.method}: {_tie_words(each, each.tie)}")
     if any(each.standard_error is not None for each in answers):
         notes.append("±: standard error from the profiles' repeats")
     return notes
+
+
+def _tie_words(answer: Answer, tie: Tie) -> str:
+    """What was cheaper, by how little, and what the answer has before it."""
+    chosen, cheapest, of = answer.allocation, tie.cheapest, unit(answer.objective)
+    split = " + ".join(str(share.batch) for share in cheapest.shares)
+    steps_s = [step_time_s(each.shares, answer.objective.all_reduce_s) for each in (chosen, cheapest)]
+    less = plain(max(chosen.cost - cheapest.cost, 0.0))
+    error = f"the error of {plain(tie.margin)} {of}" if tie.margin else "rounding"
+    return (
+        f"a tie. {split} samples cost {less} {of} less, within {error}, with steps of {seconds(steps_s[1])} "
+        f"instead of {seconds(steps_s[0])}; of such answers the fastest inside what was profiled is given"
+    )
 
 
 def _front_table(front: Sequence[Corner], objective: Objective) -> Table:

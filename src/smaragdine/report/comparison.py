@@ -8,14 +8,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from smaragdine.accounting.comparison import Change, Comparison
+from smaragdine.accounting.comparison import GONE, NEW, Change, Comparison
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.similarity import Correlation, Key
 from smaragdine.report.fitting import FittingTable, Line, visible
 from smaragdine.units import joules, plus_minus, watts
 
 _FEW = 5
-_STYLE = {"more": "red", "less": "green", "inside the noise": "dim", "noise not known": "yellow"}
+_STYLE = {
+    "more": "red",
+    "less": "green",
+    "inside the noise": "dim",
+    "unknown": "yellow",
+    GONE: "blue",
+    NEW: "magenta",
+}
 
 
 def comparison_tables(comparison: Comparison, top: int) -> RenderableType:
@@ -25,20 +32,22 @@ def comparison_tables(comparison: Comparison, top: int) -> RenderableType:
         parts += [Text(""), _change_table(comparison.changes[:top])]
         if len(comparison.changes) > top:
             parts.append(Text(f"… and {len(comparison.changes) - top} more names", style="dim"))
-    parts += _alone("A", comparison.only_a) + _alone("B", comparison.only_b)
+    parts += _alone("A", GONE, comparison.only_a) + _alone("B", NEW, comparison.only_b)
     parts += [Text(""), Text(_sentence(comparison.verdict), style="bold")]
     parts += [Text.assemble(("! ", "yellow"), remark) for remark in comparison.remarks]
     return Group(*parts)
 
 
-def what_is_compared(a: Sequence[Footprint], b: Sequence[Footprint], per_step: bool) -> str:
-    totals = [[total for one in side for total in one.devices.values()] for side in (a, b)]
-    if per_step or all(total.per_step for side in totals for total in side):
-        return "energy of one traced step"
-    steps = [max((total.steps for total in side), default=0) for side in totals]
+def what_is_compared(comparison: Comparison, a: Sequence[Footprint], b: Sequence[Footprint]) -> str:
+    if comparison.by_step:
+        return "energy of the operations of one traced step"
+    steps = [max((t.steps for one in side for t in one.devices.values()), default=0) for side in (a, b)]
     if not any(steps):
-        return "energy of all that was traced"
-    return f"energy of the traced steps ({steps[0]} in A, {steps[1]} in B), not of the whole run"
+        return "energy of all operations that were traced"
+    return (
+        f"energy of the operations of the traced steps ({steps[0]} in A, {steps[1]} in B), "
+        "not of the whole run"
+    )
 
 
 def matrix_tables(
@@ -52,7 +61,7 @@ def matrix_tables(
     for title, rows in matrices:
         table = _table(title, *letters)
         for name, row in zip(letters, rows, strict=True):
-            table.add_row(name, *(correlation_text(score) for score in row))
+            table.add_row(visible(name), *(correlation_text(score) for score in row))
         reasons = dict.fromkeys(score.reason for row in rows for score in row if score.reason)
         parts += [Text(""), table, *(Text(f"–: {reason}", style="dim") for reason in reasons)]
     return Group(*parts)
@@ -72,6 +81,7 @@ def _device_table(comparison: Comparison) -> FittingTable:
     shown = [*comparison.devices]
     if len(shown) != 1:
         shown.append(comparison.total)
+    shown.append(comparison.idle)
     lines = [Line(change.name, _figures(change)) for change in shown]
     return FittingTable("device", _CHANGE[1:], lines, ("±", "verdict"), left=("verdict",))
 
@@ -122,17 +132,22 @@ def correlation_text(score: Correlation) -> str:
     return "–" if score.value is None else f"{score.value:.4f}"
 
 
-def _alone(side: str, names: Sequence[tuple[Key, float]]) -> list[RenderableType]:
+def _alone(side: str, verdict: str, names: Sequence[tuple[Key, float]]) -> list[RenderableType]:
     if not names:
         return []
+    said = Text(verdict, style=_STYLE[verdict])
     lines = [
-        Line(name, {"phase": visible(phase or "–"), "energy": joules(energy_j)})
+        Line(name, {"phase": visible(phase or "–"), "energy": joules(energy_j), "verdict": said})
         for (name, phase), energy_j in names[:_FEW]
     ]
     if len(names) > _FEW:
         lines.append(Line("…", {"energy": joules(sum(energy_j for _, energy_j in names[_FEW:]))}))
     table = FittingTable(
-        f"only in {side}: {len(names)}", ("phase", "energy"), lines, ("phase",), left=("phase",)
+        f"only in {side}: {len(names)}",
+        ("phase", "energy", "verdict"),
+        lines,
+        ("phase",),
+        left=("phase", "verdict"),
     )
     return [Text(""), table]
 

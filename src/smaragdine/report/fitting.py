@@ -10,16 +10,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from smaragdine.errors import shortened, visible
+
 _NAME_WIDTH = 24
 _LONGEST = 120
 _GAP = 2
-# They would move the cursor, break the table, or turn the text around.
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-
-
-def visible(text: str) -> str:
-    """A name as it can be shown: a line break in it as \\n, and so on."""
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 @dataclass(frozen=True)
@@ -59,18 +54,14 @@ class FittingTable:
         for name, line in zip(names, self.lines, strict=True):
             cells = (line.figures.get(header, "") for header in headers)
             shown = (cell if isinstance(cell, Text) else Text(cell) for cell in cells)
-            table.add_row(Text(_folded(_shortened(name), room)), *shown, style=line.style)
+            # Kernels have names of a thousand characters.
+            table.add_row(Text(_folded(shortened(name, _LONGEST), room)), *shown, style=line.style)
         yield table
         if dropped:
             yield Text(f"no room for {', '.join(dropped)}", style="dim")
 
     def _width(self, header: str) -> int:
         return max(len(header), *(len(line.figures.get(header, "")) for line in self.lines), 0)
-
-
-def _shortened(name: str) -> str:
-    """Kernels have names of a thousand characters; what tells them apart is at the ends."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-(_LONGEST // 2 - 1) :]}"
 
 
 def _folded(name: str, room: int) -> str:

@@ -1,4 +1,6 @@
-"""`--live`: power per device, joules so far and the expected total, on the terminal's last line.
+"""`--live`: power per device, the machine's joules so far and their expected total, on the last line.
+
+What of it is the program's is known at its end.
 
 The program's output scrolls above it: the line is outside the scrolling region, and every update is one
 write that puts the cursor back where the program left it.
@@ -110,7 +112,7 @@ class Progress:
 
     def line(self) -> str:
         parts = [f"{device} {watts(power)}" for device, power in sorted(self.power_w.items())]
-        text = f"⚡ {'  '.join(parts)}  so far {joules(sum(self.energy_j.values()))}"
+        text = f"⚡ {'  '.join(parts)}  machine so far {joules(sum(self.energy_j.values()))}"
         expected = self.expected_j()
         if expected is not None:
             text += f"  expected {joules(expected[0])} ± {joules(expected[1])}"

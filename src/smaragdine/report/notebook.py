@@ -13,6 +13,7 @@ from smaragdine.accounting.overview import Overview, overview
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.recording.reader import Recording
 from smaragdine.report.fitting import visible
+from smaragdine.report.terminal import headline
 from smaragdine.units import joules, seconds, watts
 
 _TOP = 10
@@ -56,16 +57,13 @@ def text(found: Overview) -> str:
     """The same in a terminal."""
     import io
 
-    from rich.console import Console
-
     from smaragdine.report.footprint import footprint_tables
-    from smaragdine.report.terminal import run_tables
+    from smaragdine.report.terminal import console, run_tables
 
     written = io.StringIO()
-    # In a kernel rich would show it by itself, besides.
-    out = Console(file=written, width=_TERMINAL, highlight=False, force_jupyter=False)
+    out = console(written, _TERMINAL)
     out.print(run_tables(found.summary))
-    shown = found.footprint if found.step is None else found.step
+    shown = found.shown
     if shown is not None:
         out.print(f"\n{_what(found)}; self-similar layers merged", style="dim")
         out.print(footprint_tables(merge(shown), _TOP))
@@ -77,7 +75,8 @@ def _what(found: Overview) -> str:
     if found.step is None or found.steps is None:
         return "all that was traced"
     in_all = f"; {found.steps.count} steps in all" if found.steps.count else ""
-    return f"one step, of {len(found.steps.traced_ns)} traced{in_all}"
+    kinds = " and ".join(dict.fromkeys(found.what(device) for device in found.step.devices))
+    return f"{kinds}, of {len(found.steps.traced_ns)} traced{in_all}"
 
 
 def _whole(parts: Iterable[str]) -> str:
@@ -93,7 +92,7 @@ def _recording(recording: Recording) -> list[str]:
 def overview_html(found: Overview) -> list[str]:
     """The run's energy per device, and where a step's, or all that was traced, went."""
     parts = _run(found.summary)
-    shown = found.footprint if found.step is None else found.step
+    shown = found.shown
     if found.absent is not None:
         return [*parts, _line(found.absent, "warn")]
     if shown is None:
@@ -108,17 +107,22 @@ def overview_html(found: Overview) -> list[str]:
 
 def _run(summary: RunSummary) -> list[str]:
     rows: list[str] = []
+    split = summary.program_j is not None
     for device in summary.devices.values():
         if device.scope == "part":
             continue
         adds = "" if device.scope == "device" else ", not in the sum"
-        cells = [joules(device.energy_j), watts(device.mean_w), watts(device.peak_w)]
+        cells = [joules(device.program_j)] if split else []
+        cells += [joules(device.energy_j), watts(device.mean_w), watts(device.peak_w)]
         rows.append(_row(device.device, cells, label=f"{device.provenance}{adds}"))
     adding = [device for device in summary.devices.values() if device.scope == "device"]
     if len(adding) > 1:
-        rows.append(_row("sum", [joules(summary.total_j), "", ""], label="", style="sum"))
-    parts = [_table(["device", "energy", "mean", "peak", ""], rows)] if rows else []
+        sums = [joules(summary.program_j)] if split else []
+        rows.append(_row("sum", [*sums, joules(summary.total_j), "", ""], label="", style="sum"))
+    headers = ["device", *(["program"] if split else []), "machine", "mean", "peak", ""]
+    parts = [f"<div><b>{_text(headline(summary))}</b></div>", _table(headers, rows)] if rows else []
     parts.append(_line(f"{seconds(summary.duration_s)}, {summary.status}", "dim"))
+    parts += [_line(note, "dim") for note in summary.notes]
     if not rows:
         parts.append(_line("nothing was measured: see smaragdine doctor", "warn"))
     if summary.missing_s > 0.0005:

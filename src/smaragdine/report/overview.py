@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -13,51 +13,67 @@ from smaragdine.accounting.diagram import diagram
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.overview import Overview, Tracing, phases_j
 from smaragdine.accounting.power import Floats
-from smaragdine.accounting.step_spans import Steps
-from smaragdine.accounting.steps import UntracedStep, step_energies
+from smaragdine.accounting.step_spans import (
+    ANOTHER,
+    BEFORE,
+    FIRST,
+    HANDED,
+    MORE,
+    PROFILER,
+    TRACED,
+    UNTRACED,
+    WRITING,
+    Steps,
+)
+from smaragdine.accounting.steps import program_traces, step_energies
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.recording.reader import Recording
 from smaragdine.report.fitting import FittingTable, Line, visible
 from smaragdine.report.footprint import device_table, diagram_tree, footprint_remarks
 from smaragdine.report.terminal import run_tables
 from smaragdine.tracing.assemble.absence import why_no_operations
-from smaragdine.units import joules, plain, plus_minus, seconds
+from smaragdine.units import joules, plain, seconds, si
 
+_NOISE = 1e-9  # of a mean: a smaller spread is that of the arithmetic
 _LEAST_SHARE = 0.02  # of its parent; smaller ones are summed up in the tree
-_LEVEL = (0.8, 1.25)  # outside, traced and untraced steps are not the same work
 
 
 def overview_tables(
-    found: Overview, shown: Footprint | None, rows: Footprint | None, top: int, depth: int
+    recording: Recording,
+    found: Overview,
+    shown: Footprint | None,
+    rows: Footprint | None,
+    top: int,
+    depth: int,
 ) -> RenderableType:
     """`shown` is the footprint to print: a step's, or what was traced, merged or not; `rows` the same in the
     groups and the order asked for."""
     parts: list[RenderableType] = [run_tables(found.summary), Text("")]
     if found.tracing is not None:
-        parts += [_dim(line) for line in _tracing_lines(found.tracing, found.steps)]
+        parts += [_dim(line) for line in tracing_lines(found.tracing, found.steps)]
     elif shown is None and found.absent is None:
-        why = why_no_operations(found.summary.marks, found.summary.duration_s)
-        parts.append(_dim(f"no operations: {why}"))
+        parts.append(_dim(f"no operations: {why_no_operations(recording)}"))
     remarks: list[RenderableType] = []
     if found.absent is not None:
         parts.append(_warning(f"no energy per operation: {found.absent}"))
     if shown is not None and rows is not None:
         parts += _operations(found, shown, rows, top, depth)
-        remarks += [*_level_remarks(found.untraced), *footprint_remarks(shown)]
+        remarks += footprint_remarks(shown)
     if found.tracing is not None:
         remarks += [_warning(remark) for remark in found.tracing.remarks]
     return Group(*parts, Text(""), *remarks) if remarks else Group(*parts)
 
 
-def _tracing_lines(tracing: Tracing, steps: Steps | None) -> list[str]:
-    what = " and ".join(tracing.frameworks)
+def tracing_lines(tracing: Tracing, steps: Steps | None) -> list[str]:
+    """What was traced, and what it cost."""
+    what = visible(" and ".join(tracing.frameworks))
     slices = f"{_count(tracing.windows, 'slice')} of time ({seconds(tracing.traced_s)})"
     if steps is None:
         line = f"{what}: traced {slices}; nothing tells steps apart"
     elif steps.source is None:
         line = f"{what}: traced {_count(len(steps.traced_ns), 'step')}, found in {slices}"
     else:
-        line = f"{what}: traced {len(steps.traced_ns)} of {steps.count} steps"
+        line = f"{what}: traced {len(steps.traced_ns):,} of {_count(steps.count, 'step')}"
     if tracing.placed is not None:
         line += f"; {_share(tracing.placed)} of the busy time has a place in the model or a class"
     return [line] if steps is None else [line, _slowdown(steps)]
@@ -67,12 +83,17 @@ def _slowdown(steps: Steps) -> str:
     paused = f"starting and stopping the profiler took {seconds(steps.paused_s)}"
     if steps.untraced_s is None:
         return f"{paused}; there is no untraced step to compare with"
+    without = f", without {steps.far:,} far longer or shorter" if steps.far else ""
+    mean = f"(mean of {steps.untraced_count:,}{without})"
     if steps.slower is None:
-        line = f"steps are announced before they are done: how long a traced one took is not known; {paused}"
+        line = (
+            f"an untraced step took {seconds(steps.untraced_s)} {mean}; steps are announced before they are "
+            f"done: how long a traced one took is not known; {paused}"
+        )
     else:
         line = (
-            f"a traced step took {seconds(steps.traced_s)}, an untraced one {seconds(steps.untraced_s)} "
-            f"({steps.slower:+.0%}, medians); {paused}"
+            f"a traced step took {seconds(steps.traced_s)} (mean of {len(steps.traced_ns):,}), "
+            f"an untraced one {seconds(steps.untraced_s)} {mean}: {steps.slower:+.0%}; {paused}"
         )
     return line if steps.cost is None else f"{line}; all in all {_longer(steps.cost)}"
 
@@ -104,8 +125,9 @@ def _operations(
     for device in [device for device in shown.devices if device not in devices]:
         total_j = shown.devices[device].total_j
         parts.append(_dim(f"{visible(device)}: {joules(total_j)}, shared by no operation"))
-    phases = phases_j(shown, devices)
-    all_j = sum(phases.values())
+    idle_j = math.fsum(shown.devices[device].idle_j for device in devices)
+    phases = {**phases_j(shown, devices), "idle": idle_j}
+    all_j = math.fsum(phases.values())
     if all_j > 0:
         text = ", ".join(f"{visible(phase)} {energy_j / all_j:.1%}" for phase, energy_j in phases.items())
         parts += [Text(""), Text(f"by phase: {text}")]
@@ -117,48 +139,31 @@ def _operations(
 def _heading(device: str, found: Overview, shown: Footprint) -> Text:
     step = found.untraced.get(device)
     total = shown.devices[device]
-    if found.step is None or total.covered_s != found.step.devices[device].covered_s:
-        what = _count(total.steps, "traced step") if total.steps else "while traced"
-        length_s = total.covered_s
-    elif step is None:
-        what, length_s = "one traced step", total.covered_s
+    if total.per_step:
+        what = found.what(device)
     else:
-        what, length_s = "one step", step.length_s
+        what = _count(total.steps, "traced step") if total.steps else "while traced"
     line = Text.assemble(
-        (f"{visible(device)}, {what}", "bold"), f": {joules(total.total_j)} in {seconds(length_s)}"
+        (f"{visible(device)}, {what}", "bold"), f": {joules(total.total_j)} in {seconds(total.covered_s)}"
     )
-    if what == "one step" and step is not None and step.length_s > 0:
+    if total.per_step and step is not None and step.length_s > 0:
         line.append(f", {min(step.busy_s / step.length_s, 1.0):.0%} busy")
+    elif total.per_step and device.startswith("gpu:"):
+        line.append(", from its first kernel to its last")  # it lags behind the steps of the program
     return line
 
 
-def _level_remarks(untraced: Mapping[str, UntracedStep]) -> Sequence[Text]:
-    low, high = _LEVEL
-    return [
-        _warning(
-            f"{device}: operations of untraced steps take {step.factor:.2f} times the energy of traced ones: "
-            "they may not do the same work"
-        )
-        for device, step in untraced.items()
-        if step.factor is not None and not low <= step.factor <= high
-    ]
-
-
 def both_summaries(a: RunSummary, b: RunSummary) -> RenderableType:
-    """Two runs device by device."""
+    """Two runs: the program's part, and device by device all that was used."""
     lines: list[Line] = []
+    if a.program_j is not None and b.program_j is not None:
+        lines.append(_both("program", a.program_j, b.program_j, "bold"))
     for device in dict.fromkeys([*a.devices, *b.devices]):
         both = [side.devices.get(device) for side in (a, b)]
         if all(each is None or each.scope != "device" for each in both):
             continue
         energies = [None if each is None else each.energy_j for each in both]
-        figures = {
-            "A": "–" if energies[0] is None else joules(energies[0]),
-            "B": "–" if energies[1] is None else joules(energies[1]),
-        }
-        if energies[0] and energies[1] is not None:
-            figures["B ÷ A"] = f"{energies[1] / energies[0]:.3f}"
-        lines.append(Line(device, figures))
+        lines.append(_both(f"all {device}", energies[0], energies[1]))
     times = {"A": seconds(a.duration_s), "B": seconds(b.duration_s)}
     lines.append(
         Line("time", {**times, "B ÷ A": f"{b.duration_s / a.duration_s:.3f}" if a.duration_s else "–"})
@@ -166,37 +171,81 @@ def both_summaries(a: RunSummary, b: RunSummary) -> RenderableType:
     return Group(FittingTable("whole run", ("A", "B", "B ÷ A"), lines, ("B ÷ A",)), Text(""))
 
 
-def step_tables(recording: Recording, top: int) -> RenderableType:
-    """The steps that took most energy, and what one takes on the mean; whole devices, whoever used them."""
-    table = step_energies(recording)
-    if table is None:
+def _both(name: str, a_j: float | None, b_j: float | None, style: str = "") -> Line:
+    figures = {"A": joules(a_j), "B": joules(b_j)}
+    if a_j and b_j is not None:
+        figures["B ÷ A"] = f"{b_j / a_j:.3f}"
+    return Line(name, figures, style)
+
+
+_SAID = {
+    PROFILER: "profiler starts, stops or runs on",
+    WRITING: "its file is written",
+    FIRST: "warms up",
+    MORE: "with more than a step",
+    BEFORE: "before the traced ones",
+    ANOTHER: "far from the others",
+    HANDED: "handed over, not done",
+}
+
+
+def step_tables(
+    recording: Recording, found: Overview, top: int, baseline: Recording | None = None
+) -> RenderableType:
+    """The steps that took most energy, the mean of those that one step is the mean of, and how many others
+    there are; the program's part of each device, as elsewhere in the report."""
+    if found.table is None:
         return _dim("the program announced no steps")
-    devices = list(table.energy_j)
-    length_s = table.length_s
-    sums_j = table.sum_j
+    table = step_energies(recording, found.table, program_traces(recording, baseline))
+    assert table is not None
+    steps, devices = table.steps, list(table.energy_j)
+    length_s = steps.length_s
     lines = [
         Line(
-            f"{table.index[i]}{' (traced)' if table.traced[i] else ''}",
+            _called(int(steps.index[i]), str(steps.kind[i])),
             {
                 "time": seconds(float(length_s[i])),
                 **{d: joules(float(table.energy_j[d][i])) for d in devices},
             },
         )
-        for i in (-sums_j).argsort(kind="stable")[:top].tolist()
+        for i in np.argsort(-np.nan_to_num(table.sum_j), kind="stable")[:top].tolist()
     ]
-    for name, chosen in (("mean ± std, untraced", ~table.traced), ("mean ± std, traced", table.traced)):
-        if chosen.sum() > 1:
-            figures = {"time": _mean_std(length_s[chosen], "s")}
-            figures |= {device: _mean_std(table.energy_j[device][chosen], "J") for device in devices}
-            lines.append(Line(f"{name} ({chosen.sum()})", figures, "bold"))
-    return FittingTable("step", ("time", *devices), lines, tuple(reversed(devices)))
+    # Where some of a step was not read its mean is the mean power of the rest, as above the operations.
+    known_j = {device: step.energy_j for device, step in {**found.unresolved, **found.untraced}.items()}
+    counts, thinned = steps.counts(), steps.thinned
+    for kind, means_j in ((UNTRACED, table.thinned_mean_j | known_j), (TRACED, {})):
+        chosen = steps.kind == kind
+        if counts.get(kind):
+            more_s = thinned.lengths_us[thinned.of(kind)] * 1e-6
+            lengths_s = np.concatenate([length_s[chosen], more_s], dtype=np.float64)
+            figures = {"time": _mean_std(lengths_s, "s")}
+            figures |= {d: _mean_std(table.energy_j[d][chosen], "J", means_j.get(d)) for d in devices}
+            lines.append(Line(f"mean of {counts[kind]:,} {kind}", figures, "bold"))
+    others = ", ".join(f"{counts[kind]:,} ({said})" for kind, said in _SAID.items() if kind in counts)
+    shown = FittingTable("step", ("time", *devices), lines, tuple(reversed(devices)))
+    said = [f"in neither mean: {others}"] if others else []
+    if thinned.count.size:
+        said.append(
+            f"the readings of {thinned.lengths_us.size:,} steps were thinned: they count for the mean; "
+            "what each took by itself is not known"
+        )
+    return Group(shown, *map(_dim, said)) if said else shown
 
 
-def _mean_std(values: Floats, unit: str) -> str:
+def _called(index: int, kind: str) -> str:
+    name = "?" if index < 0 else f"{index}"
+    return name if kind == UNTRACED else f"{name} ({_SAID.get(kind, kind)})"
+
+
+def _mean_std(values: Floats, unit: str, mean: float | None = None) -> str:
+    """The mean, with the digits it has elsewhere in the report, and the spread."""
     known = values[np.isfinite(values)]
-    if len(known) < 2:
-        return "–"
-    return plus_minus(float(known.mean()), float(known.std(ddof=1)), unit)
+    if mean is None and len(known):
+        mean = float(known.mean())
+    if mean is None or len(known) < 2:
+        return si(mean, unit)
+    std = float(known.std(ddof=1))
+    return f"{si(mean, unit)} ± {si(std, unit, 2) if std > _NOISE * abs(mean) else 0}"
 
 
 def _dim(line: str) -> Text:

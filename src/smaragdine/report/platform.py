@@ -15,6 +15,7 @@ from rich.text import Text
 from smaragdine.allocate.bandit import Replay
 from smaragdine.allocate.batch_size import BatchSize
 from smaragdine.allocate.platform import Choice, Miss, Standard
+from smaragdine.errors import visible
 from smaragdine.units import joules, seconds
 
 _LAST = 20  # recurrences, by which the bandit should have settled
@@ -25,14 +26,16 @@ def platform_tables(
 ) -> RenderableType:
     table = _table("GPU", "slowness", "draw", "highest limit")
     for row in scale_json(scale):
-        table.add_row(row["gpu"], f"{row['slowness']:.3f}", f"{row['draw']:.3f}", f"{row['highest_w']:g} W")
+        table.add_row(
+            visible(row["gpu"]), f"{row['slowness']:.3f}", f"{row['draw']:.3f}", f"{row['highest_w']:g} W"
+        )
     parts: list[RenderableType] = [table]
     parts.append(Text("time and power of an unlimited epoch, the standard device's being 1", style="dim"))
     for name, misses in missed.items():
         errors = _table(f"known there: {name}", "epochs", "time: median", "90 %", "energy: median", "90 %")
         for row in misses_json({name: misses}):
             figures = (row[f"{of}_{at}"] for of in ("time", "energy") for at in ("median", "p90"))
-            errors.add_row(row["gpu"], str(row["epochs"]), *(f"{value:.1%}" for value in figures))
+            errors.add_row(visible(row["gpu"]), str(row["epochs"]), *(f"{value:.1%}" for value in figures))
         parts += [Text(""), errors]
     if missed:
         parts.append(Text("absolute errors, each workload left out on each GPU in turn", style="dim"))
@@ -40,7 +43,9 @@ def platform_tables(
         choice = _table("best first", "limit", "time", "energy")
         for each in ranked:
             of = each.prediction
-            choice.add_row(each.gpu, f"{each.power_limit_w:g} W", seconds(of.time_s), joules(of.energy_j))
+            choice.add_row(
+                visible(each.gpu), f"{each.power_limit_w:g} W", seconds(of.time_s), joules(of.energy_j)
+            )
         parts += [Text(""), choice]
     return Group(*parts)
 

@@ -6,24 +6,26 @@ import io
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from smaragdine.accounting.baseline import NetEnergy
-from smaragdine.accounting.regions import longest
+from smaragdine.accounting.regions import Region, longest
 from smaragdine.accounting.summary import Epoch, RunSummary
 from smaragdine.errors import signal_name
 from smaragdine.report.fitting import visible
 from smaragdine.sensors.base import Absent, Channel
 from smaragdine.units import J_PER_KWH, carbon_g, joule_seconds, joules, plain, plus_minus, seconds, si, watts
 
+_PROGRAM = "program"  # the first column of figures: the program's part of all devices
 _MOST_EPOCHS = 12
 _MOST_REGIONS = 20
 _STATUS = {
@@ -35,17 +37,35 @@ _STATUS = {
 }
 
 
-def console(stream: IO[str] | None = None) -> Console:
+def console(stream: IO[str] | None = None, width: int | None = None) -> Console:
     """A console that keeps its tables whole in a pipe or a log, where there is no width to ask for."""
     out: IO[str] = stream or sys.stdout or io.StringIO()  # none at all: closed by the caller
-    width = None if out.isatty() or "COLUMNS" in os.environ else 110
-    return _Console(file=out, width=width, highlight=False, soft_wrap=False)
+    width = width or (None if out.isatty() or "COLUMNS" in os.environ else 110)
+    # Names have square brackets, too: nothing is markup but what `Text.from_markup` makes of our own words.
+    return _Console(
+        file=out,
+        width=width,
+        highlight=False,
+        soft_wrap=False,
+        markup=False,
+        emoji=False,
+        force_jupyter=False,
+    )
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Rich would end the program with exit code 1; whoever called us knows what a closed pipe means."""
         raise BrokenPipeError
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Nothing that a file or a program named may reach the terminal as a command to it."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable() or segment.text == "\n":
+                yield segment
+            else:
+                lines = map(visible, segment.text.split("\n"))
+                yield Segment("\n".join(lines), segment.style)
 
 
 def shortest_path(path: Path) -> str:
@@ -63,9 +83,13 @@ def _table(*headers: str, left: int = 1) -> Table:
     return table
 
 
-def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = ()) -> RenderableType:
-    """Energy per device, per epoch where there are epochs, and all there is to say about the figures."""
-    parts: list[RenderableType] = [_device_table(summary)] if summary.devices else []
+def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = (), idle: bool = False) -> RenderableType:
+    """What the program used, energy per device, per epoch where there are epochs, and all there is to say
+    about the figures. `idle`: of a machine without a program."""
+    parts: list[RenderableType] = []
+    if summary.devices:
+        said = [] if idle else [Text(headline(summary), style="bold"), Text("")]
+        parts += [*said, _device_table(summary, idle)]
     if net:
         parts += [Text(""), _net_table(net)]
     if summary.epochs:
@@ -76,19 +100,45 @@ def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = ()) -> Renderable
     return Group(*parts)
 
 
+def headline(summary: RunSummary) -> str:
+    """The first figure of every view: what the program used, and of how much."""
+    time = seconds(summary.duration_s)
+    parts = {d.provenance for d in summary.devices.values() if d.scope == "device" and d.energy_j is not None}
+    how = "" if parts <= {"measured"} else f" ({' + '.join(sorted(parts))})"
+    if summary.total_j is None:
+        return f"no energy is known, in {time}"
+    if summary.program_j is None:
+        return f"the machine: {joules(summary.total_j)} in {time}{how}; what your program used is not known"
+    part = f" ({summary.program_j / summary.total_j:.0%})" if summary.total_j > 0 else ""
+    of = f"of the machine's {joules(summary.total_j)}{part} in {time}"
+    line = f"your program: {joules(summary.program_j)} {of}"
+    unsplit_j = summary.unsplit_j or 0.0
+    unknown = f"; whose {joules(unsplit_j)} were is not known" if unsplit_j > 1e-3 * summary.total_j else ""
+    return line + how + unknown
+
+
 def carbon_line(summary: RunSummary, intensity_g_per_kwh: float) -> str:
-    """Of whole devices, as the sum is."""
+    """Of the program, and of the machine."""
     if summary.total_j is None:
         return "no CO₂: no energy is known"
-    emitted = si(carbon_g(summary.total_j, intensity_g_per_kwh), "g")
-    of = f"{si(summary.total_j / J_PER_KWH * 1000, 'Wh')} at {plain(intensity_g_per_kwh, 4)} g/kWh"
-    return f"{emitted} of CO₂: {of}"
+
+    def emitted(used_j: float) -> str:
+        return (
+            f"{si(carbon_g(used_j, intensity_g_per_kwh), 'g')} of CO₂: {si(used_j / J_PER_KWH * 1000, 'Wh')}"
+        )
+
+    at = f" at {plain(intensity_g_per_kwh, 4)} g/kWh"
+    if summary.program_j is None:
+        return f"the machine: {emitted(summary.total_j)}{at}"
+    return f"your program: {emitted(summary.program_j)}{at}; the machine: {emitted(summary.total_j)}"
 
 
-def _device_table(summary: RunSummary) -> Table:
-    table = _table("device", "energy", "mean", "peak", "time", "energy × delay", "")
+def _device_table(summary: RunSummary, idle: bool) -> Table:
+    """Mean, peak and energy × delay are the machine's: nobody knows the program's from one instant to the
+    next."""
+    first = () if idle or summary.program_j is None else (_PROGRAM,)
+    table = _table("device", *first, "energy" if idle else "machine", "mean", "peak", "energy × delay", "")
     table.columns[-1].justify = "left"
-    time = seconds(summary.duration_s)
     adding = 0
     for device in summary.devices.values():
         if device.scope == "part":
@@ -97,10 +147,10 @@ def _device_table(summary: RunSummary) -> Table:
         label = device.provenance if device.scope == "device" else f"{device.provenance}, not in the sum"
         table.add_row(
             device.device,
+            *(joules(device.program_j) for _ in first),
             joules(device.energy_j),
             watts(device.mean_w),
             watts(device.peak_w),
-            time,
             joule_seconds(device.edp_js),
             Text(label, style="" if device.provenance == "measured" else "yellow"),
         )
@@ -111,10 +161,10 @@ def _device_table(summary: RunSummary) -> Table:
         table.add_section()
         table.add_row(
             "sum",
+            *(joules(summary.program_j) for _ in first),
             joules(summary.total_j),
             watts(sum(means)),
             "",
-            time,
             edp,
             " + ".join(sorted(parts)),
             style="bold",
@@ -124,13 +174,16 @@ def _device_table(summary: RunSummary) -> Table:
 
 @dataclass(frozen=True)
 class _Tables:
-    """One table, or several below each other where the terminal is too narrow for all devices."""
+    """One table, or several below each other where the terminal is too narrow for all devices. The program's
+    part comes first."""
 
     summary: RunSummary
     table: Callable[[RunSummary, Sequence[str]], Table]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         names = [name for name, device in self.summary.devices.items() if device.scope == "device"]
+        if self.summary.program_j is not None:
+            names.insert(0, _PROGRAM)
         at_once = max(1, (options.max_width - 30) // 17)
         for i in range(0, max(1, len(names)), at_once):
             yield Text("")
@@ -138,18 +191,17 @@ class _Tables:
 
 
 def _epoch_table(summary: RunSummary, names: Sequence[str]) -> Table:
-    table = _table("epoch", "time", *names)
+    table = _table("epoch", "time", *(_heading(name) for name in names))
     shown = summary.epochs if len(summary.epochs) <= _MOST_EPOCHS else summary.epochs[:3]
     for epoch in shown:
-        table.add_row(
-            _epoch_name(epoch), seconds(epoch.duration_s), *(joules(epoch.devices[n].energy_j) for n in names)
-        )
+        energies = (joules(_epoch_j(epoch, name)) for name in names)
+        table.add_row(_epoch_name(epoch), seconds(epoch.duration_s), *energies)
     if len(shown) < len(summary.epochs):
         table.add_row("…", "", *("" for _ in names))
     if len(summary.epochs) > 1:
         table.add_section()
         durations = [epoch.duration_s for epoch in summary.epochs]
-        energies = [[e.devices[n].energy_j for e in summary.epochs] for n in names]
+        energies = [[_epoch_j(epoch, name) for epoch in summary.epochs] for name in names]
         table.add_row(
             f"mean of {len(summary.epochs)}",
             _mean_std(durations, "s"),
@@ -159,18 +211,34 @@ def _epoch_table(summary: RunSummary, names: Sequence[str]) -> Table:
 
 
 def _region_table(summary: RunSummary, names: Sequence[str]) -> Table:
-    table = _table("region", "times", "time", *names)
+    table = _table("region", "times", "time", *(_heading(name) for name in names))
     for region in longest(summary.regions, _MOST_REGIONS):
-        count = len(region.spans_ns)
-        energies = (joules(region.total_j.get(name)) for name in names)
+        count = region.count
+        energies = (
+            joules(region.program_j if name == _PROGRAM else region.total_j.get(name)) for name in names
+        )
         table.add_row(Text(visible(region.short)), f"{count:,}", seconds(region.duration_s), *energies)
-        if count > 1:
-            each = (_mean_std(region.known_j(name), "J") for name in names)
+        if len(region.spans_ns) > 1:
+            each = (_mean_std(_each_j(region, name), "J") for name in names)
             table.add_row("  each", "", _mean_std(region.lengths_s, "s"), *each)
     left = len(summary.regions) - _MOST_REGIONS
     if left > 0:
         table.add_row(f"… {left:,} shorter ones", "", "", *("" for _ in names))
     return table
+
+
+def _heading(name: str) -> str:
+    return name if name == _PROGRAM else f"all {name}"
+
+
+def _epoch_j(epoch: Epoch, name: str) -> float | None:
+    return epoch.program_j if name == _PROGRAM else epoch.devices[name].energy_j
+
+
+def _each_j(region: Region, name: str) -> list[float]:
+    if name == _PROGRAM:
+        return [each for each in region.programs_j if each is not None]
+    return region.known_j(name)
 
 
 def _epoch_name(epoch: Epoch) -> str:
@@ -194,15 +262,16 @@ def _remarks(summary: RunSummary) -> list[str]:
     lines: list[str] = []
     for device, share in summary.shares.items():
         lines.append(
-            f"[dim]{device} busy time: program {share.program:.1%}, other processes {share.other:.1%}, "
-            f"monitor {share.monitor:.1%}[/]"
+            f"[dim]{escape(device)} busy time: program {share.program:.1%}, "
+            f"other processes {share.other:.1%}, monitor {share.monitor:.1%}[/]"
         )
+    lines += [f"[dim]{escape(visible(note))}[/]" for note in summary.notes]
     for device, of in summary.owners.items():
         # Memory that is estimated to draw the same at any time leaves nothing for it but rounding.
         least_j = 1e-4 * (of.program_j + of.other_j)
         monitor = f", monitor {joules(of.monitor_j)}" if of.monitor_j > least_j else ""
         lines.append(
-            f"[dim]{device} energy: program {joules(of.program_j)}, other processes and idle "
+            f"[dim]{escape(device)} energy: program {joules(of.program_j)}, other processes and idle "
             f"{joules(of.other_j)}{monitor}[/]"
         )
     if any(device.provenance == "estimated" for device in summary.devices.values()):

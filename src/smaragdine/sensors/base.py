@@ -49,6 +49,23 @@ class Channel:
         return f"{self.device} {self.quantity}"
 
 
+_NUMBERS = ("window_ms", "wraps_at", "lag_ms", "smoothing_ms")  # or None
+
+
+def checked(channel: Channel) -> Channel:
+    """The same, where its texts are texts and its numbers numbers. Raises TypeError: it is of a plug-in, or
+    out of a file that somebody edited."""
+    for name, value in vars(channel).items():
+        if name == "period_ms" or (name in _NUMBERS and value is not None):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            good = number and abs(value) < 1e15
+        else:
+            good = value is None if name in _NUMBERS else isinstance(value, str)
+        if not good:
+            raise TypeError(f"{name} of a channel is {str(value)[:40]}")
+    return channel
+
+
 @dataclass(frozen=True)
 class Absent:
     """A channel one might expect and cannot have: never a zero, always a reason and a remedy."""

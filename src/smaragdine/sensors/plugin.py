@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 
-from smaragdine.sensors.base import Absent, Channel, Found, Sensor
+from smaragdine.sensors.base import Absent, Channel, Found, Sensor, checked
 
 PLUGIN_GROUP = "smaragdine.sensors"
 
@@ -33,7 +33,7 @@ class PluginSensor:
 
     def __init__(self, sensor: Sensor) -> None:
         self._sensor = sensor
-        self._channels = tuple(sensor.channels())
+        self._channels = tuple(checked(channel) for channel in sensor.channels())
         self.period_ns = sensor.period_ns
         self.lane = sensor.lane
         self._failed: dict[str, str] = {}

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smaragdine.errors import UserError
+from smaragdine.files import read_json
 from smaragdine.recording.command import build_command, without_secrets
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.study.results import RESULTS, load_result, load_results
@@ -53,7 +54,7 @@ def read_made(folder: Path) -> Made | None:
     """None where there is no study yet; whatever else is there is refused."""
     path = folder / STUDY
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = read_json(path)
         if int(values["format_version"]) > _FORMAT:
             raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
         return Made(int(values["seed"]), tuple(values["commands"]), dict(values["took_s"]))

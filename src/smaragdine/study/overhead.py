@@ -7,7 +7,6 @@ by: what stands there is the monitor's own energy as a part of the program's, es
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
@@ -19,6 +18,7 @@ from typing import Any
 from smaragdine.accounting.footprint import write_json
 from smaragdine.accounting.ratios import alternating_interval, mean_interval, ratio_interval
 from smaragdine.errors import UserError
+from smaragdine.files import read_json
 from smaragdine.study.overhead_blocks import SCRATCH, Block, Measured, Stopped, measure_blocks
 from smaragdine.study.results import hardware_of
 from smaragdine.study.settings import Setting
@@ -92,7 +92,7 @@ def load_overhead(out: Path) -> list[Overhead]:
     if not path.is_file():
         return []
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         if int(values["format_version"]) > _FORMAT:
             raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
         return [_from_dict(each) for each in values["settings"].values()]

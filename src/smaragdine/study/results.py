@@ -8,7 +8,6 @@ The recording itself is needed no more once these are there, and the sketch of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from smaragdine.accounting.overview import Overview
 from smaragdine.accounting.precision import KS, score_json
 from smaragdine.accounting.traces import main_channels
 from smaragdine.errors import UserError
+from smaragdine.files import read_json
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording
 from smaragdine.study.settings import Fact, Run
@@ -40,9 +40,9 @@ class Result:
     setting: str
     number: int
     facts: Mapping[str, Fact]
-    step: Footprint  # of one step, as long and at the level of an untraced one
+    step: Footprint  # of one step, at the level of an untraced one where that can be told
     steps: int  # all that were announced
-    step_s: float | None  # of an untraced one, the mean, as its energy is; None: there were none
+    step_s: float | None  # of the step whose energy `step` has, the mean; None: it is not known
     traced_steps: int
     slower: float | None  # how much longer a traced step is
     duration_s: float
@@ -82,7 +82,7 @@ def result_of(
         facts=dict(run.setting.facts),
         step=found.step,
         steps=found.steps.count,
-        step_s=found.steps.untraced_mean_s,
+        step_s=found.step_s,
         traced_steps=len(found.steps.traced_ns),
         slower=found.steps.slower,
         duration_s=found.summary.duration_s,
@@ -167,7 +167,7 @@ def by_setting(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 def load_result(path: Path) -> Result:
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = read_json(path)
         version = int(values.pop("format_version"))
         if version > _FORMAT:
             raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")

@@ -196,6 +196,7 @@ def _recorded(study: Study, run: Run, timeout_s: float | None, stop: Stop) -> st
         timeout_s=timeout_s,
         trace_steps=setting.trace_steps,
         trace_skip=setting.trace_skip,
+        verb="study",
     )
     ran = record(job, place, log, stop)
     if stop:

@@ -10,7 +10,6 @@ Only the first run of a setting has one, or the first that did not fail.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from smaragdine.accounting.repeats import Ran, Repeated, Stretches, laid_over
 from smaragdine.accounting.similarity import select
 from smaragdine.accounting.traces import device_traces
 from smaragdine.errors import UserError
+from smaragdine.files import read_json
 from smaragdine.recording.format import EDGES
 from smaragdine.recording.reader import Recording
 from smaragdine.study.results import summary_inputs
@@ -102,7 +102,7 @@ def load_sketch(folder: Path, name: str) -> Sketch | None:
     """None where there is none: of an older version, or of a run that is not its setting's first."""
     path = folder / SKETCHES / f"{name}.json"
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = read_json(path)
         if int(values["format_version"]) > _FORMAT:
             raise ValueError("it is of a newer version of Smaragdine")
         power, ran = values["power"], values["ran"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from smaragdine.errors import UserError, signal_name
+from smaragdine.recording import asked
 from smaragdine.recording.command import build_command
 from smaragdine.recording.printed import last_printed
 from smaragdine.sweep.experiment import Experiment
@@ -164,7 +165,8 @@ def _baseline(queue: Queue, stop: Stop, say: Say) -> None:
         return
     say(f"measuring idle power for {longest_s:g} s")
     part = sweep.folder / UNFINISHED / f"{BASELINE}.{secrets.token_hex(4)}"
-    ran = record(Job(["sleep", f"{longest_s}"], str(sweep.folder)), part, Path(os.devnull), stop)
+    job = Job(["sleep", f"{longest_s}"], str(sweep.folder), verb=asked.BASELINE)
+    ran = record(job, part, Path(os.devnull), stop)
     if not stop and not ran.error and not ran.returncode:
         os.rename(part, place)
 

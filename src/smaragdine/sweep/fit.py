@@ -48,6 +48,10 @@ def analyse(groups: Sequence[Group], quantities: Sequence[str] = tuple(QUANTITIE
                 (group.by, f"{limits.size} of the {LEAST_LIMITS} limits that a parabola needs: {there}")
             )
             continue
+        if _apart(limits) < LEAST_LIMITS:
+            spread = f"{limits[0]:g} to {limits[-1]:g}"
+            left_out.append((group.by, f"most of its limits lie too close together for {spread}"))
+            continue
         for name in quantities:
             if not np.abs(quantity(group, name)).max() < MOST:
                 raise UserError(
@@ -64,6 +68,12 @@ def analyse(groups: Sequence[Group], quantities: Sequence[str] = tuple(QUANTITIE
             else "Measure at more, or name fewer columns with --by",
         )
     return Analysis(fitted, left_out)
+
+
+def _apart(limits: Floats) -> int:
+    """How many differ by a millionth of the range: of others no curve can be told."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.unique(np.round((limits - limits[0]) / (limits[-1] - limits[0]), 6)).size
 
 
 def quantity(group: Group, name: str) -> Floats:

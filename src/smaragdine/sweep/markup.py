@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from smaragdine.errors import UserError
+from smaragdine.files import parse_json
 
+_MOST_VALUES = 100_000
 _TWICE = ("the key is there twice", "Leave one out")
 
 
@@ -19,9 +21,10 @@ def parsed(text: str, where: Path) -> Any:
 
             return tomllib.loads(text)
         if where.suffix == ".json":
-            return json.loads(
-                text, object_pairs_hook=lambda pairs: _once(pairs, where), parse_constant=_no_number
-            )
+            found = parse_json(text, lambda pairs: _once(pairs, where))
+            # Half a character, which JSON can escape, is no text that anybody can pass on.
+            json.dumps(found, ensure_ascii=False).encode()
+            return found
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is no valid {where.suffix[1:].upper()}", str(error)) from None
     try:
@@ -30,8 +33,12 @@ def parsed(text: str, where: Path) -> Any:
         remedy = "Install smaragdine[sweep], or write it as TOML or JSON"
         raise UserError(f"{where} cannot be read", "PyYAML is not installed", remedy) from None
     try:
-        _refuse_twice(yaml.compose(text, yaml.SafeLoader), where)
+        root = yaml.compose(text, yaml.SafeLoader)
+        _refuse_twice(root, where)
+        _refuse_many(root, where)
         return yaml.safe_load(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is no valid YAML", str(error)) from None
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -48,10 +55,6 @@ def _once(pairs: Sequence[tuple[str, Any]], where: Path) -> dict[str, Any]:
         twice = next(name for name in found if names.count(name) > 1)
         raise UserError(f"{where}: {twice}", *_TWICE)
     return found
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number in JSON")
 
 
 def _refuse_twice(root: Any, where: Path) -> None:
@@ -73,3 +76,19 @@ def _refuse_twice(root: Any, where: Path) -> None:
                 what = f"{where}, line {key.start_mark.line + 1}: {key.value}"
                 raise UserError(what, *_TWICE)
             seen.add(key.value)
+
+
+def _refuse_many(root: Any, where: Path) -> None:
+    """A few lines of aliases of aliases are any number of values once somebody writes them out."""
+    counted: dict[int, int] = {}
+
+    def count(node: Any) -> int:
+        if id(node) not in counted:
+            counted[id(node)] = _MOST_VALUES + 1  # an alias within itself has no end
+            inside = node.value if isinstance(getattr(node, "value", None), list) else ()
+            parts = [part for each in inside for part in (each if isinstance(each, tuple) else (each,))]
+            counted[id(node)] = 1 + sum(map(count, parts))
+        return counted[id(node)]
+
+    if count(root) > _MOST_VALUES:
+        raise UserError(f"{where} has more than {_MOST_VALUES:,} values", remedy="Write fewer, or no aliases")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 from collections.abc import Sequence
@@ -15,7 +14,15 @@ import pyarrow as pa
 
 from smaragdine.errors import UserError
 from smaragdine.recording.columns import need_columns, number, refuse
-from smaragdine.recording.table_files import kind_of, read_content, read_table
+from smaragdine.recording.table_files import (
+    check_text,
+    csv_header,
+    first_line,
+    kind_of,
+    read_content,
+    read_table,
+    unguarded,
+)
 
 Floats = npt.NDArray[np.float64]
 Value = str | int | float | bool | None
@@ -78,7 +85,7 @@ def read_measurements(path: str | os.PathLike[str]) -> pa.Table:
 
         try:
             names = pq.read_schema(pa.BufferReader(content)).names
-        except (OSError, pa.ArrowException):
+        except (OSError, pa.ArrowException, ValueError):
             names = []  # read_table says what is wrong
         return read_table(content, kind, names, (), where)
     return read_table(content, kind, (), (), where)
@@ -100,7 +107,9 @@ def groups_of(table: pa.Table, columns: Columns, where: str, repeated: bool = Tr
     else:
         power = columns.power or ""
         refuse(where, power, values[power] < 0, "is negative")
-        energy_j = values[power] * time_s
+        with np.errstate(over="ignore"):
+            energy_j = values[power] * time_s
+        refuse(where, f"{power} × {columns.time}", ~np.isfinite(energy_j), "is beyond what a number can be")
     once = [name for name in table.column_names if table.column_names.count(name) == 1]
     words = {name: _values(table[name]) for name in once if name not in columns.measured}
     rows_of: dict[tuple[Value, ...], list[int]] = {}
@@ -134,9 +143,9 @@ def unit_of(column: str) -> str:
 def _read_text(content: pa.Buffer, where: str) -> pa.Table:
     import pyarrow.csv as pv
 
-    header = bytes(content[: min(65536, content.size)]).split(b"\n", 1)[0].decode("utf-8-sig", "replace")
-    delimiter = max("\t,;", key=header.count)
-    names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])]
+    check_text(content, where)
+    delimiter = max("\t,;", key=first_line(content).decode("utf-8", "replace").count)
+    names, _ = csv_header(content, delimiter)
     uneven: list[Any] = []
 
     def note(row: Any) -> str:
@@ -144,7 +153,7 @@ def _read_text(content: pa.Buffer, where: str) -> pa.Table:
         return "error"
 
     try:
-        return pv.read_csv(
+        table = pv.read_csv(
             pa.BufferReader(content),
             # By one thread rows have numbers.
             read_options=pv.ReadOptions(column_names=names, skip_rows=1, use_threads=False),
@@ -153,6 +162,7 @@ def _read_text(content: pa.Buffer, where: str) -> pa.Table:
             ),
             convert_options=pv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
         )
+        return unguarded(table)
     except pa.ArrowInvalid as error:
         if uneven:
             row = uneven[0]

@@ -25,7 +25,10 @@ def _counted(folder: Path, row: Repetition) -> Repetition | None:
     if row.device is None:
         return row  # nothing was measured
     try:
-        found = measure_steps(open_recording(folder / row.recording), row.device.split(" + "))
+        recording = open_recording(folder / row.recording)
+        if recording.lost("power") or recording.lost("marks"):
+            return None
+        found = measure_steps(recording, row.device.split(" + "))
     except UserError:
         return None
     return replace(row, **vars(found))

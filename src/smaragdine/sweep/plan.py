@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from smaragdine.errors import UserError
+from smaragdine.files import read_json
 from smaragdine.recording.command import without_secrets
 from smaragdine.sweep.experiment import Benchmark, Experiment, Value, checked, filled
 from smaragdine.sweep.table import LimitKind
@@ -129,7 +130,7 @@ def save_plan(folder: Path, plan: Plan) -> None:
 def read_plan(folder: Path) -> Plan:
     path = folder / PLAN
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = read_json(path)
         version = int(values["format_version"])
         if version > _FORMAT:
             raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")

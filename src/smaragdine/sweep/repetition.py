@@ -49,6 +49,7 @@ class Job:
     timeout_s: float | None = None
     trace_steps: int = 0  # how many steps are traced, to be assembled by whoever asked; 0: none
     trace_skip: int = 0  # steps before the first of them
+    verb: str = "sweep"  # as the recording's run.json has it
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
         "parent": os.getpid(),
         "trace_steps": job.trace_steps,
         "trace_skip": job.trace_skip,
+        "verb": job.verb,
     }
     child = subprocess.Popen(
         # -P: a file named numpy.py where the sweep was started must not be imported by us.
@@ -219,23 +221,30 @@ def main() -> None:
 
 
 def _recorded(request: Mapping[str, Any]) -> Ran:
+    from smaragdine.recording.asked import TraceAsked, asked
     from smaragdine.recording.command import build_command
     from smaragdine.recording.session import RecordOptions, record_program
     from smaragdine.tracing.hook.environment import environment as hook_environment
     from smaragdine.tracing.hook.environment import trace_environment
+    from smaragdine.tracing.hook.windows import Settings
+
+    steps, skip = request["trace_steps"], request["trace_skip"]
 
     def prepare(spool: str, run_id: str, base: Mapping[str, str]) -> Mapping[str, str]:
         variables = hook_environment(spool, run_id, base)
-        if request["trace_steps"]:
+        if steps:
             folder = os.path.join(os.path.dirname(spool), TRACES_FOLDER)
-            variables |= trace_environment(folder, request["trace_steps"], request["trace_skip"])
+            variables |= trace_environment(folder, steps, skip)
         return {**base, **variables}
 
     environment = {**os.environ, **request["environment"]}
     try:
         os.chdir(request["folder"])
         command = build_command(request["words"], environment)
-        recorded = record_program(command, Path(request["recording"]), RecordOptions(), environment, prepare)
+        trace = TraceAsked(bool(steps), steps, skip, quiet_s=Settings("").quiet_s)
+        # All readings: a fit rests on them.
+        wanted = RecordOptions(keep_all=True, asked=asked(request["verb"], trace))
+        recorded = record_program(command, Path(request["recording"]), wanted, environment, prepare)
     except UserError as error:
         return Ran(error=str(error))
     except OSError as error:

@@ -147,6 +147,8 @@ class Sweep:
     def row(self, task: Task, folder: Path, node: str) -> Repetition:
         """What the recording in `folder` says of a repetition."""
         recording = open_recording(folder)
+        for line in recording.damage:
+            self.note(f"{task.name}: {line}")
         setting = task.setting
         devices = self.plan.experiment(task).devices or None
         row: dict[str, Any] = {

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from smaragdine.errors import UserError
+from smaragdine.files import parse_json
 from smaragdine.whole import users_file
 
 RESULTS = "results.parquet"
@@ -117,10 +118,13 @@ def read_results(folder: str | os.PathLike[str]) -> list[Repetition]:
         raise UserError(
             f"{folder} is no sweep", f"it has no {RESULTS}", "Name the folder that smaragdine sweep made"
         )
-    from smaragdine.recording.table_files import read_content, read_table
+    from smaragdine.recording.table_files import kind_of, read_content, read_table
 
-    table = read_table(read_content(path), "parquet", SCHEMA.names, (), str(path))
-    version = _version(path)
+    content = read_content(path)
+    if kind_of(content, path) != "parquet":
+        raise UserError(f"{path} cannot be read as Parquet", remedy="Is it whole? Copy it anew")
+    table = read_table(content, "parquet", SCHEMA.names, (), str(path))
+    version = _version(table.schema)
     missing = [name for name in SCHEMA.names if name not in (*table.column_names, *_ADDED)]
     if version > _FORMAT:
         raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
@@ -136,7 +140,9 @@ def counts_steps(folder: str | os.PathLike[str]) -> bool:
     """Whether a sweep's table has columns of steps."""
     import pyarrow.parquet as pq
 
-    return {*_ADDED} <= {*pq.read_schema(Path(folder) / RESULTS).names}
+    from smaragdine.recording.table_files import read_content
+
+    return {*_ADDED} <= {*pq.read_schema(pa.BufferReader(read_content(Path(folder) / RESULTS))).names}
 
 
 def results_table(rows: Iterable[Repetition]) -> pa.Table:
@@ -154,17 +160,15 @@ def results_table(rows: Iterable[Repetition]) -> pa.Table:
 
 def _row(values: dict[str, Any]) -> Repetition:
     known = {name: values[name] for name in _FIELDS if name in values}
-    known["parameters"] = json.loads(values["parameters"]) if values["parameters"] else {}
+    known["parameters"] = parse_json(values["parameters"]) if values["parameters"] else {}
     for name in ("epoch_time_s", "epoch_energy_j"):
         known[name] = tuple(values[name] or ())
     return msgspec.convert(known, Repetition)
 
 
-def _version(path: Path) -> int:
-    import pyarrow.parquet as pq
-
-    written = (pq.read_schema(path).metadata or {}).get(_VERSION, b"0")
-    return int(written) if written.isdigit() else 0
+def _version(schema: pa.Schema) -> int:
+    written: bytes = (schema.metadata or {}).get(_VERSION, b"0")
+    return int(written) if written.isdigit() and len(written) < 10 else 0
 
 
 def _times(a: float | None, b: float | None) -> float | None:

@@ -52,17 +52,15 @@ class Gauges:
         counters = {n: c for n, c in whole.items() if c.quantity == "energy" and c.kind == "counter"}
         samples = {n: c for n, c in whole.items() if c.quantity == "power" and c.kind == "sample"}
         for number, channel in samples.items():
-            period_ns = round(channel.period_ms * 1e6)
-            window_ns = round((channel.window_ms or channel.period_ms) * 1e6)
-            self._samples[number] = Samples(self._line(number, channel), window_ns, period_ns)
+            self._samples[number] = Samples(self._line(number, channel), channel)
         by_device = {channel.device: number for number, channel in samples.items()}
         for number, channel in counters.items():
             wraps_at = None if channel.wraps_at is None else round(channel.wraps_at * 1e6)
             if channel.device in by_device:
                 self._levels[number] = self._samples[by_device[channel.device]]
-                self._levels[number].counter = Counter(Line(), wraps_at)
+                self._levels[number].counter = Counter(Line(), wraps_at, 1e-6)
             else:
-                self._counters[number] = Counter(self._line(number, channel), wraps_at)
+                self._counters[number] = Counter(self._line(number, channel), wraps_at, 1e-6)
 
     def read(self, number: int, t_ns: Times, value: Values, lost_ns: int | None = None) -> None:
         """A channel's readings, in order; `lost_ns`: when its sensor was lost, if it was."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
-from smaragdine.monitor.daemon.batch import Times, Values
+import numpy as np
 
-# More than any device draws: a counter that fell was set back, unless wrapping round explains it.
-_MOST_W = 20_000
+from smaragdine.monitor.daemon.batch import Times, Values
+from smaragdine.sensors.base import Channel
+from smaragdine.sensors.energy import can_be, growth, stretches
+
 _KEEP_NS = 5_000_000_000
 _CARRY_NS = 2_500_000_000
-_REGULAR = 1.75
 _MOST_WAITING = 100
 
 
@@ -86,44 +87,39 @@ class Counter:
 
     line: Line
     wraps_at: int | None = None
+    joules: float | None = None  # of one count; null: it counts something else
     last: int | None = None
     last_ns: int = 0
 
     def add(self, t_ns: Times, counts: list[int]) -> None:
-        for now_ns, count in zip(t_ns.tolist(), counts, strict=True):
-            self.line.add(now_ns, self._grown(now_ns, count))
-            self.last, self.last_ns = count, now_ns
+        if not counts:
+            return
+        first = (counts[0], int(t_ns[0])) if self.last is None else (self.last, self.last_ns)
+        total = np.array([first[0], *counts], dtype=np.int64)
+        since_ns = np.diff(np.concatenate([np.array([first[1]], dtype=np.int64), t_ns]))
+        grown, known = growth(total, since_ns, self.wraps_at, self.joules)
+        for now_ns, amount in zip(t_ns.tolist(), np.where(known, grown, 0).tolist(), strict=True):
+            self.line.add(now_ns, amount)
+        self.last, self.last_ns = counts[-1], int(t_ns[-1])
 
     def break_off(self) -> None:
         """Nothing is known from now until the next reading."""
         self.last = None
         self.line.break_off()
 
-    def _grown(self, t_ns: int, count: int) -> int:
-        if self.last is None:
-            return 0
-        grown = count - self.last
-        if grown < 0 and self.wraps_at is not None:
-            grown += self.wraps_at
-            # µJ in a ns are kW: 10⁹ µJ/s make a kilowatt.
-            if grown * 1000 > _MOST_W * max(t_ns - self.last_ns, 1):
-                return 0
-        return max(grown, 0)
-
 
 @dataclass
 class Samples:
-    """Mean powers onto a line: each for the time since the one before, or for its own window after a gap.
+    """Powers onto a line, each for the time it stands for.
 
     Where a counter counts the same device, it says how high the line is and the samples say what came since.
     A line that was too high waits for the counter instead of falling.
     """
 
     line: Line
-    window_ns: int
-    period_ns: int
+    channel: Channel
     counter: Counter | None = None
-    last_ns: int = 0
+    last: tuple[int, float] | None = None
     level: int | None = None  # how much higher the line is than the counter's own
     owed: int = 0
     paid: Line = field(default_factory=Line)
@@ -131,16 +127,27 @@ class Samples:
     rest_nj: int = 0
 
     def add(self, t_ns: Times, power_w: Values) -> None:
-        for now_ns, power in zip(t_ns.tolist(), power_w.tolist(), strict=True):
-            gap_ns = now_ns - self.last_ns
-            regular = self.last_ns and 0 < gap_ns <= _REGULAR * max(self.window_ns, self.period_ns)
-            covered_ns = gap_ns if regular else min(self.window_ns, self.period_ns)
-            self.last_ns = now_ns
-            if not regular and now_ns - covered_ns > self.line.last_ns:
-                self.line.add(now_ns - covered_ns, 0)
-            # W × ns are nJ. Rounded as they add up, not one by one.
-            self._grow(now_ns, round(power * covered_ns))
-            self._settle()
+        known = can_be(power_w)
+        t_ns, power_w = t_ns[known], power_w[known]
+        # A clock that was set back begins anew.
+        back = np.flatnonzero(np.diff(t_ns) < 0) + 1
+        for times_ns, watts in zip(np.split(t_ns, back), np.split(power_w, back), strict=True):
+            if not times_ns.size:
+                continue
+            before = self.last if self.last is not None and self.last[0] <= times_ns[0] else None
+            for start_ns, end_ns, power in zip(
+                *(column.tolist() for column in stretches(self.channel, times_ns, watts, before)), strict=True
+            ):
+                if start_ns < self.line.last_ns < end_ns:
+                    start_ns = self.line.last_ns  # its window reaches over what was seen before a break
+                elif start_ns > self.line.last_ns:
+                    self.line.add(start_ns, 0)
+                # W × ns are nJ. Rounded as they add up, not one by one.
+                self._grow(end_ns, round(power * (end_ns - start_ns)))
+                self._settle()
+            if before is None or before[0] < times_ns[-1]:
+                first = int(np.searchsorted(times_ns, times_ns[-1]))  # of those with this stamp
+                self.last = (int(times_ns[first]), float(watts[first]))
 
     def add_counter(self, t_ns: Times, counts: list[int]) -> None:
         """The counter's readings. They come at once and samples a second later: each waits for those."""
@@ -155,7 +162,7 @@ class Samples:
 
     def break_off(self) -> None:
         """Nothing is known from now on, until there are new readings of both."""
-        self.last_ns, self.level = 0, None
+        self.last, self.level = None, None
         self.line.break_off()
         self.waiting.clear()
         if self.counter is not None:

@@ -153,7 +153,7 @@ def _caption(run: Run, device: str, total: DeviceTotal, shown: int) -> str:
     ]
     where = ", ".join([device, *([what] if what else []), *limits])
     sentences = [
-        f"Energy of {run.what} of {program(info)} on {where}: {joules(total.total_j)}"
+        f"Energy of {run.of[device]} of {program(info)} on {where}: {joules(total.total_j)}"
         f"{f', the {shown} largest rows' if shown else ''}",
         "± is half the 95 % interval",
     ]
@@ -178,7 +178,7 @@ def _latex(table: PaperTable) -> str:
         return "    " + " & ".join([name, *(latex_escaped(cell) for cell in cells[1:])]) + r" \\"
 
     def named(cells: tuple[str, ...]) -> str:
-        return line(cells, rf"\raggedright \texttt{{{latex_escaped(visible(cells[0]))}}}")
+        return line(cells, rf"\raggedright \texttt{{{latex_escaped(cells[0])}}}")
 
     return "\n".join(
         [
@@ -206,7 +206,7 @@ def _markdown(table: PaperTable) -> str:
         return "| " + " | ".join(cells) + " |"
 
     def escaped(cells: tuple[str, ...]) -> str:
-        return line((_signs(visible(cells[0]), _MARKDOWN), _signs(cells[1], _MARKDOWN), *cells[2:]))
+        return line((_signs(cells[0], _MARKDOWN), _signs(cells[1], _MARKDOWN), *cells[2:]))
 
     return "\n".join(
         [
@@ -220,4 +220,4 @@ def _markdown(table: PaperTable) -> str:
 
 
 def _signs(text: str, signs: dict[str, str]) -> str:
-    return "".join(signs.get(sign, sign) for sign in text)
+    return "".join(signs.get(sign, sign) for sign in visible(text))

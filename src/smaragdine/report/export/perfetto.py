@@ -14,7 +14,7 @@ import pyarrow as pa
 from smaragdine.accounting.coarse import coarse
 from smaragdine.accounting.event_energy import Floats
 from smaragdine.accounting.power import within
-from smaragdine.accounting.spans import REGION, Span, mark_spans, region_spans
+from smaragdine.accounting.spans import REGION, Span, all_spans, region_spans
 from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.accounting.traces import device_traces
 from smaragdine.report.export.nesting import Edge, Slice, edges
@@ -129,7 +129,7 @@ class _Reading:
 def _write_marks(trace: Packets, run: Run) -> None:
     """Marks in pairs as slices, others as instants; when the profiler ran, and over which steps."""
     top = trace.track(program(run.recording.info))
-    spans = [*mark_spans(run.recording.marks), *region_spans(run.recording.marks)]
+    spans = [*all_spans(run.recording), *region_spans(run.recording.marks)]
     spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
     kinds = sorted({_kind(span) for span in spans}, key=lambda kind: (_SPAN_ORDER.get(kind[0], 9), kind))
     lanes = {kind: (_called(kind), order) for order, kind in enumerate(kinds, start=1)}

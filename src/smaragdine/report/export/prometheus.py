@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.errors import visible
 from smaragdine.report.export.run import Run
 from smaragdine.version import __version__
 
@@ -38,9 +39,21 @@ def prometheus_text(run: Run, depth: int = 2) -> str:
             [(name, summary.duration_s)],
         ),
         *_family(
+            "run_program_energy_joules",
+            "gauge",
+            "What the program used: its part of sockets and memory, and GPUs.",
+            [] if summary.program_j is None or run.devices else [(name, summary.program_j)],
+        ),
+        *_family(
+            "device_program_energy_joules",
+            "gauge",
+            "The program's part of a device's energy, where it is known.",
+            each("program_j"),
+        ),
+        *_family(
             "device_energy_joules_total",
             "counter",
-            "Energy of a device during the run. Only those of scope device add up.",
+            "Energy of a device during the run, whoever used it. Only those of scope device add up.",
             each("energy_j"),
         ),
         *_family("device_mean_power_watts", "gauge", "Energy over the time that is known.", each("mean_w")),
@@ -83,4 +96,6 @@ def _labels(labels: Labels) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    """A line break as the format has it; whatever else is no text, as it can be printed."""
+    lines = (visible(line).replace("\\", "\\\\").replace('"', '\\"') for line in text.split("\n"))
+    return "\\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -19,6 +19,7 @@ from smaragdine.accounting.overview import Overview, overview
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
+from smaragdine.tracing.assemble.absence import why_no_operations
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Run:
     recording: Recording
     found: Overview
     footprint: Footprint | None  # merged, of the devices asked for
-    what: str  # the footprint is of: one step, 20 traced steps …
+    of: Mapping[str, str]  # device → what its footprint is of: one step, 20 traced steps …
     edges: pa.Table  # dataflow between the footprint's names
     why_none: str  # why there is no footprint
     devices: tuple[str, ...]  # asked for; none: all
@@ -39,6 +40,11 @@ class Run:
     @property
     def summary(self) -> RunSummary:
         return self.found.summary
+
+    @property
+    def what(self) -> str:
+        """What the footprint is of, over all devices."""
+        return " and ".join(dict.fromkeys(self.of.values()))
 
     def wants(self, device: str) -> bool:
         return not self.devices or device in self.devices
@@ -62,9 +68,10 @@ def gather(
     found = overview(recording, baseline)
     why_none = found.absent or ""
     traced = traced or found.step is None
-    footprint = found.footprint if traced else found.step
+    footprint = found.footprint if traced else found.shown
     if footprint is None and not why_none:
-        why_none = "nothing was traced" if not recording.events.num_rows else "its power was not recorded"
+        untraced = not recording.events.num_rows
+        why_none = why_no_operations(recording) if untraced else "its power was not recorded"
     _check_devices(recording, found, devices)
     edges = recording.edges
     if footprint is not None:
@@ -73,12 +80,13 @@ def gather(
             names = renaming([footprint], rules)
             edges = merge_edges(edges, names)
             footprint = renamed(footprint, names)
-    return Run(recording, found, footprint, _what(found, traced), edges, why_none, tuple(devices), baseline)
+    what = {device: _what(found, traced, device) for device in footprint.devices} if footprint else {}
+    return Run(recording, found, footprint, what, edges, why_none, tuple(devices), baseline)
 
 
-def _what(found: Overview, traced: bool) -> str:
+def _what(found: Overview, traced: bool, device: str) -> str:
     if not traced:
-        return "one step" if found.untraced else "one traced step"
+        return found.what(device)
     count = len(found.steps.traced_ns) if found.steps is not None else 0
     return f"{count} traced step{'s' if count > 1 else ''}" if count else "the time traced"
 

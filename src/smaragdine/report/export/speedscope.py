@@ -32,7 +32,7 @@ def speedscope_json(run: Run) -> dict[str, Any]:
         profiles.append(
             {
                 "type": "sampled",
-                "name": f"{_called(run, device)}, {run.what}{_provenance(total.provenance)} ({unit})",
+                "name": f"{_called(run, device)}, {run.of[device]}{_provenance(total.provenance)} ({unit})",
                 "unit": "none",
                 "startValue": 0,
                 "endValue": sum(weights),

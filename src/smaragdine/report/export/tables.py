@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,21 @@ import pyarrow as pa
 import pyarrow.compute
 
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, with_power
-from smaragdine.accounting.power import PowerTrace, within
-from smaragdine.accounting.spans import Span, mark_spans
-from smaragdine.accounting.step_spans import joined, resumed_ns
-from smaragdine.accounting.summary import DeviceSummary
+from smaragdine.accounting.power import Floats, Ints, PowerTrace, within
+from smaragdine.accounting.spans import Span
+from smaragdine.accounting.step_spans import TRACED, joined, resumed_ns
+from smaragdine.accounting.steps import announced_steps
+from smaragdine.accounting.summary import DeviceSummary, whose_power
 from smaragdine.accounting.traces import device_traces
+from smaragdine.accounting.virtual import when
+from smaragdine.recording.table_files import write_csv
 from smaragdine.report.export.run import Run, traced_energies
 
 TABLES = ("devices", "footprint", "totals", "epochs", "steps", "regions", "power", "marks", "events", "edges")
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 _DEVICES: dict[str, pa.DataType] = {
-    **{figure: pa.float64() for figure in ("energy_j", "mean_w", "peak_w", "missing_s")},
+    **{figure: pa.float64() for figure in ("program_j", "energy_j", "mean_w", "peak_w", "missing_s")},
     **{word: pa.string() for word in ("provenance", "scope", "source")},
 }
 _SPANS: dict[str, pa.DataType] = {
@@ -34,9 +37,11 @@ _SPANS: dict[str, pa.DataType] = {
     "end_ns": pa.int64(),
     "duration_s": pa.float64(),
     "device": pa.string(),
-    "energy_j": pa.float64(),  # null: nothing is known of that time
+    "program_j": pa.float64(),  # the program's part; null: whose it was is not known
+    "energy_j": pa.float64(),  # of the whole device; null: nothing is known of that time
     "missing_s": pa.float64(),
 }
+_NEVER = PowerTrace(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
 _TOTALS = {
     field.name: {"provenance": pa.string(), "per_step": pa.bool_()}.get(field.name, pa.float64())
     for field in dataclasses.fields(DeviceTotal)
@@ -46,12 +51,18 @@ _TOTALS = {
 def tables(run: Run) -> tuple[dict[str, pa.Table], list[str]]:
     """Name → table, those with nothing to say left out; and why they have nothing to say.
 
-    `devices`, `epochs` and `steps` are of all that a device used; `footprint` and `totals` are of the
-    program's part of it.
+    In `devices`, `epochs`, `steps` and `regions` `program_j` is the program's part of a device's energy and
+    `energy_j` all of it; `footprint` and `totals` are of the program's part.
     """
     events, remarks = _events(run)
     found = {"devices": _devices(run), **_footprint(run), **_spans(run), "power": _power(run)}
     found |= {"marks": run.recording.marks, "events": events, "edges": run.recording.edges}
+    if run.recording.thinned is not None:
+        remarks = [
+            *remarks,
+            f"readings before {when(run.recording.thinned.state.cut_ns)} were thinned: of that time steps "
+            "that are like all others are left out, and power is a mean over ten seconds",
+        ]
     return {name: table for name, table in found.items() if table.num_rows}, remarks
 
 
@@ -61,22 +72,12 @@ def write_tables(run: Run, folder: Path, kind: str) -> list[str]:
     for name, table in found.items():
         path = folder / f"{name}.{kind}"
         if kind == "csv":
-            import pyarrow.csv as pv
-
-            pv.write_csv(_plain(table), path)
+            write_csv(table, path)
         else:
             import pyarrow.parquet as pq
 
             pq.write_table(table, path)
     return remarks
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """Text as text: a CSV knows no dictionaries."""
-    for i, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            table = table.set_column(i, field.name, table.column(i).cast(pa.string()))
-    return table
 
 
 def _devices(run: Run) -> pa.Table:
@@ -100,28 +101,47 @@ def _footprint(run: Run) -> dict[str, pa.Table]:
 
 
 def _spans(run: Run) -> dict[str, pa.Table]:
-    """Epochs, steps and regions, a row for each device: what all of it used, whoever used it."""
-    traces = {device: device_traces(run.recording)[device] for device in _adding(run)}
+    """Epochs, steps and regions, a row for each device."""
+    every = device_traces(run.recording)
+    traces = {device: every[device] for device in _adding(run)}
+    program = whose_power(run.recording, every, run.baseline).program
     epochs = [
         Span("epoch", epoch.index, None, None, None, epoch.start_ns, epoch.end_ns)
         for epoch in run.summary.epochs
     ]
-    steps = [span for span in mark_spans(run.recording.marks) if span.name == "step"]
-    regions = [
+    told = announced_steps(run.recording)
+    steps = [span for span, _ in told]
+    table = _span_table(steps, traces, program)
+    # Of a process or a source that does not speak for all it is not known better than by the time.
+    windows = joined([(w["asked_ns"], resumed_ns(w)) for w in run.recording.windows.to_pylist()])
+    kinds = [kind for _ in traces for _, kind in told]
+    overlaps = _overlaps(table, windows).tolist()
+    traced = [kind == TRACED if kind else over for kind, over in zip(kinds, overlaps, strict=True)]
+    table = table.append_column("traced", pa.array(traced, pa.bool_()))
+    table = table.append_column("kind", pa.array(kinds, pa.string()))
+    return {
+        "epochs": _span_table(epochs, traces, program).drop_columns(["rank", "source"]),
+        "steps": table,
+        "regions": _regions(run, traces, program),
+    }
+
+
+def _regions(run: Run, traces: Mapping[str, PowerTrace], program: Mapping[str, PowerTrace]) -> pa.Table:
+    spans = [
         Span(region.name, None, None, None, None, *span_ns)
         for region in run.summary.regions
         for span_ns in region.spans_ns
     ]
-    named = _span_table(regions, traces).drop_columns(["index", "rank", "source"])
-    names = [span.name for _ in traces for span in regions]
-    table = _span_table(steps, traces)
-    traced = joined([(w["asked_ns"], resumed_ns(w)) for w in run.recording.windows.to_pylist()])
-    table = table.append_column("traced", pa.array(_overlaps(table, traced), pa.bool_()))
-    return {
-        "epochs": _span_table(epochs, traces).drop_columns(["rank", "source"]),
-        "steps": table,
-        "regions": named.add_column(0, "name", pa.array(names, pa.string())),
-    }
+    table = _span_table(spans, traces, program).drop_columns(["index", "rank", "source"])
+    names = [span.name for _ in traces for span in spans]
+    # As they were worked out, which of thinned readings nobody could any more.
+    energies_j = [each for d in traces for region in run.summary.regions for each in region.energies_j[d]]
+    thinned = run.recording.thinned
+    known = pc.greater_equal(table["begin_ns"], -1 if thinned is None else thinned.state.cut_ns)
+    program_j = pc.if_else(known, table["program_j"], pa.scalar(None, pa.float64()))
+    for name, column in (("energy_j", pa.array(energies_j, pa.float64())), ("program_j", program_j)):
+        table = table.set_column(table.schema.get_field_index(name), name, column)
+    return table.add_column(0, "name", pa.array(names, pa.string()))
 
 
 def _adding(run: Run) -> list[str]:
@@ -131,13 +151,16 @@ def _adding(run: Run) -> list[str]:
     return [name for name, device in run.summary.devices.items() if counts(device)]
 
 
-def _span_table(spans: Sequence[Span], traces: dict[str, PowerTrace]) -> pa.Table:
+def _span_table(
+    spans: Sequence[Span], traces: Mapping[str, PowerTrace], program: Mapping[str, PowerTrace]
+) -> pa.Table:
     begin_ns = np.array([span.begin_ns for span in spans], dtype=np.int64)
     end_ns = np.array([span.end_ns for span in spans], dtype=np.int64)
     parts = [pa.schema(list(_SPANS.items())).empty_table()]
     for device, trace in traces.items():
-        covered_ns = trace.covered_until_ns(end_ns) - trace.covered_until_ns(begin_ns)
-        energy_j = trace.energy_until_j(end_ns) - trace.energy_until_j(begin_ns)
+        energy_j, covered_ns = _energies(trace, begin_ns, end_ns)
+        # Of a device whose users are not known there is no time for which they are.
+        program_j, split_ns = _energies(program.get(device, _NEVER), begin_ns, end_ns)
         columns = {
             "index": [span.index for span in spans],
             "rank": [span.rank for span in spans],
@@ -146,11 +169,18 @@ def _span_table(spans: Sequence[Span], traces: dict[str, PowerTrace]) -> pa.Tabl
             "end_ns": end_ns,
             "duration_s": (end_ns - begin_ns) * 1e-9,
             "device": pa.repeat(pa.scalar(device, pa.string()), len(spans)),
+            "program_j": pa.array(program_j, mask=split_ns == 0),
             "energy_j": pa.array(energy_j, mask=covered_ns == 0),
             "missing_s": (end_ns - begin_ns - covered_ns) * 1e-9,
         }
         parts.append(pa.table({name: pa.array(columns[name], kind) for name, kind in _SPANS.items()}))
     return pa.concat_tables(parts)
+
+
+def _energies(trace: PowerTrace, begin_ns: Ints, end_ns: Ints) -> tuple[Floats, Ints]:
+    """Of each span, and how much of it is known."""
+    energy_j = trace.energy_until_j(end_ns) - trace.energy_until_j(begin_ns)
+    return energy_j, trace.covered_until_ns(end_ns) - trace.covered_until_ns(begin_ns)
 
 
 def _overlaps(table: pa.Table, windows: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:

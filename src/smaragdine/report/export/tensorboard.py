@@ -16,7 +16,8 @@ from typing import Any
 
 from smaragdine.accounting.coarse import coarse
 from smaragdine.accounting.power import within
-from smaragdine.accounting.spans import mark_spans
+from smaragdine.accounting.step_spans import MORE
+from smaragdine.accounting.steps import announced_steps
 from smaragdine.accounting.traces import device_traces
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
@@ -84,7 +85,8 @@ def _scalars(run: Run) -> Iterator[tuple[int, int, str, float]]:
             if energy_j is not None:
                 index = number if epoch.index is None else epoch.index
                 yield epoch.end_ns, index, f"energy_per_epoch_j/{device}", energy_j
-    steps = [span for span in mark_spans(run.recording.marks) if span.name == "step"]
+    # What an epoch or an evaluation takes besides would be a spike.
+    steps = [span for span, kind in announced_steps(run.recording) if kind != MORE]
     sources = list(dict.fromkeys((span.rank or 0, span.source) for span in steps))
     for span in steps:
         # Several ranks, or a second optimizer, count steps of their own.

@@ -52,7 +52,7 @@ class Run:
     def footprint(self) -> Footprint:
         """Of one step where there are steps, else of what was traced."""
         found = self.overview
-        footprint = found.step or found.footprint
+        footprint = found.shown
         if footprint is None or not footprint.rows.num_rows:
             raise NotDrawn(found.absent or f"{self.label} has no events: nothing was traced")
         return footprint

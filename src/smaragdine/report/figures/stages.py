@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from smaragdine.accounting.arithmetic import adding_devices, scale
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.noise import deviation
-from smaragdine.accounting.overview import phases_j
+from smaragdine.accounting.overview import Overview, phases_j
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import Run, by_folder, footprint_notes
 from smaragdine.report.figures.style import styled
@@ -63,16 +63,24 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step", more: Se
 
 
 def stages_of_runs(runs: Sequence[Run]) -> Figure:
-    """All steps that were announced where every run has them, else one step."""
+    """All steps that were announced, as if each were the mean one, where every run has such a step; else one
+    step, be it a traced one."""
     groups = by_folder(runs)
-    counts = [run.overview.steps.count if run.overview.steps and run.overview.step else 0 for run in runs]
+    counts = [_untraced_steps(run.overview) for run in runs]
     if all(counts):
         whole = {id(run): scale(run.footprint, count) for run, count in zip(runs, counts, strict=True)}
-        return stages(
-            {stage: [whole[id(run)] for run in each] for stage, each in groups.items()}, "all steps"
-        )
+        each_run = {stage: [whole[id(run)] for run in each] for stage, each in groups.items()}
+        return stages(each_run, "all steps", ["steps × the mean of untraced ones"])
     of = "a step" if all(run.overview.step is not None for run in runs) else "what was traced"
     return stages({stage: [run.footprint for run in each] for stage, each in groups.items()}, of)
+
+
+def _untraced_steps(found: Overview) -> int:
+    """How many steps there were, where one of them is known as it is without tracing, on every device."""
+    if found.steps is None or found.step is None:
+        return 0
+    known = all(device in found.untraced for device in adding_devices(found.step))
+    return found.steps.count if known else 0
 
 
 def phase_energies_j(footprint: Footprint) -> dict[str, float]:

@@ -19,14 +19,16 @@ from smaragdine.accounting.comparison import Comparison, compare
 from smaragdine.accounting.comparison import to_json as comparison_json
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.merge import Rule
-from smaragdine.accounting.overview import Overview, overview_json
+from smaragdine.accounting.overview import Overview, alike, overview_json
 from smaragdine.accounting.regions import longest
 from smaragdine.accounting.rows import column
 from smaragdine.accounting.traces import device_traces
 from smaragdine.errors import UserError, signal_name
 from smaragdine.recording.reader import Recording
 from smaragdine.report.html.timeline import MOST_POINTS, MOST_STRETCHES, layer_columns, power_columns
-from smaragdine.report.html.tree import Tree, merged_tree, tree_of
+from smaragdine.report.html.tree import Ints, Tree, interval_columns, merged_tree, tree_of
+from smaragdine.report.overview import tracing_lines
+from smaragdine.report.terminal import headline
 from smaragdine.tracing.assemble.absence import why_no_operations
 
 _FIGURES = ("energy_j", "busy_s", "count", "uncertainty_j")
@@ -47,6 +49,7 @@ def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) 
         "signal": signal_name(info["signal"]) if info.get("signal") else None,
         "begin_ms": found.summary.begin_ns // 1_000_000,
         "absent": info.get("absent", []),
+        "headline": headline(found.summary),
         "epochs": _epochs(found),
         "regions": _regions(found),
         # Rows are in columns below, marks in the power's picture.
@@ -56,7 +59,9 @@ def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) 
             if name not in ("marks", "epochs", "regions", "step", "traced")
         },
         "events": recording.events.num_rows,
-        "why_untraced": why_no_operations(found.summary.marks, found.summary.duration_s),
+        # Why nothing was traced stands where the operations would.
+        "traced_lines": [] if found.tracing is None else tracing_lines(found.tracing, found.steps),
+        "why_untraced": why_no_operations(recording),
         "power": _power(recording, found),
         "windows": [
             {key: window[key] - found.summary.begin_ns for key in ("begin_ns", "end_ns")}
@@ -71,7 +76,7 @@ def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) 
         data["tree"] = tree.columns
         data["merged"] = None if merged is None else {**merged[0].columns, "of_node": merged[1]}
         data["rows"] = _rows(found.footprint, tree)
-        data["levels"] = _levels(found, figures, tree)
+        data["levels"] = _levels(found, figures, tree, merged)
         data["layers"] = _layers(recording, found, tree)
     return data
 
@@ -85,8 +90,8 @@ def comparison_data(a: Overview, b: Overview, edges: pa.Table | None = None) -> 
 
     Why there is none, where there is none.
     """
-    by_step = a.step is not None and b.step is not None
-    of_a, of_b = (a.step, b.step) if by_step else (a.footprint, b.footprint)
+    steps = alike(a, b)
+    of_a, of_b = steps or (a.footprint, b.footprint)
     if of_a is None or of_b is None:
         return {"reason": f"{'A' if of_a is None else 'B'} has no traced operations"}
     try:
@@ -97,7 +102,7 @@ def comparison_data(a: Overview, b: Overview, edges: pa.Table | None = None) -> 
     found = {"all": whole, **{name: compare([of_a], [of_b], name) for name in devices}}
     tree = tree_of(_bare(found.values()), edges)
     views = {name: _comparison(comparison, tree) for name, comparison in found.items()}
-    return {"level": "step" if by_step else "traced", "tree": tree.columns, "views": views}
+    return {"level": "step" if steps else "traced", "tree": tree.columns, "views": views}
 
 
 def _comparison(comparison: Comparison, tree: Tree) -> dict[str, Any]:
@@ -141,6 +146,7 @@ def _bare(comparisons: Iterable[Comparison]) -> Footprint:
             energy_j[name] = energy_j.get(name, 0.0) + np.nansum([a_j, b_j])
     zeros = pa.array(np.zeros(len(energy_j)))
     rows = {
+        "device": pa.array([""] * len(energy_j), pa.string()),
         "name": pa.array(list(energy_j), pa.string()),
         "phase": pa.nulls(len(energy_j), pa.string()),
         **dict.fromkeys(_FIGURES, zeros),
@@ -171,6 +177,7 @@ def _epochs(found: Overview) -> dict[str, Any]:
         "index": [epoch.index for epoch in shown],
         "start_ns": np.array([epoch.start_ns - begin_ns for epoch in shown], dtype=np.int64),
         "end_ns": np.array([epoch.end_ns - begin_ns for epoch in shown], dtype=np.int64),
+        "program_j": np.array([epoch.program_j for epoch in shown], dtype=float),
         "energy_j": {
             name: np.array([epoch.devices[name].energy_j for epoch in shown], dtype=float)
             for name in _adding(found)
@@ -190,8 +197,9 @@ def _regions(found: Overview) -> dict[str, Any]:
         "rows": [
             {
                 "name": region.name,
-                "times": len(region.spans_ns),
+                "times": region.count,
                 "duration_s": region.duration_s,
+                "program_j": region.program_j,
                 "energy_j": {name: region.total_j.get(name) for name in _adding(found)},
             }
             for region in longest(regions, _MOST_REGIONS)
@@ -232,7 +240,9 @@ def _rows(footprint: Footprint, tree: Tree) -> dict[str, Any]:
     }
 
 
-def _levels(found: Overview, figures: Mapping[str, Any], tree: Tree) -> dict[str, Any]:
+def _levels(
+    found: Overview, figures: Mapping[str, Any], tree: Tree, merged: tuple[Tree, Ints] | None
+) -> dict[str, Any]:
     """Totals for both levels, and how the rows of one step follow from those traced."""
     levels: dict[str, Any] = {}
     for name, footprint in (("step", found.step), ("traced", found.footprint)):
@@ -246,7 +256,15 @@ def _levels(found: Overview, figures: Mapping[str, Any], tree: Tree) -> dict[str
             levels["step"]["columns"] = _factors(found.footprint, found.step, found)
         else:
             levels["step"]["rows"] = _rows(found.step, tree)
+    for name, footprint in (("step", found.step), ("traced", found.footprint)):
+        # Where rows follow from those traced by a factor, so do their sums.
+        if footprint is not None and not isinstance(_column(levels[name], "uncertainty_j"), dict):
+            levels[name]["widths"] = interval_columns(footprint, tree, merged)
     return levels
+
+
+def _column(level: Mapping[str, Any], name: str) -> Any:
+    return level.get("columns", {}).get(name)
 
 
 def _factors(traced: Footprint, step: Footprint, found: Overview) -> dict[str, Any]:

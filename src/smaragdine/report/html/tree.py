@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.joint import half_widths_j
 from smaragdine.accounting.merge import Rule, merge_edges, renamed, renaming
 
 Ints = npt.NDArray[np.int64]
@@ -73,3 +74,48 @@ def merged_tree(
             if to[plain.number[old]]:
                 break
     return tree, to
+
+
+def interval_columns(footprint: Footprint, tree: Tree, merged: tuple[Tree, Ints] | None) -> dict[str, Any]:
+    """How far sums of rows may be off, for every choice that the page offers: tree, device, phase, node.
+
+    Only of nodes with several rows of a device: one row has its own, and devices add up. `below` is of a node
+    with all below it, `own` of the rows that are called as it is.
+    """
+    node = np.array([tree.number[name] for name in footprint.rows["name"].to_pylist()], dtype=np.int64)
+    trees = {"plain": (len(tree.paths), node)}
+    if merged is not None:
+        trees["merged"] = len(merged[0].paths), merged[1][node]
+    device = footprint.rows["device"].to_numpy(zero_copy_only=False)
+    phase = footprint.rows["phase"].to_numpy(zero_copy_only=False)
+    devices = {name: device == name for name in footprint.devices}
+    phases = {name or "not known": phase == name for name in dict.fromkeys(phase.tolist())}
+    phases = {"all": np.ones(phase.size, dtype=np.bool_), **phases}
+    found: dict[str, Any] = {}
+    for which, (count, place) in trees.items():
+        parents = (tree if which == "plain" or merged is None else merged[0]).columns["parent"]
+        last = _last_below(parents, count)
+        for of_device, here in devices.items():
+            for of_phase, then in phases.items():
+                rows = np.flatnonzero(here & then)
+                order = rows[np.argsort(place[rows], kind="stable")]
+                found.setdefault(which, {}).setdefault(of_device, {})[of_phase] = {
+                    "below": _widths(footprint, order, place[order], np.arange(count), last),
+                    "own": _widths(footprint, order, place[order], np.arange(count), np.arange(count)),
+                }
+    return found
+
+
+def _last_below(parents: Ints, count: int) -> Ints:
+    """The last node below each, or itself: what is below a node follows it."""
+    last = np.arange(count)
+    for node in range(count - 1, 0, -1):
+        last[parents[node]] = max(last[parents[node]], last[node])
+    return last
+
+
+def _widths(footprint: Footprint, order: Ints, place: Ints, first: Ints, last: Ints) -> dict[str, Any]:
+    begin, end = np.searchsorted(place, first), np.searchsorted(place, last, side="right")
+    several = np.flatnonzero(end - begin > 1)
+    widths_j = half_widths_j(footprint, order, begin[several], end[several])
+    return {"node": several, "uncertainty_j": widths_j.astype(np.float32)}

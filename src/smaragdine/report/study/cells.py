@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from smaragdine.accounting.noise import deviation
+from smaragdine.recording.table_files import guarded
 from smaragdine.report.export.paper import latex_escaped
 from smaragdine.report.fitting import visible
 from smaragdine.units import plus_minus, seconds, si
@@ -90,7 +91,8 @@ def csv_text(table: Table) -> str:
                 cells += [cell.mean, cell.std, cell.runs]
             else:
                 cells += [cell, None, None] if wide else [cell]
-        writer.writerow(["" if cell is None else cell for cell in cells])
+        shown = [guarded(cell) if isinstance(cell, str) else cell for cell in cells]
+        writer.writerow(["" if cell is None else cell for cell in shown])
     return sink.getvalue()
 
 

@@ -8,64 +8,94 @@ from typing import Any
 
 import pyarrow as pa
 
+from smaragdine.errors import signal_name
+from smaragdine.recording.asked import trace_of, verb_of
 from smaragdine.recording.reader import Recording
 from smaragdine.tracing.assemble.kineto_calls import NO_STEPS, REMEDY
 from smaragdine.tracing.hook.install import FRAMEWORKS
-from smaragdine.tracing.hook.windows import Settings
 from smaragdine.units import seconds
 
-_QUIET_S = Settings("").quiet_s
 # CPU time of a process that loaded a framework and did more than that: with what is built on it, to load one
 # takes up to 3.5 s.
 _LEAST_CPU_S = 6.0
 
 
-def why_nothing(
-    recording: Recording, skip: int, budget: float | None, quiet_s: float = _QUIET_S
-) -> str | None:
-    """None where something was traced, or the program's hook has said what went wrong."""
-    names: list[str] = recording.marks["name"].to_pylist()
-    if recording.windows.num_rows or "hook_error" in names:
+def why_nothing(recording: Recording) -> str | None:
+    """None where something was traced, the program's hook has said what went wrong, or nobody knows why."""
+    if recording.windows.num_rows or "hook_error" in recording.marks["name"].to_pylist():
         return None
-    steps, skipped = names.count("step_end"), max(skip, 1)
-    if not steps:
-        if using(recording.marks):
-            return no_steps(_duration_s(recording), quiet_s)
-        why = "the program announced none, and used no framework we know"
-    elif steps <= skipped:
-        why = f"the program announced {steps}, and {skipped} are skipped first"
-    elif budget is not None:
-        why = f"{budget * 100:.3g}% of the time of {steps} steps is too little to start a profiler in"
-    else:
-        why = f"none of the {steps} steps came after those that were skipped"
-    return f"no step was traced: {why}"
+    why = _why(recording)
+    return why if why is None or why.startswith(NO_STEPS) else f"no step was traced: {why}"
+
+
+def why_no_operations(recording: Recording) -> str:
+    """The same for who looks at a recording later."""
+    # Of what went wrong in the program's processes it stands among the problems.
+    known = "hook_error" not in recording.marks["name"].to_pylist()
+    why = _why(recording) if known and not recording.windows.num_rows else None
+    return f"nothing was traced: {why}" if why else "nothing was traced"
 
 
 def computed_without_steps(recording: Recording) -> bool:
-    """Whether the program used a framework, and not only loaded it, and nobody announced a step."""
+    """Whether the program used a framework, and not only loaded it, and nobody announced a step. One that
+    did not come to its end has something else to say."""
     processes = using(recording.marks)
     cpu_s: float = recording.info.get("program_cpu_s") or 0.0
     announced = "step_end" in recording.marks["name"].to_pylist()
-    return bool(processes) and not announced and cpu_s >= _LEAST_CPU_S * processes
+    ended = recording.status == "complete"
+    return ended and bool(processes) and not announced and cpu_s >= _LEAST_CPU_S * processes
 
 
-def why_no_operations(marks: pa.Table, duration_s: float) -> str:
-    """The same of a recording alone, which does not have the options of its run."""
-    names: list[str] = marks["name"].to_pylist()
-    if "hook_error" in names:
-        return "nothing was traced"  # and what went wrong stands among the problems
-    if not using(marks):
-        return "nothing was traced (smaragdine run traces where a framework is used)"
-    steps = names.count("step_end")
+def _why(recording: Recording) -> str | None:
+    """From what was asked for and recorded; None where that does not tell."""
+    trace = trace_of(recording.info)
+    if trace is None:
+        return None
+    if not trace.on:
+        off = verb_of(recording.info) == "run"
+        return "it was recorded with --trace off" if off else "it was recorded without tracing"
+    marks = recording.marks
+    steps, skipped = recording.announced_steps, max(trace.skip, 1)
+    if recording.status == "running":
+        return f"it is still running; {_few(marks, steps, skipped)}"
+    if recording.status in ("killed", "interrupted"):
+        number = recording.info.get("signal")
+        how = (
+            f"the program was killed by {signal_name(number)}" if number else "its recording was interrupted"
+        )
+        return f"{how}, and what was announced or traced last is lost; {_few(marks, steps, skipped)}"
+    code = recording.info.get("exit_code")
+    if code:
+        return f"the program ended with exit code {code}; {_few(marks, steps, skipped)}"
+    if not steps and using(marks):
+        return no_steps(_duration_s(recording), trace.quiet_s)
     if not steps:
-        return f"nothing was traced: {no_steps(duration_s)}"
+        return "no steps were announced, and no process told of a framework that is traced"
+    if steps <= skipped:
+        return _few(marks, steps, skipped)
+    if trace.budget is not None:
+        return f"{trace.budget * 100:.3g}% of the time of {steps} steps is too little to start a profiler in"
+    return f"{_few(marks, steps, skipped)}; why none of the others was is not known"
+
+
+def _few(marks: pa.Table, steps: int, skipped: int) -> str:
+    """What is known of the steps. Marks of a framework wait a moment before they are written, and a process
+    that leaves at once takes them along: only one that has told of its libraries left in order."""
+    if not steps:
+        return "no step had been announced" if using(marks) else "no announced step is recorded"
+    lost = not using(marks) and not _by_hand(marks)
     return (
-        f"nothing was traced: of {steps} announced step{'' if steps == 1 else 's'} smaragdine run skips the "
-        f"first {Settings('').skip}, or as many as --trace-skip says"
+        f"{'at least ' if lost else ''}{steps} step{'' if steps == 1 else 's'} had been announced, and the "
+        f"first {'one is' if skipped == 1 else f'{skipped} are'} not traced"
     )
 
 
-def no_steps(duration_s: float, quiet_s: float = _QUIET_S) -> str:
+def _by_hand(marks: pa.Table) -> bool:
+    rows = marks.select(["name", "source"]).to_pylist()
+    return all(row["source"] == "user" for row in rows if row["name"] == "step_end")
+
+
+def no_steps(duration_s: float, quiet_s: float) -> str:
     longer = f", or let it run longer than {quiet_s:g} s" if duration_s < quiet_s else ""
     return f"{NO_STEPS} in {seconds(duration_s)}; {REMEDY}{longer}"
 
@@ -88,4 +118,5 @@ def hook_errors(recording: Recording) -> list[str]:
 
 
 def _duration_s(recording: Recording) -> float:
-    return (recording.info["end_ns"] - recording.info["begin_ns"]) * 1e-9
+    begin_ns, end_ns = (recording.info.get(name) or 0 for name in ("begin_ns", "end_ns"))
+    return (end_ns - begin_ns) * 1e-9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ Ints = npt.NDArray[np.int64]
 # `program` is the program's own code outside any module: its loss, for one.
 PROGRAM, FRAMEWORK, INPUT = "program", "framework", "input"
 OPTIMIZER, UNPLACED = "optimizer", "unplaced"
+# How often these run is no matter of the model's: a loader fetches ahead, a program logs every so many steps.
+_AS_IT_LIKES = (PROGRAM, FRAMEWORK, INPUT, UNPLACED)
 
 NO_STEP = -(2**63)
 _NAMED_IN_A_REMARK = 3
@@ -27,8 +29,9 @@ class Coverage:
     busy_ns: int  # something ran, summed over lanes
     placed_ns: int  # of that, with a path or an honest class
     steps: int
-    counts_divide: bool  # every operation ran equally often per step, as far as counts can tell
     remarks: tuple[str, ...] = ()
+    # Operations of the model and the optimizer that did not run equally often per step, as far as counts tell
+    uneven: tuple[str, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()  # dataflow between siblings, where the raw file tells it
     # [index, begin_ns, end_ns] of steps that nobody announced: executions of one compiled program, or calls
     # of one module
@@ -37,17 +40,22 @@ class Coverage:
     irregular: bool = False  # it was called often enough, and yet its calls are no steps
     slice_remarks: tuple[str, ...] = ()  # those that hold also where the steps found do not count
 
+    @property
+    def counts_divide(self) -> bool:
+        return not self.uneven
+
 
 def coverage_of(table: pa.Table, steps: int, remarks: Sequence[str] = ()) -> Coverage:
     """Coverage of a table of schema EVENTS, traced over this many steps."""
     inside = table.filter(table["step"].is_valid()) if steps else table
-    uneven = _uneven(inside, steps)
-    said = list(remarks)
-    if uneven:
-        shown = ", ".join(uneven[:_NAMED_IN_A_REMARK]) + (" …" if len(uneven) > _NAMED_IN_A_REMARK else "")
-        said.append(f"{len(uneven)} operations did not run equally often in all {steps} steps: {shown}")
     busy_ns, placed_ns = _times_ns(inside)
-    return Coverage(busy_ns, placed_ns, steps, not uneven, tuple(said))
+    return Coverage(busy_ns, placed_ns, steps, tuple(remarks), tuple(_uneven(inside, steps)))
+
+
+def uneven_remark(names: Collection[str]) -> str:
+    what = "1 operation" if len(names) == 1 else f"{len(names)} operations"
+    shown = ", ".join(sorted(names)[:_NAMED_IN_A_REMARK]) + (" …" if len(names) > _NAMED_IN_A_REMARK else "")
+    return f"{what} of the model did not run equally often in all traced steps: {shown}"
 
 
 def steps_at(times_ns: Ints, meta: dict[str, Any]) -> Ints:
@@ -111,9 +119,10 @@ def _union_ns(device: Ints, lane: Ints, start_ns: Ints, duration_ns: Ints) -> in
 
 
 def _uneven(table: pa.Table, steps: int) -> list[str]:
-    """Names whose count does not divide by their number."""
+    """Names of the model and the optimizer whose count does not divide by the number of steps."""
     if steps < 2:
         return []
     counts = table.group_by(["name", "phase", "device"]).aggregate([([], "count_all")])
     rows = counts.select(["name", "count_all"]).to_pylist()
-    return sorted({row["name"] for row in rows if row["count_all"] % steps})
+    uneven = {row["name"] for row in rows if row["count_all"] % steps}
+    return sorted(name for name in uneven if name.split("/", 1)[0] not in _AS_IT_LIKES)

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.compute
 
 from smaragdine.errors import UserError
+from smaragdine.recording.checks import oddity
 from smaragdine.recording.events import EventsWriter, write_edges, write_windows
 from smaragdine.recording.format import EDGES, TRACES_FOLDER, WINDOWS
 from smaragdine.recording.reader import Recording
-from smaragdine.tracing.assemble.coverage import Coverage
+from smaragdine.tracing.assemble.coverage import Coverage, uneven_remark
 from smaragdine.tracing.assemble.slices import Slice, agreed
 from smaragdine.tracing.assemble.sockets import on_sockets, remarks_on
 from smaragdine.tracing.hook.windows import FORWARD
@@ -86,6 +87,7 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
     _remove_half(folder)
     found = _needed(_metas(folder / TRACES_FOLDER, said), keep)
     windows: list[pa.Table] = []
+    uneven: list[tuple[str, ...]] = []  # per window
     edges: dict[tuple[str, str], None] = {}
     writer: EventsWriter | None = None
     places, guessed = Recording(folder, {}).places, 0
@@ -99,6 +101,7 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
         writer = writer or _events_writer(folder)
         writer.write(table)
         windows.append(window)
+        uneven.append(coverage.uneven)
         guessed += more
 
     for number, (meta_path, meta) in enumerate(found):
@@ -125,6 +128,7 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
             write(each.meta, table, each.coverage)
             counted += len(each.coverage.found_steps)
             read += each.files
+    _say_once(windows, uneven)
     table = pa.concat_tables([WINDOWS.empty_table(), *windows])
     if writer is not None:
         writer.close()
@@ -240,7 +244,20 @@ def _window(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> pa.Tab
         "counts_divide": coverage.counts_divide,
         "remarks": list(coverage.remarks),
     }
-    return pa.Table.from_pylist([row], schema=WINDOWS)
+    window = pa.Table.from_pylist([row], schema=WINDOWS)
+    why = oddity("windows", window)
+    if why is not None:
+        raise ValueError(why)
+    return window
+
+
+def _say_once(windows: list[pa.Table], uneven: Sequence[Collection[str]]) -> None:
+    """Which operations did not run equally often, of all windows, in the first that has some."""
+    first = next((i for i, names in enumerate(uneven) if names), None)
+    if first is not None:
+        (row,) = windows[first].to_pylist()
+        row["remarks"].append(uneven_remark({name for names in uneven for name in names}))
+        windows[first] = pa.Table.from_pylist([row], schema=WINDOWS)
 
 
 def _events_writer(folder: Path) -> EventsWriter:
@@ -272,13 +289,15 @@ def _remove_half(folder: Path) -> None:
 def _remarks(windows: list[dict[str, Any]]) -> list[str]:
     """Each once, whoever made it and however often; of several ranks only the first that did."""
     said: dict[str, str] = {}
+
+    def say(window: dict[str, Any], remark: str) -> None:
+        said.setdefault(remark, f"{window['framework']} (rank {window['rank']}): {remark}")
+
     for window in windows:
-        remarks: list[str] = list(window["remarks"])
-        if not window["events"]:
-            remarks.append("nothing was traced")
-        elif window["placed_ns"] < _WELL_PLACED * window["busy_ns"]:
-            share = window["placed_ns"] / window["busy_ns"]
-            remarks.append(f"{share:.1%} of the traced time has a place in the model or a class")
-        for remark in remarks:
-            said.setdefault(remark, f"{window['framework']} (rank {window['rank']}): {remark}")
+        for remark in (*window["remarks"], *([] if window["events"] else ["nothing was traced"])):
+            say(window, remark)
+    busy_ns, placed_ns = (sum(window[name] for window in windows) for name in ("busy_ns", "placed_ns"))
+    if placed_ns < _WELL_PLACED * busy_ns:
+        worst = min(windows, key=lambda each: each["placed_ns"] - each["busy_ns"])
+        say(worst, f"{placed_ns / busy_ns:.1%} of the traced time has a place in the model or a class")
     return list(said.values())

@@ -26,7 +26,9 @@ function drawBalance(view) {
       return piece;
     }),
   );
-  const of = view.level === "step" ? "One step" : "All traced";
+  const untraced = Object.keys(view.run.data.figures.untraced_step);
+  const known = view.device === "all" ? untraced.length > 0 : untraced.includes(view.device);
+  const of = view.level !== "step" ? "All traced" : known ? "One step" : "One traced step";
   box.replaceChildren(
     element(
       "p",

@@ -68,14 +68,18 @@ function runLook(figures, share, range) {
   return { ...colour(intensity(share)), big: shown, small, said: `${shown}, ${small}` };
 }
 
+// What cannot be told from noise is grey; what nobody repeated is pale, and its box dashed.
 function changeLook(figures, parent) {
   const { difference_j, verdict } = figures;
-  const beyond = verdict === "more" || verdict === "less";
-  const t = beyond ? 0.15 + 0.85 * intensity(Math.abs(difference_j) / Math.max(parent.a_j, parent.b_j)) : 0;
-  const relative = figures.a_j > 0 ? signed(percent(difference_j / figures.a_j)) : "new";
-  const look = beyond
-    ? colour(t, difference_j > 0 ? "more" : "less")
-    : { fill: token("panel"), ink: token("dim") };
+  const whole_j = Math.max(zero(parent.a_j), zero(parent.b_j));
+  const t = 0.15 + 0.85 * intensity(Math.abs(difference_j) / whole_j);
+  const side = difference_j > 0 ? "more" : "less";
+  const look =
+    verdict === "inside the noise"
+      ? { fill: token("panel"), ink: token("dim") }
+      : colour(verdict === "unknown" ? 0.4 * t : t, verdict === "unknown" ? side : verdict);
+  const alone = verdict === "new" || verdict === "gone";
+  const relative = alone ? verdict : signed(percent(difference_j / figures.a_j));
   return {
     ...look,
     big: relative,
@@ -116,7 +120,7 @@ function tipLines(view, figures, share) {
       ["A", joules(figures.a_j)],
       ["B", joules(figures.b_j)],
       ["B − A", signed(joules(figures.difference_j))],
-      ["± 95 %", joules(figures.half_width_j)],
+      [view.noise, joules(figures.half_width_j)],
       ["", figures.verdict],
     ];
   }

@@ -18,6 +18,8 @@ function makeChanges(comparison) {
   };
 }
 
+// Steps and uncertainties of one run are the least that noise can be.
+const noiseTitle = (runs) => (Math.max(...runs) > 1 ? "±" : "± at least");
 const zero = (value) => (Number.isNaN(value) ? 0 : value);
 
 function changesView(tree, rows, phase) {
@@ -25,15 +27,17 @@ function changesView(tree, rows, phase) {
   const chosen = [];
   for (let row = 0; row < rows.node.length; row++)
     if (phase === "all" || names[rows.phase[row]] === phase) chosen.push(row);
-  // Half-widths add up, as biases do; what has no known noise may be all noise.
+  // Half-widths add up, as biases do. What has no known noise makes the sum's unknown, never nothing.
   const parts = {
     a_j: (row) => zero(rows.a_j[row]),
     b_j: (row) => zero(rows.b_j[row]),
     half_width_j: (row) => zero(rows.half_width_j[row]),
-    unknown_j: (row) =>
-      Number.isNaN(rows.half_width_j[row]) ? Math.abs(zero(rows.b_j[row]) - zero(rows.a_j[row])) : 0,
+    unknown: (row) => (Number.isNaN(rows.half_width_j[row]) ? 1 : 0),
+    in_a: (row) => (Number.isNaN(rows.a_j[row]) ? 0 : 1),
+    in_b: (row) => (Number.isNaN(rows.b_j[row]) ? 0 : 1),
     count: () => 1,
   };
+  const repeated = Math.max(...rows.runs) > 1;
   const [totals, own] = [{}, {}];
   for (const [name, value] of Object.entries(parts)) {
     const sums = makeSums(tree.count);
@@ -44,37 +48,35 @@ function changesView(tree, rows, phase) {
   }
   const both = (of) => of.a_j.map((a, node) => a + of.b_j[node]);
   const [weights, ownWeights] = [both(totals), both(own)];
-  const view = { tree, kind: "changes", chosen, level: "", rows };
+  const view = { tree, kind: "changes", chosen, level: "", rows, noise: noiseTitle(rows.runs) };
   view.figures = (node, alone = false) => {
     const of = alone ? own : totals;
     return judged({
-      a_j: of.a_j[node],
-      b_j: of.b_j[node],
-      half_width_j: of.half_width_j[node],
-      unknown_j: of.unknown_j[node],
+      a_j: of.in_a[node] ? of.a_j[node] : NaN,
+      b_j: of.in_b[node] ? of.b_j[node] : NaN,
+      half_width_j: of.unknown[node] ? NaN : of.half_width_j[node],
+      repeated,
     });
   };
   view.alone = (node) => tree.children(node).length > 0 && own.count[node] > 0;
   view.weight = () => weights;
   view.ownWeight = () => ownWeights;
-  view.entries = () => (view.grouped = view.grouped || chosen.map((row) => changeEntry(rows, names, row)));
+  view.entries = () => (view.grouped = view.grouped || chosen.map((row) => changeEntry(rows, names, row, repeated)));
   return view;
 }
 
-function judged(change) {
-  const difference_j = change.b_j - change.a_j;
-  const size = Math.abs(difference_j);
+// The same verdicts as `smaragdine compare` has; nan: not there, or not known.
+function judged({ a_j, b_j, half_width_j, repeated }) {
+  const difference_j = zero(b_j) - zero(a_j);
   let verdict = difference_j > 0 ? "more" : "less";
-  if (size <= change.half_width_j) verdict = "inside the noise";
-  else if (size <= change.half_width_j + change.unknown_j) verdict = "noise not known";
-  return { ...change, difference_j, verdict };
+  if (Number.isNaN(a_j)) verdict = "new";
+  else if (Number.isNaN(b_j)) verdict = "gone";
+  else if (difference_j === 0 || Math.abs(difference_j) <= half_width_j) verdict = "inside the noise";
+  else if (Number.isNaN(half_width_j) || !repeated) verdict = "unknown";
+  return { a_j, b_j, half_width_j, difference_j, verdict };
 }
 
-function changeEntry(rows, names, row) {
-  const [a, b, half] = [rows.a_j[row], rows.b_j[row], rows.half_width_j[row]];
-  const base = { node: rows.node[row], phase: names[rows.phase[row]], a_j: a, b_j: b, half_width_j: half };
-  if (Number.isNaN(a)) return { ...base, difference_j: b, verdict: "only in B" };
-  if (Number.isNaN(b)) return { ...base, difference_j: -a, verdict: "only in A" };
-  const unknown_j = Number.isNaN(half) ? Math.abs(b - a) : 0;
-  return { ...base, ...judged({ a_j: a, b_j: b, half_width_j: zero(half), unknown_j }), half_width_j: half };
+function changeEntry(rows, names, row, repeated) {
+  const figures = { a_j: rows.a_j[row], b_j: rows.b_j[row], half_width_j: rows.half_width_j[row], repeated };
+  return { node: rows.node[row], phase: names[rows.phase[row]], ...judged(figures) };
 }

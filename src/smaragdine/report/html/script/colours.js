@@ -1,6 +1,7 @@
-// One hue from pale to deep, even to the eye (OKLCH), for how much; two hues for more and less.
+// One hue from pale to deep, even to the eye (OKLCH), for how much; a hue each for more,
+// less, new and gone.
 
-const HUES = { much: 166, more: 55, less: 255 };
+const HUES = { much: 166, more: 55, less: 255, new: 345, gone: 300 };
 
 function rgb(lightness, chroma, hue) {
   const a = chroma * Math.cos((hue * Math.PI) / 180);

@@ -178,6 +178,12 @@ function drawLegend(view) {
           "inside the noise",
           steps("more"),
           "more",
+          element("span", { class: "shape unknown" }),
+          "unknown",
+          steps("new"),
+          "new",
+          steps("gone"),
+          "gone",
         ]
       : state.metric === "power"
         ? ["lowest power", steps("much"), "highest here"]

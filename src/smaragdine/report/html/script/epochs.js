@@ -4,12 +4,15 @@ function epochTable({ epochs }) {
   const times = Array.from(epochs.start_ns, (start, i) => (epochs.end_ns[i] - start) / 1e9);
   const devices = Object.entries(epochs.energy_j);
   if (!times.length || !devices.length) return null;
+  const program = Array.from(epochs.program_j);
+  const split = program.some((value) => !absent(value));
   const line = (time, i) =>
     element(
       "tr",
       { "data-epoch": epochs.index[i] ?? "?" },
       element("th", { scope: "row" }, String(epochs.index[i] ?? "?")),
       element("td", { "data-s": time }, seconds(time)),
+      split ? element("td", { "data-program-j": program[i] }, joules(program[i])) : null,
       ...devices.map(([name, energies]) =>
         element(
           "td",
@@ -20,19 +23,27 @@ function epochTable({ epochs }) {
     );
   const mean = [
     meanText(times, "s"),
+    ...(split ? [meanText(program.filter((value) => !absent(value)), "J")] : []),
     ...devices.map(([, energies]) => meanText(Array.from(energies).filter((value) => !absent(value)), "J")),
   ];
   const sums = times.map((_, i) => devices.reduce((sum, [, energies]) => sum + energies[i], 0));
-  const each = [mean[0], ...(sums.some(absent) ? [] : [meanText(sums, "J")])].join(" and ");
+  const used = split ? program : sums;
+  const each = [mean[0], ...(used.some(absent) ? [] : [meanText(used, "J")])].join(" and ");
+  const whose = split ? " for your program" : " for the machine";
   const more = epochs.count - times.length;
   return element(
     "details",
     { class: "spans epochs" },
-    element("summary", {}, `${plural(epochs.count, "epoch")}: ${each}${times.length > 1 ? " each" : ""}`),
+    element("summary", {}, `${plural(epochs.count, "epoch")}: ${each}${times.length > 1 ? " each" : ""}${used.some(absent) ? "" : whose}`),
     element(
       "table",
       { class: "devices" },
-      tableHead(["epoch", "time", ...devices.map(([name]) => visible(name))]),
+      tableHead([
+        "epoch",
+        "time",
+        ...(split ? ["program"] : []),
+        ...devices.map(([name]) => `all ${visible(name)}`),
+      ]),
       element(
         "tbody",
         {},

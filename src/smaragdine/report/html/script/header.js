@@ -60,6 +60,9 @@ function runHeader(data, letter) {
       statusChip(data),
     ),
     element("p", { class: "note" }, facts.map(visible).join("  ·  ")),
+    Object.keys(figures.devices).length
+      ? element("p", { class: "headline", "data-program-j": figures.program_j }, data.headline)
+      : null,
     element(
       "div",
       { class: "facts" },
@@ -70,7 +73,12 @@ function runHeader(data, letter) {
             { class: "missing" },
             "Nothing was measured: no device has a reading. smaragdine doctor says what this machine can measure.",
           ),
-      element("div", {}, ...tracingLines(data).map((line) => element("p", { class: "note" }, line))),
+      element(
+        "div",
+        {},
+        ...data.traced_lines.map((line) => element("p", { class: "note" }, line)),
+        ...figures.notes.map((line) => element("p", { class: "note" }, visible(line))),
+      ),
     ),
     epochTable(data),
     regionTable(data),
@@ -91,6 +99,9 @@ function statusChip(data) {
 function deviceTable(data) {
   const { figures, host } = data;
   const shown = Object.entries(figures.devices).filter(([, device]) => device.scope !== "part");
+  const split = !absent(figures.program_j);
+  const program = (energy) =>
+    split ? [element("td", { class: "large", "data-program-j": energy }, joules(energy))] : [];
   const line = ([name, device]) =>
     element(
       "tr",
@@ -101,7 +112,8 @@ function deviceTable(data) {
         visible(name),
         element("small", {}, visible((host.devices[name] || {}).name || "")),
       ),
-      element("td", { class: "large" }, joules(device.energy_j)),
+      ...program(device.program_j),
+      element("td", { class: split ? "" : "large" }, joules(device.energy_j)),
       element("td", {}, watts(device.mean_w)),
       element("td", {}, watts(device.peak_w)),
       element(
@@ -126,7 +138,8 @@ function deviceTable(data) {
             "tr",
             { class: "sum", "data-energy-j": figures.total_j },
             element("th", { scope: "row" }, "sum"),
-            element("td", { class: "large" }, joules(figures.total_j)),
+            ...program(figures.program_j),
+            element("td", { class: split ? "" : "large" }, joules(figures.total_j)),
             element("td", {}),
             element("td", {}),
             element(
@@ -140,32 +153,9 @@ function deviceTable(data) {
   return element(
     "table",
     { class: "devices" },
-    tableHead(["device", "energy", "mean", "peak", "power is"], "text"),
+    tableHead(["device", ...(split ? ["program"] : []), "machine", "mean", "peak", "power is"], "text"),
     element("tbody", {}, ...shown.map(line), ...sum),
   );
-}
-
-function tracingLines(data) {
-  const { tracing, steps } = data.figures;
-  if (!tracing) return []; // why, stands where the operations would
-  const what = tracing.frameworks.join(" and ");
-  let first = steps
-    ? `${what}: ${plural(steps.traced, "step")}${steps.announced ? ` of ${steps.announced.toLocaleString("en")}` : ""} traced, ${plural(tracing.events, "event")}`
-    : `${what}: ${plural(tracing.windows, "slice")} of time traced, ${seconds(tracing.traced_s)}, ${plural(tracing.events, "event")}`;
-  if (!absent(tracing.placed))
-    first += `; ${percent(tracing.placed)} of their time has a place in the model or a class`;
-  const lines = [first];
-  if (steps && !absent(steps.slower)) {
-    let second = `A traced step took ${seconds(steps.traced_s)}, an untraced one ${seconds(steps.untraced_s)} (${signed(percent(steps.slower, 0.2))}, medians)`;
-    if (!absent(steps.cost)) second += `; the training took ${percent(steps.cost)} longer for it`;
-    lines.push(second);
-  } else if (steps)
-    lines.push(
-      steps.early
-        ? "Steps are announced before they are done: how long a traced one took is not known"
-        : "There is no untraced step to compare with",
-    );
-  return lines;
 }
 
 function comparisonHeader(comparison, changes) {
@@ -194,12 +184,13 @@ function comparisonHeader(comparison, changes) {
       element(
         "table",
         { class: "devices changes" },
-        tableHead([changes.level === "step" ? "one step" : "all traced", "A", "B", "B − A", "± 95 %", ""]),
+        tableHead([changes.level === "step" ? "one step" : "all traced", "A", "B", "B − A", noiseTitle(all.runs), ""]),
         element(
           "tbody",
           {},
           ...Object.entries(all.devices).map(([name, change]) => line(name, change)),
           ...(Object.keys(all.devices).length > 1 ? [line("all", all.total)] : []),
+          line("(idle)", all.idle),
         ),
       ),
       element("div", {}, ...all.remarks.map((remark) => element("p", { class: "note" }, visible(remark)))),

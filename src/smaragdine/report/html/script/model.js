@@ -138,6 +138,17 @@ function makeView(run, { level, device, phase, merged }) {
     for (let node = tree.count - 1; node > 0; node--) sums.move(node, tree.parent[node]);
     totals[measure] = sums.values();
   }
+  // What errs inside a sensor's window cancels inside it: sums of rows come with half-widths of their own.
+  for (const place of new Set(chosen.map((row) => rows.device[row]))) {
+    const [name, widths] = [rows.device_names[place], widthsOf(run, level, tree)];
+    const mine = chosen.filter((row) => rows.device[row] === place);
+    const sums = makeSums(tree.count);
+    for (const row of mine) sums.add(nodeOf(row), rows.uncertainty_j[row]);
+    const alone = sums.values();
+    for (let node = tree.count - 1; node > 0; node--) sums.move(node, tree.parent[node]);
+    putWidths(own.uncertainty_j, alone, widths(name, phase)?.own);
+    putWidths(totals.uncertainty_j, sums.values(), widths(name, phase)?.below);
+  }
   const view = { run, tree, rows, chosen, nodeOf, level, device, phase, kind: "run" };
   view.figures = (node, alone = false) => figuresAt(alone ? own : totals, node);
   // An operation and a layer at once: what it used itself is a part beside the others.
@@ -147,6 +158,26 @@ function makeView(run, { level, device, phase, merged }) {
   view.entries = () => (view.grouped = view.grouped || entriesOf(view));
   view.phases = () => (view.byPhase = view.byPhase || phasesOf(view));
   return view;
+}
+
+// Half-widths of sums of rows, by device and phase. Where rows of a level are those traced times a factor, so
+// are their sums.
+function widthsOf(run, level, tree) {
+  const { traced, [level]: given } = run.data.levels;
+  const which = tree === run.merged ? "merged" : "plain";
+  const factors = given.widths ? null : given.columns?.uncertainty_j?.times;
+  return (device, phase) => {
+    const found = (given.widths || traced?.widths)?.[which][device]?.[phase];
+    if (!found || !factors) return found;
+    const factor = factors[device].reduce((product, each) => product * each, 1);
+    const times = ({ node, uncertainty_j }) => ({ node, uncertainty_j: uncertainty_j.map((j) => j * factor) });
+    return { own: times(found.own), below: times(found.below) };
+  };
+}
+
+// The sum of one device's rows at each node gives way to what is known of them together.
+function putWidths(values, summed, widths) {
+  if (widths) widths.node.forEach((node, i) => (values[node] += widths.uncertainty_j[i] - summed[node]));
 }
 
 const phaseName = (phase) => (phase === null ? "not known" : phase);
@@ -160,15 +191,16 @@ function withPower(figures) {
 }
 
 // One entry for each row, or for all rows of one merged name, device and phase.
-function entriesOf({ rows, chosen, nodeOf, tree, run, figures }) {
-  const whole_j = figures(0).energy_j;
+function entriesOf({ rows, chosen, nodeOf, tree, run, level }) {
+  const { devices } = run.data.levels[level];
   const entry = (row, values) =>
     withPower({
       node: nodeOf(row),
       device: rows.device_names[rows.device[row]],
       phase: phaseName(rows.phase_names[rows.phase[row]]),
       basis: rows.basis_names[rows.basis[row]],
-      share: values[0] / whole_j,
+      // Of its device's energy, idle included, as everywhere else.
+      share: values[0] / devices[rows.device_names[rows.device[row]]].total_j,
       ...Object.fromEntries(MEASURES.map((measure, i) => [measure, values[i]])),
     });
   if (tree !== run.merged) {
@@ -193,6 +225,18 @@ function entriesOf({ rows, chosen, nodeOf, tree, run, figures }) {
     widest.push(members.reduce((a, b) => (rows.uncertainty_j[b] > rows.uncertainty_j[a] ? b : a)));
   });
   const values = sums.map((sum) => sum.values());
+  const widths = widthsOf(run, level, tree);
+  const known = new Map();
+  widest.forEach((row, place) => {
+    const [device, phase] = [rows.device_names[rows.device[row]], phaseName(rows.phase_names[rows.phase[row]])];
+    const key = `${device} ${phase}`;
+    if (!known.has(key)) {
+      const own = widths(device, phase)?.own;
+      known.set(key, new Map(own ? Array.from(own.node, (node, i) => [node, own.uncertainty_j[i]]) : []));
+    }
+    const width = known.get(key).get(nodeOf(row));
+    if (width !== undefined) values[MEASURES.indexOf("uncertainty_j")][place] = width;
+  });
   return widest.map((row, place) =>
     entry(
       row,

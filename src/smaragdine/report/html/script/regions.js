@@ -2,6 +2,7 @@
 
 function regionTable({ regions }) {
   if (!regions.count || !regions.devices.length) return null;
+  const split = regions.rows.some((region) => !absent(region.program_j));
   const line = (region) =>
     element(
       "tr",
@@ -9,6 +10,7 @@ function regionTable({ regions }) {
       element("th", { scope: "row", title: visible(region.name) }, visible(region.name)),
       element("td", { "data-times": region.times }, String(region.times)),
       element("td", { "data-s": region.duration_s }, seconds(region.duration_s)),
+      split ? element("td", { "data-program-j": region.program_j }, joules(region.program_j)) : null,
       ...regions.devices.map((name) => {
         const energy = region.energy_j[name];
         return element("td", { "data-device": name, "data-energy-j": energy }, joules(energy));
@@ -22,7 +24,13 @@ function regionTable({ regions }) {
     element(
       "table",
       { class: "devices" },
-      tableHead(["region", "times", "time", ...regions.devices.map(visible)]),
+      tableHead([
+        "region",
+        "times",
+        "time",
+        ...(split ? ["program"] : []),
+        ...regions.devices.map((name) => `all ${visible(name)}`),
+      ]),
       element("tbody", {}, ...regions.rows.map(line)),
     ),
     more ? element("p", { class: "note" }, `${plural(more, "more region")}: smaragdine show --json`) : null,

@@ -6,7 +6,7 @@ let sorted = { key: null, entries: [] };
 
 // What is more than noise before what is not, each by falling difference.
 const beyondFirst = (e) =>
-  ["more", "less"].includes(e.verdict) ? Math.abs(e.difference_j) : -1 / Math.abs(e.difference_j);
+  ["more", "less", "new", "gone"].includes(e.verdict) ? Math.abs(e.difference_j) : -1 / Math.abs(e.difference_j);
 
 const RUN_COLUMNS = [
   { key: "name", title: "name", text: true },
@@ -16,8 +16,8 @@ const RUN_COLUMNS = [
   {
     key: "share",
     title: "share",
-    hint: "of all operations",
-    cell: (e) => percent(e.share, e.uncertainty_j / e.energy_j),
+    hint: "of its device's energy, idle included",
+    cell: (e) => percent(e.share),
   },
   {
     key: "power_w",
@@ -36,7 +36,7 @@ const CHANGE_COLUMNS = [
   { key: "b_j", title: "B", cell: (e) => joules(e.b_j) },
   {
     key: "difference_j",
-    title: "B − A ± 95 %",
+    title: "B − A ± noise",
     cell: (e) => signed(energyText(e.difference_j, e.half_width_j)),
     size: beyondFirst,
   },
@@ -147,9 +147,10 @@ function drawTable(view, node) {
 
 function verdictCounts(view, entries) {
   if (view.kind !== "changes") return "";
-  const counts = new Map(["less", "more", "inside the noise"].map((verdict) => [verdict, 0]));
+  const counts = new Map(["less", "more", "new", "gone", "inside the noise", "unknown"].map((verdict) => [verdict, 0]));
   for (const { verdict } of entries) counts.set(verdict, (counts.get(verdict) || 0) + 1);
-  return `: ${[...counts].map(([verdict, count]) => `${count.toLocaleString("en")} ${verdict}`).join(", ")}`;
+  const some = [...counts].filter(([, count]) => count);
+  return `: ${some.map(([verdict, count]) => `${count.toLocaleString("en")} ${verdict}`).join(", ")}`;
 }
 
 function drawLines() {

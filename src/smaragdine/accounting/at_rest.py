@@ -1,0 +1,106 @@
+"""Whether a recording is one of the idle machine, as a baseline has to be."""
+
+from __future__ import annotations
+
+import shlex
+
+from smaragdine.accounting.activity import activity, run_bounds
+from smaragdine.errors import UserError, shortened
+from smaragdine.recording.asked import BASELINE, verb_of
+from smaragdine.recording.reader import Recording
+
+_QUIET = 0.1  # of a socket's CPU time; what an idle system does besides takes a few percent of it
+_QUIET_GPU = 0.05  # of the time
+_WORKS = 0.1  # of one CPU: a program that waits takes next to nothing
+_TRAINS = ("step_end", "epoch_begin", "epoch_end", "train_begin")
+_LONGEST = 60  # of a command that is named
+
+
+def not_idle(recording: Recording) -> list[str]:
+    """What makes a baseline wrong: sockets and GPUs that worked meanwhile."""
+    lines: list[str] = []
+    for socket, of in activity(recording).items():
+        cpus = recording.info.get("host", {}).get("sockets", {}).get(f"cpu:{socket}", {}).get("logical_cpus")
+        wall_s = float(of.length_s.sum())
+        if not cpus or wall_s <= 0:
+            continue
+        load = float(of.busy_s.sum()) / wall_s / cpus
+        if load > _QUIET:
+            lines.append(_busy(f"cpu:{socket}", load))
+    loads = _gpu_loads(recording)
+    return lines + [_busy(device, load) for device, load in loads.items() if load > _QUIET_GPU]
+
+
+def doubts(recording: Recording) -> list[str]:
+    """All that there is to say about a recording that is taken for a baseline."""
+    if _is_baseline(recording):
+        return not_idle(recording)
+    works = _works(recording)
+    if works is None:
+        said = f"{_recording_of(recording)}, not one that smaragdine baseline made"
+    else:
+        said = f"{_recording_of(recording)}, and {works}: what the machine drew is not its idle power"
+    return [said, *not_idle(recording)]
+
+
+def baseline_remarks(baseline: Recording | None) -> list[str]:
+    """What figures that rest on a baseline are to say of it."""
+    if baseline is None:
+        return []
+    return [f"baseline: {line}" for line in (*baseline.damage, *doubts(baseline))]
+
+
+def refuse_work(recording: Recording) -> None:
+    """A recording of a program at work says nothing about the idle machine."""
+    works = _works(recording)
+    if works is not None:
+        raise UserError(
+            f"{recording.path} is no baseline",
+            f"{_recording_of(recording)}, and {works}",
+            "Record one: smaragdine baseline",
+        )
+
+
+def _is_baseline(recording: Recording) -> bool:
+    verb = verb_of(recording.info)
+    # Before recordings said what they were asked for, a baseline had this for its command.
+    return verb == BASELINE or (verb is None and recording.info.get("command") == ["baseline"])
+
+
+def _works(recording: Recording) -> str | None:
+    """What the recorded program did; None where it did nothing, or there was none."""
+    if _is_baseline(recording):
+        return None
+    names: list[str] = recording.marks["name"].to_pylist()
+    if any(name in _TRAINS for name in names):
+        steps = recording.announced_steps
+        return f"it announced {steps} step{'' if steps == 1 else 's'}" if steps else "it announced a training"
+    begin_ns, end_ns = run_bounds(recording)
+    spent = [[(recording.info.get("program_cpu_s") or 0.0, (end_ns - begin_ns) * 1e-9)]]
+    spent += [[(float(of.program_s.sum()), float(of.length_s.sum())) for of in activity(recording).values()]]
+    load = max(sum(cpu_s / wall_s for cpu_s, wall_s in each if wall_s > 0) for each in spent)
+    if load > _WORKS:
+        return f"it kept {load:.1f} CPUs busy"
+    for device, part in _gpu_loads(recording).items():
+        if part > _QUIET_GPU:
+            return f"{device} was {part:.0%} busy"
+    return None
+
+
+def _recording_of(recording: Recording) -> str:
+    command = shortened(shlex.join(recording.info.get("command", [])), _LONGEST)
+    return f"it is a recording of {command}" if command else "it is a recording of a program"
+
+
+def _gpu_loads(recording: Recording) -> dict[str, float]:
+    begin_ns, end_ns = run_bounds(recording)
+    loads: dict[str, float] = {}
+    for series in recording.series("telemetry"):
+        during = (series.t_ns >= begin_ns) & (series.t_ns <= end_ns)
+        if series.channel.quantity == "gpu_utilisation" and during.any():
+            loads[series.channel.device] = float(series.value[during].mean()) / 100
+    return loads
+
+
+def _busy(device: str, load: float) -> str:
+    return f"{device} was {load:.0%} busy: what it drew is not its idle power"

@@ -1,0 +1,70 @@
+"""What a recording was asked for when it began, as run.json has it: who explains it later need not guess."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+BASELINE = "baseline"  # the verb of a recording of the idle machine
+
+
+@dataclass(frozen=True)
+class TraceAsked:
+    """What was to be traced. `steps` and `skip` as in `run --trace-steps` and `--trace-skip`."""
+
+    on: bool
+    steps: int = 0
+    skip: int = 0
+    budget: float | None = None  # the part of the time that tracing may cost; None: any
+    quiet_s: float = 0.0  # without a step for this long, a program is taken to have none
+
+    def to_json(self) -> dict[str, Any]:
+        if not self.on:
+            return {"mode": "off"}
+        return {
+            "mode": "auto",
+            "steps": self.steps,
+            "skip": self.skip,
+            "budget": self.budget,
+            "quiet_s": self.quiet_s,
+        }
+
+
+UNTRACED = TraceAsked(on=False)
+
+
+def asked(verb: str, trace: TraceAsked = UNTRACED, **more: Any) -> dict[str, Any]:
+    return {"verb": verb, "trace": trace.to_json(), **more}
+
+
+def verb_of(info: Mapping[str, Any]) -> str | None:
+    """Which verb made a recording; None of one that does not say so."""
+    verb = _asked(info).get("verb")
+    return verb if isinstance(verb, str) else None
+
+
+def trace_of(info: Mapping[str, Any]) -> TraceAsked | None:
+    """None of a recording that does not say what was to be traced, or says it in a way we do not know."""
+    trace = _dict(_asked(info).get("trace"))
+    if trace.get("mode") == "off":
+        return UNTRACED
+    steps, skip, quiet_s = (_number(trace.get(name)) for name in ("steps", "skip", "quiet_s"))
+    if trace.get("mode") != "auto" or steps is None or skip is None or quiet_s is None:
+        return None
+    return TraceAsked(True, int(steps), int(skip), _number(trace.get("budget")), quiet_s)
+
+
+def _asked(info: Mapping[str, Any]) -> dict[str, Any]:
+    return _dict(info.get("asked"))
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _number(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if 0 <= value < math.inf else None

@@ -1,0 +1,177 @@
+"""The files of a recording's tables as they are found, and in words what is wrong with them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from smaragdine.recording import marks
+from smaragdine.recording.format import INFO_FILE, READING_TABLES, SPOOL_FOLDER, TABLES
+from smaragdine.recording.seal import Survey, batches, map_file, survey
+from smaragdine.recording.unpacked import arrow_bytes, refuse_beyond
+
+# What figures are without, where a part of a table is.
+_COST = {
+    "power": "energy of that time is missing from the figures",
+    "activity": "the program's share of CPU and memory energy may be far off",
+    "telemetry": "clocks, temperatures and limits of that time are missing",
+    "places": "the program's share of each socket may be off",
+    "marks": "epochs, steps and regions may be missing or wrong",
+    "events": "operations may be missing, and what is left is charged for them",
+    "edges": "arrows between operations may be missing",
+    "windows": "which steps were traced may be missing, and figures of one step wrong",
+}
+# The last line of run.json.
+_INFO_SEAL = re.compile(rb'"crc32": "([0-9a-f]{8})"\s*\}\s*\Z')
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One file of a table: `power.arrows` is segment 0, `power.1.arrows` segment 1, which goes on in
+    `power.1.1.arrows`."""
+
+    segment: int
+    path: Path
+    found: Survey
+    piece: int = 0
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """What is as it was written, a batch at a time."""
+        return batches(map_file(self.path), self.found)
+
+    def last_batch(self) -> pa.RecordBatch | None:
+        """Without unpacking those before it: of a table without dictionaries."""
+        ends = (self.found.pieces[0], *self.found.pieces[-1:]) if len(self.found.pieces) > 1 else ()
+        found = list(batches(map_file(self.path), dataclasses.replace(self.found, pieces=ends)))
+        return found[-1] if found else None
+
+
+def table_files(folder: Path, table: str) -> list[TableFile]:
+    """The files of a table in the order they were written, each checked."""
+    found = [
+        (place, path) for path in folder.glob(f"{table}.*") if (place := place_of(path.name)) is not None
+    ]
+    return [
+        TableFile(segment, path, _survey(path), piece)
+        for (_, segment, piece), path in sorted(found)
+        if path.is_file()
+    ]
+
+
+def place_of(name: str) -> tuple[str, int, int] | None:
+    """Which table a file is of, the restart before it, and its number since then."""
+    match = re.fullmatch(r"([a-z]+)(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?\.arrows", name)
+    return None if match is None else (match[1], int(match[2] or 0), int(match[3] or 0))
+
+
+def _survey(path: Path) -> Survey:
+    content = map_file(path)
+    found = survey(content)
+    if found.sealed or not found.pieces:
+        return found
+    refuse_beyond(arrow_bytes(content), content.size, str(path))
+    # Written before there were checksums: only reading it tells whether it can be read.
+    readable = 0
+    with contextlib.suppress(pa.ArrowException, OSError, ValueError):
+        for _ in batches(content, found):
+            readable += 1
+    lost = len(found.pieces) - readable
+    return dataclasses.replace(found, pieces=found.pieces[:readable], damaged=lost) if lost else found
+
+
+def said(
+    folder: Path,
+    status: str,
+    info: Mapping[str, Any],
+    files: Mapping[str, Sequence[TableFile]],
+    gone: Mapping[str, int],
+    done: Mapping[str, int],
+) -> list[str]:
+    """Sentences on what is not as it was written, what is missing, and what that costs. `gone`: by restart,
+    the last of the files that were removed on purpose; `done`: bytes of a spool that are in a table."""
+    lines = [*_info_damage(folder), *(_spool_damage(folder, done) if status != "running" else ())]
+    cut: list[str] = []
+    for table in TABLES:
+        # A monitor that died and was followed by another left a file without an end: the marks say so.
+        last = files[table][-1:] if table in READING_TABLES else files[table]
+        for file in files[table]:
+            name, found = file.path.name, file.found
+            if found.damaged:
+                much = "part of it is" if found.pieces else "none of it is"
+                lines.append(f"{name} is damaged: {much} not as it was written and left out: {_COST[table]}")
+            elif file in last and not found.ended and status == "interrupted":
+                cut.append(name)
+            elif file in last and not found.ended and status != "running":
+                lines.append(
+                    f"{name} is damaged: it was cut off, and what came after is lost: {_COST[table]}"
+                )
+        lines += _missing(table, files[table], info, gone)
+    if cut:
+        lines.append(f"the run was interrupted: what came last may be missing from {', '.join(cut)}")
+    unsealed = [
+        file.path.name for of in files.values() for file in of if file.found.pieces and not file.found.sealed
+    ]
+    if unsealed:
+        lines.append(
+            f"{', '.join(unsealed)}: written without checksums, as older versions did; "
+            "a change since then would not be noticed"
+        )
+    return lines
+
+
+def _missing(
+    table: str, files: Sequence[TableFile], info: Mapping[str, Any], gone: Mapping[str, int]
+) -> list[str]:
+    """Files that run.json counted the rows of, and that are gone or have others."""
+    rows = {file.path.name: file.found.rows for file in files}
+    lines: list[str] = []
+    for name, count in (info.get("rows") or {}).items():
+        place = place_of(name)
+        if place is None or place[0] != table:
+            continue
+        if table in READING_TABLES and place[2] <= gone.get(str(place[1]), -1):
+            continue
+        if name not in rows:
+            lines.append(f"{name} is missing: {_COST[table]}")
+        elif rows[name] is not None and rows[name] != count:
+            lines.append(f"{name} has {rows[name]:,} rows, and run.json counted {count:,}: {_COST[table]}")
+    return lines
+
+
+def sealed_json(values: Mapping[str, Any]) -> bytes:
+    """A JSON file with the checksum of all before it as its last line."""
+    rest = {name: value for name, value in values.items() if name != "crc32"}
+    text = json.dumps({**rest, "crc32": ""}, indent=1)  # ASCII: an argument need not be valid text
+    body = text[: text.rindex('"crc32"')].encode()
+    return body + b'"crc32": "%08x"\n}\n' % zlib.crc32(body)
+
+
+def is_as_written(data: bytes) -> bool:
+    """Whether a JSON file ends with the checksum of all before it."""
+    match = _INFO_SEAL.search(data)
+    return match is not None and int(match[1], 16) == zlib.crc32(data[: match.start()])
+
+
+def _info_damage(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        data = (folder / INFO_FILE).read_bytes()
+        if b'"crc32": "' not in data and not re.search(rb'"[0-9a-f]{8}"\n\}\n\Z', data):
+            return []  # an older version's, or written by hand
+        if is_as_written(data):
+            return []
+    return [f"{INFO_FILE} was changed after it was written: whatever rests on it may be wrong"]
+
+
+def _spool_damage(folder: Path, done: Mapping[str, int]) -> list[str]:
+    files = sorted((folder / SPOOL_FOLDER).glob("marks-*.jsonl"))
+    spoilt = [path.name for path in files if marks.is_spoilt(path, done.get(path.name, 0))]
+    return [f"{name} is damaged: {_COST['marks']}" for name in spoilt]

@@ -1,0 +1,149 @@
+"""Checksums inside an Arrow stream, so that what changed or went missing after it was written is noticed.
+
+Each record batch carries a seal in its custom metadata, which other readers pass over:
+
+    smaragdine crc32 1c291ca3 rows 0000000000000004096
+
+The checksum is of all bytes since the batch before, dictionaries included, with its own digits as zeros, and
+begins from that batch's checksum: none can be changed, lost, repeated or moved unseen. The first batch has no
+rows and seals the schema. `rows` counts from the beginning of the file. A finished table ends with Arrow's
+end mark, and nothing behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+KEY = "smaragdine.seal"
+BLANK = b"smaragdine crc32 00000000 rows 0000000000000000000"
+_SEAL = re.compile(rb"smaragdine crc32 ([0-9a-f]{8}) rows (\d{19})")
+_END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def seal(written: bytes, rows: int, before: int) -> tuple[bytes, int]:
+    """What `write_batch` wrote, with its blank seal filled in, and the checksum to go on from.
+
+    `before` is the checksum of all that came before it, `rows` are counted with its own.
+    """
+    at = _last_metadata(written) + BLANK.index(b"00000000")
+    counted = b"%019d" % rows
+    rows_at = at + len(b"00000000 rows ")
+    filled = bytearray(written)
+    filled[rows_at : rows_at + len(counted)] = counted
+    checksum = zlib.crc32(filled, before)
+    filled[at : at + 8] = b"%08x" % checksum
+    return bytes(filled), checksum
+
+
+def _last_metadata(written: bytes) -> int:
+    """Where the blank seal is: in the last message, behind the dictionaries that it needs."""
+    source = pa.BufferReader(written)
+    begin = 0
+    while (end := _next_message(source)[1]) < len(written):
+        begin = end
+    return written.index(BLANK, begin)
+
+
+def _next_message(source: Any) -> tuple[Any, int]:
+    message = pa.ipc.read_message(source)
+    return message, source.tell()
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What can be said of a table's file without unpacking it."""
+
+    pieces: tuple[tuple[int, int], ...]  # the bytes to be read: all, but for what is damaged
+    rows: int | None  # as the last seal counts them; null: there is none
+    sealed: bool  # the file has checksums
+    ended: bool  # it has its end mark, and nothing behind it
+    damaged: int  # batches that are not as they were written
+    cut: bool  # it ends within a message, or cannot be followed from there
+
+    @property
+    def whole(self) -> bool:
+        return self.ended and not self.damaged and not self.cut
+
+
+def survey(content: pa.Buffer) -> Survey:
+    """Go over the messages of a stream and check their seals."""
+    source = pa.BufferReader(content)
+    view = memoryview(content)
+    pieces: list[tuple[int, int]] = []
+    begin = at = before = damaged = 0
+    rows: int | None = None
+    sealed = dictionaries = ended = cut = leaning = False
+    while at < content.size:
+        if bytes(view[at : at + 8]) == _END_MARK:
+            ended = at + 8 == content.size
+            cut = not ended
+            damaged += sealed and begin < at  # a batch that says it is none
+            break
+        try:
+            message, end = _next_message(source)
+        except (pa.ArrowException, OSError, EOFError, ValueError):
+            cut = True
+            break
+        kind, at_message, at = message.type, at, end
+        if (kind == "schema") != (at_message == 0):
+            cut = True
+            break
+        dictionaries = dictionaries or kind == "dictionary"
+        if kind != "record batch":
+            continue
+        found = _SEAL.search(memoryview(message.metadata))
+        if found is None:
+            good = not sealed
+        else:
+            if begin > 0 and not sealed:
+                # Where one has a seal all have: it is the schema's that is damaged.
+                damaged, leaning = len(pieces), True
+                pieces.clear()
+            sealed = True
+            checksum, rows = int(found[1], 16), int(found[2])
+            digits = at_message + 8 + found.start(1)  # a message begins with a mark and its metadata's length
+            good = _checksum(view[begin:end], digits - begin, before) == checksum
+            before = checksum
+        if good and not leaning:
+            pieces.append((begin, end))
+        else:
+            damaged += 1
+            # The schema comes with the first batch, and names with any: what leans on them is lost too.
+            leaning = leaning or dictionaries or begin == 0
+        begin = end
+    return Survey(tuple(pieces), rows, sealed, ended, damaged, cut)
+
+
+def _checksum(data: memoryview, digits: int, before: int) -> int:
+    checksum = zlib.crc32(data[:digits], before)
+    return zlib.crc32(data[digits + 8 :], zlib.crc32(b"00000000", checksum))
+
+
+def map_file(path: Path) -> pa.Buffer:
+    """The bytes of a file as they are on disk; none where it is empty or gone."""
+    with contextlib.suppress(OSError, pa.ArrowException), pa.memory_map(str(path)) as source:
+        return source.read_buffer()
+    return pa.py_buffer(b"")
+
+
+def batches(content: pa.Buffer, found: Survey) -> Iterator[pa.RecordBatch]:
+    """The batches of what a survey found good, one at a time. Raises what Arrow does where one cannot be
+    read all the same: without checksums nobody knew."""
+    if not found.pieces:
+        return
+    end = found.pieces[-1][1]
+    if sum(end - begin for begin, end in found.pieces) == end:
+        content = content.slice(0, end)
+    else:
+        content = pa.py_buffer(b"".join(memoryview(content)[begin:end] for begin, end in found.pieces))
+    for batch in pa.ipc.open_stream(pa.BufferReader(content)):
+        batch.validate(full=True)
+        yield batch

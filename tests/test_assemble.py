@@ -13,6 +13,7 @@ import pytest
 from smaragdine.cli.report import _opened  # pyright: ignore[reportPrivateUsage]
 from smaragdine.errors import UserError
 from smaragdine.recording import writer
+from smaragdine.recording.folder import write_info
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.tracing.assemble.recording import NotWritten, assemble
 
@@ -86,6 +87,27 @@ def test_a_full_disk_costs_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not list(run.glob("*.arrows"))
     assemble(run)
     check_whole(open_recording(run))
+
+
+@pytest.mark.parametrize("table", ["events", "edges", "windows"])
+def test_a_table_of_the_trace_that_goes_is_missed(run: Path, table: str) -> None:
+    meta = run / "traces" / "torch-7-0.meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "edges": [["a/mm", "b/mm"]]}))
+    write_info(run, json.loads((run / "run.json").read_text()))
+    assemble(run)
+    assert open_recording(run).damage == []
+    assert open_recording(run).info["rows"] == {"events.arrows": 3, "windows.arrows": 3, "edges.arrows": 1}
+    (run / f"{table}.arrows").unlink()
+    assert [line.partition(":")[0] for line in open_recording(run).damage] == [f"{table}.arrows is missing"]
+
+
+def test_a_run_json_that_was_changed_gets_no_new_checksum(run: Path) -> None:
+    write_info(run, json.loads((run / "run.json").read_text()))
+    changed = (run / "run.json").read_bytes().replace(b"17000", b"17001")
+    (run / "run.json").write_bytes(changed)
+    assemble(run)
+    assert (run / "run.json").read_bytes() == changed
+    assert "was changed after it was written" in open_recording(run).damage[0]
 
 
 def test_of_two_readers_one_waits(run: Path) -> None:

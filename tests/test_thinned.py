@@ -180,6 +180,14 @@ def test_damage_is_one_line(thinned: Path, tmp_path: Path, file: str) -> None:
     assert f"{file} is damaged" in said
 
 
+def test_whoever_misses_readings_is_told_which_file_lost_them(thinned: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(thinned, folder)
+    last = max(folder.glob("power.0.*.arrows"))
+    last.write_bytes(last.read_bytes()[:-8])
+    assert open_recording(folder).lost("power").startswith(f"{last.name} is damaged")
+
+
 def test_the_process_that_thins(tmp_path: Path, whole: Path) -> None:
     """As the recorder starts it: alone, and on a run that it may thin no further."""
     run = tmp_path / "run"

@@ -32,6 +32,11 @@ class EventsWriter:
         self._table.close()
 
     @property
+    def rows(self) -> int:
+        """In the file."""
+        return self._table.rows
+
+    @property
     def error(self) -> OSError | None:
         return self._table.error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 
 from smaragdine.clock import ClockPair
 from smaragdine.errors import UserError
-from smaragdine.recording.damage import sealed_json
+from smaragdine.recording.damage import is_as_written, sealed_json
 from smaragdine.recording.format import FORMAT_VERSION, INFO_FILE, SPOOL_FOLDER
 from smaragdine.sensors.kernel import boot_id, start_ticks
 from smaragdine.version import __version__
@@ -146,3 +147,16 @@ def write_info(folder: Path, info: Mapping[str, Any]) -> OSError | None:
             temporary.unlink()
         return error
     return None
+
+
+def count_rows(folder: Path, rows: Mapping[str, int]) -> None:
+    """Tell the run.json of a recording that is finished how many rows further tables have, so that one that
+    is gone is missed. A run.json that was changed stays as it is: a new checksum would hide that."""
+    with contextlib.suppress(OSError):
+        data = (folder / INFO_FILE).read_bytes()
+        if not is_as_written(data):
+            return
+        info: dict[str, Any] = json.loads(data)
+        # Of a run that goes on its supervisor writes it; one that was interrupted counts nothing.
+        if info["status"] != "running":
+            write_info(folder, {**info, "rows": {**info.get("rows", {}), **rows}})

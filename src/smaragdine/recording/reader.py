@@ -159,7 +159,9 @@ class Recording(Shown):
 
     def lost(self, table: str) -> str:
         """What is wrong with the files of a table, for whoever misses their rows; empty where nothing is."""
-        return "; ".join(line for line in self.damage if re.match(rf"{table}\.(\d+\.)?arrows is ", line))
+        return "; ".join(
+            line for line in self.damage if re.match(rf"{table}\.(\d+\.){{0,2}}arrows is ", line)
+        )
 
     def series(self, table: str) -> list[Series]:
         """The readings of one table, channel by channel."""

@@ -16,6 +16,7 @@ import pyarrow.compute
 from smaragdine.errors import UserError
 from smaragdine.recording.checks import oddity
 from smaragdine.recording.events import EventsWriter, write_edges, write_windows
+from smaragdine.recording.folder import count_rows
 from smaragdine.recording.format import EDGES, TRACES_FOLDER, WINDOWS
 from smaragdine.recording.reader import Recording
 from smaragdine.tracing.assemble.coverage import Coverage, uneven_remark
@@ -270,14 +271,15 @@ def _events_writer(folder: Path) -> EventsWriter:
 def _finish(
     folder: Path, writer: EventsWriter, windows: pa.Table, edges: Collection[tuple[str, str]]
 ) -> None:
-    error = writer.error
+    error, rows = writer.error, {"events.arrows": writer.rows, "windows.arrows": windows.num_rows}
     if error is None and edges:
-        error = write_edges(folder, _edges_table(edges))
+        error, rows["edges.arrows"] = write_edges(folder, _edges_table(edges)), len(edges)
     if error is None:
         error = write_windows(folder, windows)
     if error is not None:
         _remove_half(folder)
         raise NotWritten(error.strerror or str(error))
+    count_rows(folder, rows)
 
 
 def _remove_half(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import re
 import shutil
 import zlib
@@ -209,6 +210,19 @@ def test_an_interrupted_run_is_no_damage_and_says_what_may_be_missing(tmp_path: 
     recording = open_recording(folder)
     assert recording.status == "interrupted"
     assert recording.damage == ["the run was interrupted: what came last may be missing from power.arrows"]
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted"])
+def test_a_file_that_another_goes_on_from_is_whole_or_said_to_be_cut(tmp_path: Path, status: str) -> None:
+    pid = os.getpid() if status == "running" else 2**22 + 1
+    folder = recordings.make(tmp_path / "run", status="running", supervisor_pid=pid)
+    first = folder / "power.arrows"
+    shutil.copy(first, folder / "power.0.1.arrows")
+    assert open_recording(folder).damage == []
+    first.write_bytes(first.read_bytes()[:-8])
+    said = [line for line in open_recording(folder).damage if line.startswith("power.arrows")]
+    assert len(said) == 1
+    assert "cut off, and what came after is lost" in said[0]
 
 
 def test_a_spool_with_a_line_that_is_none_is_said(tmp_path: Path) -> None:

@@ -103,14 +103,15 @@ def said(
     for table in TABLES:
         # A monitor that died and was followed by another left a file without an end: the marks say so.
         last = files[table][-1:] if table in READING_TABLES else files[table]
-        for file in files[table]:
+        for number, file in enumerate(files[table]):
             name, found = file.path.name, file.found
+            goes_on = any(later.segment == file.segment for later in files[table][number + 1 :])
             if found.damaged:
                 much = "part of it is" if found.pieces else "none of it is"
                 lines.append(f"{name} is damaged: {much} not as it was written and left out: {_COST[table]}")
             elif file in last and not found.ended and status == "interrupted":
                 cut.append(name)
-            elif file in last and not found.ended and status != "running":
+            elif not found.ended and (goes_on or (file in last and status != "running")):
                 lines.append(
                     f"{name} is damaged: it was cut off, and what came after is lost: {_COST[table]}"
                 )

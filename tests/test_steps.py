@@ -52,10 +52,12 @@ from traced_recording import (
     T0,
     after_the_window,
     event,
+    full_queue,
     mark,
     recording,
     slow_input,
     ten_and_three,
+    waits_and_compiles,
     window,
     with_a_compilation,
 )
@@ -359,20 +361,48 @@ def test_operations_keep_half_of_their_energy_or_are_not_resolved(
 
 
 def test_steps_that_wait_for_a_full_queue_belong_to_the_mean(tmp_path: Path) -> None:
-    """Steps of 8 ms on the device are handed over within 1 ms, and every tenth waits until they are done."""
-    ends = [float(n) for n in range(1, 11)]  # two warm up, the others are before the window
-    ends += [13.0 + n for n in range(4)]  # traced, and one in which the profiler stops
-    for n in range(50):
-        ends.append(ends[-1] + (91 if n % 10 == 4 else 1))
-    steps = [(10 + n, 12.0 + n, 13.0 + n) for n in range(3)]
-    events = [event("net/a", 12 + 8 * n, 20 + 8 * n, 10 + n) for n in range(3)]
-    marks = [mark(t, index=index) for index, t in enumerate(ends)]
-    windows = [window(11, 11.5, 15.5, 15.8, steps)]
-    found = overview(recording(tmp_path / "run", marks, windows, events, ((600.0, 100.0),)))
+    found = overview(full_queue(tmp_path / "run"))
     assert found.steps is not None
     assert (found.steps.far, found.steps.early) == (0, True)
     assert found.steps.untraced_s == pytest.approx(0.010)
     assert found.untraced["gpu:0"].length_s == pytest.approx(0.010)
+
+
+def test_a_compilation_among_waits_belongs_to_no_mean(tmp_path: Path) -> None:
+    found = overview(waits_and_compiles(tmp_path / "run"))
+    assert found.steps is not None
+    assert (found.steps.far, found.steps.early) == (1, True)
+    assert found.steps.untraced_s == pytest.approx((44 * 0.001 + 5 * 0.091) / 49)
+
+
+def test_a_compilation_is_no_wait_for_the_device(tmp_path: Path) -> None:
+    """Nobody waits, one step compiles: with it alone the mean would be as long as what runs."""
+    lengths = [1.0] * 50
+    lengths[20] = 900.0
+    found = overview(full_queue(tmp_path / "run", lengths))
+    assert found.steps is not None
+    assert found.table is not None
+    assert not found.untraced
+    assert found.steps.untraced_s is None
+    assert found.table.counts() == {
+        "first": 1,
+        "before": 8,
+        "traced": 3,
+        "profiler": 1,
+        "handed over": 49,
+        "far": 1,
+    }
+
+
+@pytest.mark.parametrize("compiles_ms", [2000.0, 60_000.0])
+def test_among_uneven_steps_a_compilation_is_an_exception(tmp_path: Path, compiles_ms: float) -> None:
+    """Of 30 steps every third takes 40 ms, the others 10, and one compiles."""
+    lengths = [40.0 if n % 3 == 1 else 10.0 for n in range(30)]
+    ends = np.cumsum([180.0, *lengths[:15], compiles_ms, *lengths[15:]]).tolist()
+    found = overview(after_the_window(tmp_path / "run", ends, ((ends[-1] + 50, 100.0),)))
+    assert found.steps is not None
+    assert (found.steps.far, found.steps.uneven) == (1, 10)
+    assert found.steps.untraced_s == pytest.approx(0.020)
 
 
 def test_a_step_begins_where_the_one_before_it_ended(tmp_path: Path) -> None:

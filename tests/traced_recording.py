@@ -123,6 +123,32 @@ def slow_input(folder: Path, power_w: float = 10.0) -> Recording:
     return after_the_window(folder, [180 + 60 * n for n in range(12)], ((180.0, 100.0), (900.0, power_w)))
 
 
+def full_queue(folder: Path, later: Sequence[float] | None = None) -> Recording:
+    """Steps of 8 ms on the device are handed over within 1 ms, and every tenth of `later` ones waits until
+    they are done. Three are traced."""
+    ends = [float(n) for n in range(1, 11)]  # two warm up, the others are before the window
+    ends += [13.0 + n for n in range(4)]  # traced, and one in which the profiler stops
+    for length in waits_every_tenth(50) if later is None else later:
+        ends.append(ends[-1] + length)
+    steps = [(10 + n, 12.0 + n, 13.0 + n) for n in range(3)]
+    events = [event("net/a", 12 + 8 * n, 20 + 8 * n, 10 + n) for n in range(3)]
+    marks = [mark(t, index=index) for index, t in enumerate(ends)]
+    windows = [window(11, 11.5, 15.5, 15.8, steps, events=len(events))]
+    return recording(folder, marks, windows, events, ((ends[-1] + 100.0, 100.0),))
+
+
+def waits_every_tenth(count: int) -> list[float]:
+    """Lengths of steps, of 10 ms in the mean."""
+    return [91.0 if n % 10 == 4 else 1.0 for n in range(count)]
+
+
+def waits_and_compiles(folder: Path) -> Recording:
+    """As `full_queue`, and one step compiles for 3 s: it is longer than thirty waits."""
+    lengths = waits_every_tenth(50)
+    lengths[20] = 3000.0
+    return full_queue(folder, lengths)
+
+
 def after_the_window(
     folder: Path, later: Sequence[float], power_w: Sequence[tuple[float, float]]
 ) -> Recording:

@@ -14,7 +14,6 @@ from smaragdine.accounting.account import account_meters, recording_inputs
 from smaragdine.accounting.footprint import Footprint, to_json
 from smaragdine.accounting.meters import NOTHING_KNOWN, SensorFacts, from_recording
 from smaragdine.accounting.step_spans import (
-    ANOTHER,
     FAR,
     HANDED,
     UNTRACED,
@@ -23,6 +22,7 @@ from smaragdine.accounting.step_spans import (
     far_from_median,
     step_table,
     steps_of,
+    without_pauses,
 )
 from smaragdine.accounting.steps import UntracedStep, at_level, handed_over, runs_behind, untraced_step
 from smaragdine.accounting.summary import RunSummary, summarise
@@ -109,9 +109,9 @@ def overview(
         return untraced_step(footprint, without, steps, events)
 
     untraced = untraced_of(steps)
-    if steps.far and runs_behind(steps, untraced):
+    if steps.uneven or (steps.far and runs_behind(steps, untraced)):
         # Steps are handed to the device until its queue is full, then one waits: it belongs to the mean.
-        table = table.called(ANOTHER, UNTRACED)
+        table = without_pauses(table, lambda mean_s: not runs_behind(steps, _as_long(untraced, mean_s)))
         steps = steps_of(recording, table) or steps
         untraced = untraced_of(steps)
     steps = dataclasses.replace(steps, early=handed_over(steps, untraced))
@@ -130,6 +130,10 @@ def overview(
         tracing = dataclasses.replace(tracing, remarks=(*tracing.remarks, *remarks))
     step = at_level(footprint, untraced)
     return Overview(summary, tracing, footprint, steps, untraced, step, table=table, unresolved=unresolved)
+
+
+def _as_long(untraced: Mapping[str, UntracedStep], length_s: float) -> dict[str, UntracedStep]:
+    return {device: dataclasses.replace(step, length_s=length_s) for device, step in untraced.items()}
 
 
 def alike(a: Overview, b: Overview) -> tuple[Footprint, Footprint] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -373,6 +373,41 @@ def far_from_median(lengths: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         return np.zeros(lengths.size, dtype=np.bool_)
     median = float(np.median(lengths))
     return (lengths > FAR * median) | (lengths < median / FAR)
+
+
+def without_pauses(table: StepTable, fits: Callable[[float], bool]) -> StepTable:
+    """Where lengths of steps differ much, or most are only handed over and a few wait for the device: what of
+    the long ones belongs to the mean.
+
+    A wait recurs: in every stretch of enough steps there is one, and such stretches are alike. What alone
+    outlasts `FAR` typical stretches does not: a compilation, a pause. Stretches are of 1, 2, 4 … steps until
+    they are alike and the mean, in seconds, `fits`; or, if it never does, as long as five of them leave them.
+    """
+    whole = table.called(ANOTHER, UNTRACED)
+    chosen = np.flatnonzero(whole.kind == UNTRACED)
+    those = whole.thinned.of(UNTRACED)
+    own_us = (whole.spans_ns[chosen, 1] - whole.spans_ns[chosen, 0]) * 1e-3
+    lengths_us = np.concatenate([own_us, whole.thinned.lengths_us[those]], dtype=np.float32)
+    long, stretch = np.zeros(lengths_us.size, dtype=np.bool_), 1
+    while lengths_us.size // stretch >= _ENOUGH:
+        found = _outlasting(lengths_us, stretch)
+        long = np.zeros(lengths_us.size, dtype=np.bool_) if found is None else found
+        if found is not None and fits(float(lengths_us[~found].mean(dtype=np.float64)) * 1e-6):
+            break
+        stretch *= 2
+    kind, far = whole.kind.copy(), np.zeros_like(whole.thinned.far)
+    kind[chosen[long[: chosen.size]]] = ANOTHER
+    far[those] = long[chosen.size :]
+    return dataclasses.replace(whole, kind=kind, thinned=dataclasses.replace(whole.thinned, far=far))
+
+
+def _outlasting(lengths: npt.NDArray[np.float32], stretch: int) -> npt.NDArray[np.bool_] | None:
+    """Those that are longer than `FAR` typical stretches of so many; None where stretches are not alike."""
+    count = lengths.size // stretch
+    begins = np.arange(count) * lengths.size // count
+    sums = np.add.reduceat(lengths, begins, dtype=np.float64)
+    most = FAR * float(np.median(sums))
+    return None if (sums > most).sum() > FEW * count else np.asarray(lengths > most, dtype=np.bool_)
 
 
 def steps_of(recording: Recording, table: StepTable | None = None) -> Steps | None:

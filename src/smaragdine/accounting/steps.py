@@ -212,12 +212,13 @@ def step_energies(
     )
 
 
-def announced_steps(recording: Recording) -> list[tuple[Span, str | None]]:
-    """Every step of every process and source, by its end; with its kind where it is in the table of steps."""
+def announced_steps(recording: Recording, table: StepTable | None = None) -> list[tuple[Span, str | None]]:
+    """Every step of every process and source, by its end; with its kind where it is in the table of steps:
+    the overview's, where there is one, which knows what the profiler saw."""
     found: list[tuple[Span, str | None]] = [
         (span, None) for span in all_spans(recording) if span.name == "step"
     ]
-    table = step_table(recording)
+    table = step_table(recording) if table is None else table
     if table is None:
         return found
     first_ns = int(table.spans_ns[0, 1]) if len(table.spans_ns) else 0

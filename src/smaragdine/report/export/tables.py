@@ -109,7 +109,7 @@ def _spans(run: Run) -> dict[str, pa.Table]:
         Span("epoch", epoch.index, None, None, None, epoch.start_ns, epoch.end_ns)
         for epoch in run.summary.epochs
     ]
-    told = announced_steps(run.recording)
+    told = announced_steps(run.recording, run.found.table)
     steps = [span for span, _ in told]
     table = _span_table(steps, traces, program)
     # Of a process or a source that does not speak for all it is not known better than by the time.

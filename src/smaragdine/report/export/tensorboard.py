@@ -86,7 +86,7 @@ def _scalars(run: Run) -> Iterator[tuple[int, int, str, float]]:
                 index = number if epoch.index is None else epoch.index
                 yield epoch.end_ns, index, f"energy_per_epoch_j/{device}", energy_j
     # What an epoch or an evaluation takes besides would be a spike.
-    steps = [span for span, kind in announced_steps(run.recording) if kind != MORE]
+    steps = [span for span, kind in announced_steps(run.recording, run.found.table) if kind != MORE]
     sources = list(dict.fromkeys((span.rank or 0, span.source) for span in steps))
     for span in steps:
         # Several ranks, or a second optimizer, count steps of their own.

@@ -211,6 +211,15 @@ def test_power_that_says_little(
         assert remark in capsys.readouterr().out
 
 
+def test_a_log_in_milliwatts_is_doubted(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not refused: what is logged as one device may be a whole rack."""
+    Path("power.csv").write_text(f"{HEADS['power']}\ngpu:0,0,70000\ngpu:0,{10 * MS},70000\n")
+    (remark,) = accounted(capsys)["remarks"]  # pyright: ignore
+    assert remark.startswith("gpu:0: its power log goes up to 70.0 kW")
+    assert main(["account", *FILES]) == 0
+    assert "is it in watts?" in capsys.readouterr().out
+
+
 def test_events_without_length_cost_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     Path("events.csv").write_text(f"{HEADS['events']}\na,gpu:0,5,0\na,gpu:0,5,0\n")
     device = accounted(capsys)["devices"]["gpu:0"]  # pyright: ignore

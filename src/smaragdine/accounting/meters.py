@@ -18,6 +18,8 @@ from smaragdine.accounting.virtual import foreign_load, split
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
+from smaragdine.sensors.energy import MOST_W
+from smaragdine.units import si
 
 # The stamps of samples and counters are exact to a fraction of the time they cover; where a chip's
 # electronics are not known, less so: an H200's came late by a sixth of it, and more when smoothed.
@@ -76,6 +78,11 @@ def from_power_table(
         if not trace.start_ns.size:
             remarks.append(
                 f"{device}: its power log covers no time: one reading, or gaps beyond --hold-s alone"
+            )
+        if (most_w := float(power_w[rows].max())) > MOST_W:
+            remarks.append(
+                f"{device}: its power log goes up to {si(most_w, 'W')}, and no device draws more than "
+                f"{MOST_W / 1000:g} kW: is it in watts?"
             )
         meters[device] = Meter(trace, _sensor(trace, facts))
     return Meters(meters, tuple(remarks))

@@ -111,7 +111,8 @@ def overview(
     untraced = untraced_of(steps)
     if steps.uneven or (steps.far and runs_behind(steps, untraced)):
         # Steps are handed to the device until its queue is full, then one waits: it belongs to the mean.
-        table = without_pauses(table, lambda mean_s: not runs_behind(steps, _as_long(untraced, mean_s)))
+        first, known = steps, untraced
+        table = without_pauses(table, lambda mean_s: not runs_behind(first, _as_long(known, mean_s)))
         steps = steps_of(recording, table) or steps
         untraced = untraced_of(steps)
     steps = dataclasses.replace(steps, early=handed_over(steps, untraced))

@@ -77,6 +77,7 @@ def files() -> list[str]:
         (["./no-such-file"], "no such file", 127),
         (["--", "/no/such/program"], "no such file", 127),
         (["folder"], "__main__.py", 126),
+        (["--", "./folder"], "it is a folder", 126),
         (["book.ipynb"], "notebook", 2),
         (["notes.txt"], "notes.txt", 126),
         (["./notes.txt"], "not executable", 126),

@@ -95,6 +95,8 @@ def _executable(words: list[str], environment: Mapping[str, str]) -> Command:
     if found is None:
         if Path(name).is_file():
             why, remedy = "it is not executable", f"Try: chmod u+x {name}, or smaragdine run python {name}"
+        elif Path(name).is_dir():
+            why, remedy = "it is a folder", "Name the program inside it"
         elif os.sep in name:
             why, remedy = "no such file", "Check the path"
         else:
@@ -102,7 +104,7 @@ def _executable(words: list[str], environment: Mapping[str, str]) -> Command:
                 "no such command on PATH",
                 "A Python script needs its .py; check the spelling otherwise",
             )
-        raise UserError(f"cannot run {name}", why, remedy, NOT_RUN if Path(name).is_file() else NOT_FOUND)
+        raise UserError(f"cannot run {name}", why, remedy, NOT_RUN if Path(name).exists() else NOT_FOUND)
     script = next((word for word in words[1:] if word.endswith(".py")), name)
     return Command(found, tuple(words), Path(script).stem)
 

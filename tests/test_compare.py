@@ -190,6 +190,25 @@ def test_copies_of_one_run_say_nothing_about_noise() -> None:
     }
 
 
+def test_a_copy_of_a_run_counts_once() -> None:
+    """It would make the noise look small: here three runs each of two that differ."""
+    a, b = [made(9.0), made(10.0)], [made(11.0), made(12.0)]
+    honest, copied = compare(a, b), compare([*a, a[0]], [*b, made(12.0)])
+    assert copied.runs == (2, 2)
+    assert copied.total == honest.total
+    assert copied.changes == honest.changes
+    assert [line.split(":")[0] for line in copied.remarks] == ["A", "B"]
+    assert "3 runs were given, 1 of them again" in copied.remarks[0]
+    assert compare(a, a).remarks[0].startswith("2 runs are on both sides")
+    assert not honest.remarks
+
+
+def test_names_that_are_new_or_gone_are_said_apart_from_the_reason() -> None:
+    b = made(30.0, z=1.0, w=2.0)
+    assert compare([made(9.0)], [b]).verdict.endswith(" is not known; 2 names new")
+    assert compare([made(9.0, z=1.0)], [made(9.0)]).verdict.endswith("; 1 name gone")
+
+
 def test_headline_and_parts_are_of_one_thing() -> None:
     def run(x: float, idle_j: float) -> Footprint:
         return footprint([{"name": "x", "energy_j": x}, {"name": "y", "energy_j": 2.0}], idle_j=idle_j)

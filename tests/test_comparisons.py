@@ -17,7 +17,7 @@ import pytest
 
 from footprints import footprint
 from simulated_runs import layer_of, make_model, record_run, three_sides
-from smaragdine.accounting.comparison import Change, Comparison, compare
+from smaragdine.accounting.comparison import Change, Comparison, compare, to_json
 from smaragdine.accounting.footprint import Footprint, save
 from smaragdine.accounting.grouping import grouped
 from smaragdine.accounting.noise import half_width
@@ -25,6 +25,8 @@ from smaragdine.accounting.run_levels import LEAST_NAMES, beside_company, fit
 from smaragdine.cli.compare import main
 from smaragdine.cli.report import main as report
 from smaragdine.errors import UserError
+from smaragdine.recording.folder import write_info
+from smaragdine.recording.reader import open_recording
 
 PROGRAMS = 4
 
@@ -160,6 +162,21 @@ def test_two_recordings_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[s
             report([*runs, "--by", by])
 
 
+def test_a_run_that_was_cut_short_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_model(3, "cpu:0")
+    runs = [record_run(tmp_path / str(seed), model, seed) for seed in range(2)]
+    assert report([str(run) for run in runs]) == 0
+    assert "its whole run" not in capsys.readouterr().out
+    whole = open_recording(runs[1]).info
+    for status, more, said in (
+        ("killed", {"signal": 9}, "the program was killed by SIGKILL"),
+        ("failed", {"exit_code": 3}, "the program failed with exit code 3"),
+    ):
+        write_info(runs[1], {**whole, "status": status, **more})
+        assert report([str(run) for run in runs]) == 0
+        assert f"! B: {said}: its whole run is what it did until then" in capsys.readouterr().out
+
+
 def test_memory_without_operations_is_not_compared() -> None:
     def run(energy_j: float) -> Footprint:
         made = footprint([{"name": "x", "device": "cpu:0", "energy_j": energy_j}], idle_j=1.0)
@@ -168,4 +185,6 @@ def test_memory_without_operations_is_not_compared() -> None:
 
     found = compare([run(x) for x in (1.0, 1.01, 0.99)], [run(x) for x in (2.0, 2.01, 1.99)])
     assert [change.name for change in found.devices] == ["cpu:0"]
-    assert found.idle.a_j == pytest.approx(6.0)  # its energy is there
+    assert found.idle.a_j == pytest.approx(1.0)  # the processor's
+    assert {one.name: one.a_j for one in found.unshared} == {"dram:0": pytest.approx(5.0)}
+    assert to_json(found)["unshared"]["dram:0"]["b_j"] == pytest.approx(5.0)

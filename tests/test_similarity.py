@@ -63,8 +63,8 @@ def test_phases_are_different_names() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "reason"),
     [
-        ([1.0], [2.0], "1 common names"),
-        ([], [], "0 common names"),
+        ([1.0], [2.0], "1 common name, and it takes two"),
+        ([], [], "no common names"),
         ([0.1] * 3, [1.0, 2.0, 3.0], "the same in A"),
         ([1.0, 2.0, 3.0], [0.0] * 3, "the same in B"),
     ],

@@ -18,14 +18,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.arithmetic import average, over_devices, per_step
+from smaragdine.accounting.arithmetic import adding_devices, average, over_devices, per_step
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.noise import (
     Spread,
@@ -94,6 +94,7 @@ class Comparison:
     devices: tuple[Change, ...]  # those on both sides; operations alone
     total: Change  # operations of all devices, or of the one asked for: what the names add up to
     idle: Change  # of the same devices, while no operation ran
+    unshared: tuple[Change, ...]  # devices that have no operations at all, such as memory: all they took
     scores: Scores
     mean_difference_j: float | None
     mean_difference_w: float | None
@@ -146,6 +147,8 @@ def compare(
             "some runs are of one step, others of several",
             "Use --per-step",
         )
+    given = len(a), len(b)
+    a, b = _each_once(a), _each_once(b)
     left_out = _not_everywhere([*a, *b])
     if device is None:
         # A sum over other devices would be no change of the program.
@@ -174,14 +177,18 @@ def compare(
     # Memory has energy, but no operations of its own: there is nothing to compare.
     common = [name for name in mean_a.devices if name in mean_b.devices and name in worked]
     each = common if device is None and len(common) > 1 else []  # one alone is the sum itself
+    adding = adding_devices(mean_a) if device is None else [device]
+    unshared = [name for name in adding if name not in worked] if device is None else []
     sums = [
         pair((together, None), *_sums(narrow_a, narrow_b, together)),
-        pair(("(idle)", None), *_idle(narrow_a, narrow_b, together)),
+        pair(("(idle)", None), *_idle(a, b, [name for name in adding if name not in unshared])),
+        *(pair((name, None), *_idle(a, b, [name])) for name in unshared),
         *(pair((name, None), *_sums(a, b, name)) for name in each),
     ]
     changes = _judged(names, doubt is not None, OF_NAMES, OF_NAMES_BESIDE, by_energy=True)
     changes.sort(key=lambda change: (-abs(change.difference_j), change.name, change.phase or ""))
-    total, idle, *devices = _judged(sums, doubt is not None, OF_SUMS)
+    total, idle, *others = _judged(sums, doubt is not None, OF_SUMS)
+    devices = others[len(unshared) :]
     only_a, only_b = _alone(keys_a, keys_b, of_a), _alone(keys_b, keys_a, of_b)
     if not devices:
         devices = [dataclasses.replace(total, name=device or next(iter(common), together))]
@@ -192,6 +199,7 @@ def compare(
         devices=tuple(devices),
         total=total,
         idle=idle,
+        unshared=tuple(others[: len(unshared)]),
         scores=scores(mean_a, mean_b, device),
         mean_difference_j=mean_difference(mean_a, mean_b, "energy", device),
         mean_difference_w=mean_difference(mean_a, mean_b, "power", device),
@@ -200,7 +208,10 @@ def compare(
         only_b=only_b,
         foreign=foreign,
         verdict=_say(total, changes, len(only_a), len(only_b), doubt),
-        remarks=_remarks(mean_a, mean_b, foreign, len(a), len(b), left_out if device is None else []),
+        remarks=(
+            *_same_runs(given, a, b),
+            *_remarks(mean_a, mean_b, foreign, len(a), len(b), left_out if device is None else []),
+        ),
     )
 
 
@@ -225,6 +236,7 @@ def to_json(comparison: Comparison, top: int | None = None) -> dict[str, Any]:
         "foreign_load": dict(zip("ab", comparison.foreign, strict=True)),
         "total": change(comparison.total),
         "idle": change(comparison.idle),
+        "unshared": {one.name: change(one) for one in comparison.unshared},
         "devices": {one.name: change(one) for one in comparison.devices},
         "energy": _score(of.energy, of.time_alone_energy, comparison.mean_difference_j, "j"),
         "power": _score(of.power, of.time_alone_power, comparison.mean_difference_w, "w"),
@@ -244,6 +256,32 @@ def _score(score: Correlation, time: Correlation, difference: float | None, unit
         f"mean_difference_{unit}": difference,
         "common": score.common,
     }
+
+
+def _figures_of(footprint: Footprint) -> tuple[Hashable, ...]:
+    """What no two runs have alike in every digit."""
+    rows = zip(
+        *(footprint.rows[name].to_pylist() for name in ("device", "name", "phase", "energy_j")), strict=True
+    )
+    return (*rows, *((name, total.total_j, total.idle_j) for name, total in footprint.devices.items()))
+
+
+def _each_once(runs: Sequence[Footprint]) -> list[Footprint]:
+    """A run that is named twice, or copied, is no repetition: it would make the noise look small."""
+    return list({_figures_of(run): run for run in runs}.values())
+
+
+def _same_runs(given: tuple[int, int], a: Sequence[Footprint], b: Sequence[Footprint]) -> list[str]:
+    said = [
+        f"{side}: {count} runs were given, {count - len(runs)} of them again: a copy of a run counts once"
+        for side, count, runs in zip("AB", given, (a, b), strict=True)
+        if len(runs) < count
+    ]
+    both = len({_figures_of(run) for run in a} & {_figures_of(run) for run in b})
+    if both:
+        which = "a run is" if both == 1 else f"{both} runs are"
+        said.append(f"{which} on both sides, and a run does not differ from itself")
+    return said
 
 
 def _not_everywhere(runs: Sequence[Footprint]) -> list[str]:
@@ -361,9 +399,12 @@ def _operations_j(footprint: Footprint, device: str) -> float:
     return math.fsum(footprint.device_rows(device)["energy_j"].to_pylist())
 
 
-def _idle(a: Sequence[Footprint], b: Sequence[Footprint], device: str) -> tuple[list[float], list[float]]:
+def _idle(
+    a: Sequence[Footprint], b: Sequence[Footprint], devices: Sequence[str]
+) -> tuple[list[float], list[float]]:
     of_a, of_b = (
-        [run.devices[device].idle_j if device in run.devices else 0.0 for run in side] for side in (a, b)
+        [math.fsum(run.devices[name].idle_j for name in devices if name in run.devices) for run in side]
+        for side in (a, b)
     )
     return of_a, of_b
 
@@ -452,12 +493,16 @@ def _say(total: Change, changes: Sequence[Change], gone: int, new: int, doubt: s
     else:
         said = f"B takes {by} {total.verdict} than A, beyond the noise"
     judged = [change for change in changes if change.repeated]
+    names: list[str] = []
     if judged:
         beyond = sum(change.verdict in ("more", "less") for change in judged)
-        said += f"; {beyond or 'none'} of {len(judged)} names changed beyond theirs"
-    for count, verdict in ((gone, GONE), (new, NEW)):
-        said += f", {count} {verdict}" if count else ""
-    return said
+        names.append(f"{beyond or 'none'} of {len(judged)} names changed by more than their own noise")
+    names += [f"{_names(count)} {verdict}" for count, verdict in ((gone, GONE), (new, NEW)) if count]
+    return f"{said}; {', '.join(names)}" if names else said
+
+
+def _names(count: int) -> str:
+    return f"{count} name{'' if count == 1 else 's'}"
 
 
 def _remarks(

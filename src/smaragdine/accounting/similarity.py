@@ -134,7 +134,7 @@ def _correlate(a: Mapping[Key, float], b: Mapping[Key, float]) -> Correlation:
 
 def _pearson(x: Floats, y: Floats) -> tuple[float | None, str]:
     if x.size < 2:
-        return None, f"{x.size} common names: it takes two"
+        return None, f"{x.size or 'no'} common name{'' if x.size == 1 else 's'}, and it takes two"
     for side, of_side in (("A", x), ("B", y)):
         if np.ptp(of_side) <= _SAME * np.abs(of_side).max():
             return None, f"all common names are the same in {side}"

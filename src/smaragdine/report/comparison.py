@@ -83,6 +83,7 @@ def _device_table(comparison: Comparison) -> FittingTable:
         shown.append(comparison.total)
     shown.append(comparison.idle)
     lines = [Line(change.name, _figures(change)) for change in shown]
+    lines += [Line(f"{one.name}, shared by no operation", _figures(one)) for one in comparison.unshared]
     return FittingTable("device", _CHANGE[1:], lines, ("±", "verdict"), left=("verdict",))
 
 
@@ -125,7 +126,13 @@ def _undefined(comparison: Comparison) -> list[str]:
         ("energy by time alone", of.time_alone_energy),
         ("power by time alone", of.time_alone_power),
     )
-    return [f"{name}: no correlation, {score.reason}" for name, score in named if score.value is None]
+    reasons: dict[str, list[str]] = {}
+    for name, score in named:
+        if score.value is None:
+            by_definition = score is of.time_alone_power and score.common > 1
+            reason = "by time alone all names have the same power" if by_definition else score.reason
+            reasons.setdefault(reason, []).append(name)
+    return [f"no correlation of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
 def correlation_text(score: Correlation) -> str:

@@ -30,7 +30,7 @@ from smaragdine.accounting.summary import RunSummary
 from smaragdine.recording.reader import Recording
 from smaragdine.report.fitting import FittingTable, Line, visible
 from smaragdine.report.footprint import device_table, diagram_tree, footprint_remarks
-from smaragdine.report.terminal import run_tables
+from smaragdine.report.terminal import how_it_ended, run_tables
 from smaragdine.tracing.assemble.absence import why_no_operations
 from smaragdine.units import joules, plain, seconds, si
 
@@ -153,8 +153,17 @@ def _heading(device: str, found: Overview, shown: Footprint) -> Text:
     return line
 
 
+_ENDED = {
+    "failed": "the program failed",
+    "killed": "the program was killed",
+    "interrupted": "the recording was interrupted",
+    "running": "the program still runs",
+}
+_SHORT = "its whole run is what it did until then"
+
+
 def both_summaries(a: RunSummary, b: RunSummary) -> RenderableType:
-    """Two runs: the program's part, and device by device all that was used."""
+    """Two runs: the program's part, and device by device all that was used; and where one is no whole run."""
     lines: list[Line] = []
     if a.program_j is not None and b.program_j is not None:
         lines.append(_both("program", a.program_j, b.program_j, "bold"))
@@ -168,7 +177,12 @@ def both_summaries(a: RunSummary, b: RunSummary) -> RenderableType:
     lines.append(
         Line("time", {**times, "B ÷ A": f"{b.duration_s / a.duration_s:.3f}" if a.duration_s else "–"})
     )
-    return Group(FittingTable("whole run", ("A", "B", "B ÷ A"), lines, ("B ÷ A",)), Text(""))
+    cut = [
+        Text.assemble(("! ", "yellow"), f"{side}: {_ENDED[each.status]}{how_it_ended(each)}: {_SHORT}")
+        for side, each in (("A", a), ("B", b))
+        if each.status in _ENDED
+    ]
+    return Group(FittingTable("whole run", ("A", "B", "B ÷ A"), lines, ("B ÷ A",)), *cut, Text(""))
 
 
 def _both(name: str, a_j: float | None, b_j: float | None, style: str = "") -> Line:

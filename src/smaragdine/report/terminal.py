@@ -285,12 +285,14 @@ def _remarks(summary: RunSummary) -> list[str]:
             f"[red]missing[/] {seconds(summary.missing_s)} of {seconds(summary.duration_s)}: no readings"
         )
     if summary.status != "complete":
-        lines.append(f"the program: [{_STATUS.get(summary.status, 'red')}]{summary.status}[/]{_how(summary)}")
+        lines.append(
+            f"the program: [{_STATUS.get(summary.status, 'red')}]{summary.status}[/]{how_it_ended(summary)}"
+        )
     lines += [f"[yellow]![/] {escape(visible(problem))}" for problem in summary.problems]
     return lines
 
 
-def _how(summary: RunSummary) -> str:
+def how_it_ended(summary: RunSummary) -> str:
     if summary.signal:
         return f" by {signal_name(summary.signal)}"
     return f" with exit code {summary.exit_code}" if summary.exit_code else ""

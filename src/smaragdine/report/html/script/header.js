@@ -191,6 +191,7 @@ function comparisonHeader(comparison, changes) {
           ...Object.entries(all.devices).map(([name, change]) => line(name, change)),
           ...(Object.keys(all.devices).length > 1 ? [line("all", all.total)] : []),
           line("(idle)", all.idle),
+          ...Object.entries(all.unshared).map(([name, change]) => line(`${name}, shared by no operation`, change)),
         ),
       ),
       element("div", {}, ...all.remarks.map((remark) => element("p", { class: "note" }, visible(remark)))),

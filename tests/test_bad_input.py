@@ -732,3 +732,12 @@ def test_control_c_during_a_baseline_dies_of_it_without_a_traceback() -> None:
     assert code == -signal.SIGINT
     assert "Traceback" not in stderr
     assert show_json("idle")["status"] in ("failed", "interrupted")
+    assert stderr.splitlines()[-2:] == [
+        "interrupted: the recording holds what was measured until then",
+        "recording: idle",
+    ]
+    said = smaragdine("show", "idle").stdout
+    assert "the machine, without a program: " in said
+    assert "the recording: " in said
+    assert "your program" not in said + smaragdine("report", "idle").stdout
+    assert "the program: " not in said

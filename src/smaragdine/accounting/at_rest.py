@@ -33,7 +33,7 @@ def not_idle(recording: Recording) -> list[str]:
 
 def doubts(recording: Recording) -> list[str]:
     """All that there is to say about a recording that is taken for a baseline."""
-    if _is_baseline(recording):
+    if is_baseline(recording):
         return not_idle(recording)
     works = _works(recording)
     if works is None:
@@ -61,7 +61,8 @@ def refuse_work(recording: Recording) -> None:
         )
 
 
-def _is_baseline(recording: Recording) -> bool:
+def is_baseline(recording: Recording) -> bool:
+    """Whether there was no program, only the machine."""
     verb = verb_of(recording.info)
     # Before recordings said what they were asked for, a baseline had this for its command.
     return verb == BASELINE or (verb is None and recording.info.get("command") == ["baseline"])
@@ -69,7 +70,7 @@ def _is_baseline(recording: Recording) -> bool:
 
 def _works(recording: Recording) -> str | None:
     """What the recorded program did; None where it did nothing, or there was none."""
-    if _is_baseline(recording):
+    if is_baseline(recording):
         return None
     names: list[str] = recording.marks["name"].to_pylist()
     if any(name in _TRAINS for name in names):

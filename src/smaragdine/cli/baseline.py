@@ -40,9 +40,16 @@ def main(words: list[str]) -> int:
 
     output = Path(options.output) if options.output else None
     wanted = RecordOptions(asked=asked(BASELINE, seconds=options.seconds, with_context=options.with_context))
-    with _context(options.with_context), record_here(output, wanted, label="baseline") as folder:
-        _wait(options.seconds)
     out = console(sys.stderr)
+    folder: Path | None = None
+    try:
+        with _context(options.with_context), record_here(output, wanted, label="baseline") as folder:
+            _wait(options.seconds)
+    except KeyboardInterrupt:
+        if folder is not None:
+            out.print("\ninterrupted: the recording holds what was measured until then")
+            out.print(f"recording: {shortest_path(folder)}", markup=False, soft_wrap=True)
+        raise
     recording = open_recording(folder)
     out.print(run_tables(summarise(recording), idle=True))
     for line in not_idle(recording):

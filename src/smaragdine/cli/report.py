@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.overview import Overview, alike, overview, overview_json
 from smaragdine.cli.parsing import Parser, add_merge_options, count, opened_baseline, say_damage
@@ -144,7 +145,7 @@ def _print_one(
     command = visible(" ".join(recording.info.get("command", [])))
     out.print(command, style="bold", markup=False, soft_wrap=True)
     if options.by == "device":
-        out.print(run_tables(found.summary))
+        out.print(run_tables(found.summary, idle=is_baseline(recording)))
         return
     if options.by == "step":
         out.print(step_tables(recording, found, options.top, baseline))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from smaragdine.accounting.at_rest import baseline_remarks
+from smaragdine.accounting.at_rest import baseline_remarks, is_baseline
 from smaragdine.accounting.baseline import subtract
 from smaragdine.accounting.summary import summarise, to_json
 from smaragdine.cli.parsing import Parser, grams_per_kwh, opened_baseline
@@ -56,7 +56,7 @@ def main(words: list[str]) -> int:
     out = console()
     command = visible(" ".join(recording.info.get("command", [])))
     out.print(command, style="bold", markup=False, soft_wrap=True)
-    out.print(run_tables(summary, net))
+    out.print(run_tables(summary, net, idle=is_baseline(recording)))
     for line in said:
         out.print(f"! {visible(line)}", markup=False, soft_wrap=True)
     if options.carbon is not None:

@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.diagram import diagram
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.overview import Overview, Tracing, phases_j
@@ -48,7 +49,10 @@ def overview_tables(
 ) -> RenderableType:
     """`shown` is the footprint to print: a step's, or what was traced, merged or not; `rows` the same in the
     groups and the order asked for."""
-    parts: list[RenderableType] = [run_tables(found.summary), Text("")]
+    parts: list[RenderableType] = [
+        run_tables(found.summary, idle=is_baseline(recording)),
+        Text(""),
+    ]
     if found.tracing is not None:
         parts += [_dim(line) for line in tracing_lines(found.tracing, found.steps)]
     elif shown is None and found.absent is None:

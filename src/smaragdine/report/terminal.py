@@ -88,25 +88,26 @@ def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = (), idle: bool = 
     about the figures. `idle`: of a machine without a program."""
     parts: list[RenderableType] = []
     if summary.devices:
-        said = [] if idle else [Text(headline(summary), style="bold"), Text("")]
-        parts += [*said, _device_table(summary, idle)]
+        parts += [Text(headline(summary, idle), style="bold"), Text(""), _device_table(summary, idle)]
     if net:
         parts += [Text(""), _net_table(net)]
     if summary.epochs:
         parts += [_Tables(summary, _epoch_table)]
     if summary.regions:
         parts += [_Tables(summary, _region_table)]
-    parts += [Text.from_markup(line) for line in _remarks(summary)]
+    parts += [Text.from_markup(line) for line in _remarks(summary, idle)]
     return Group(*parts)
 
 
-def headline(summary: RunSummary) -> str:
-    """The first figure of every view: what the program used, and of how much."""
+def headline(summary: RunSummary, idle: bool = False) -> str:
+    """The first figure of every view: what the program used, and of how much; without one, the machine."""
     time = seconds(summary.duration_s)
     parts = {d.provenance for d in summary.devices.values() if d.scope == "device" and d.energy_j is not None}
     how = "" if parts <= {"measured"} else f" ({' + '.join(sorted(parts))})"
     if summary.total_j is None:
         return f"no energy is known, in {time}"
+    if idle:
+        return f"the machine, without a program: {joules(summary.total_j)} in {time}{how}"
     if summary.program_j is None:
         return f"the machine: {joules(summary.total_j)} in {time}{how}; what your program used is not known"
     part = f" ({summary.program_j / summary.total_j:.0%})" if summary.total_j > 0 else ""
@@ -258,7 +259,7 @@ def _net_table(net: Sequence[NetEnergy]) -> Table:
     return table
 
 
-def _remarks(summary: RunSummary) -> list[str]:
+def _remarks(summary: RunSummary, idle: bool) -> list[str]:
     lines: list[str] = []
     for device, share in summary.shares.items():
         lines.append(
@@ -285,9 +286,8 @@ def _remarks(summary: RunSummary) -> list[str]:
             f"[red]missing[/] {seconds(summary.missing_s)} of {seconds(summary.duration_s)}: no readings"
         )
     if summary.status != "complete":
-        lines.append(
-            f"the program: [{_STATUS.get(summary.status, 'red')}]{summary.status}[/]{how_it_ended(summary)}"
-        )
+        status = f"[{_STATUS.get(summary.status, 'red')}]{summary.status}[/]"
+        lines.append(f"the {'recording' if idle else 'program'}: {status}{how_it_ended(summary)}")
     lines += [f"[yellow]![/] {escape(visible(problem))}" for problem in summary.problems]
     return lines
 

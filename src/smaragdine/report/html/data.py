@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.comparison import Comparison, compare
 from smaragdine.accounting.comparison import to_json as comparison_json
 from smaragdine.accounting.footprint import Footprint
@@ -49,7 +50,7 @@ def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) 
         "signal": signal_name(info["signal"]) if info.get("signal") else None,
         "begin_ms": found.summary.begin_ns // 1_000_000,
         "absent": info.get("absent", []),
-        "headline": headline(found.summary),
+        "headline": headline(found.summary, is_baseline(recording)),
         "epochs": _epochs(found),
         "regions": _regions(found),
         # Rows are in columns below, marks in the power's picture.

@@ -31,9 +31,8 @@ from smaragdine.study.results import load_result
 from smaragdine.study.sketches import load_sketch
 from smaragdine.sweep.experiment import read_experiments
 from smaragdine.sweep.measurements import Columns, read_groups
-from smaragdine.sweep.older import read_rows
 from smaragdine.sweep.plan import make_plan, read_plan, save_plan
-from smaragdine.sweep.table import Repetition, results_table
+from smaragdine.sweep.table import Repetition, read_results, results_table
 from smaragdine.tracing.assemble import step_stats
 from smaragdine.tracing.assemble.recording import assemble
 from smaragdine.tracing.files import xplane_message
@@ -317,7 +316,7 @@ def _sweeps() -> Iterator[Reader]:
         return read_plan(path.parent)
 
     def results(path: Path) -> Any:
-        return read_rows(path.parent)
+        return read_results(path.parent)
 
     yield Reader("plan", "plan.json", (_plan(),), plan)
     rows = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,10 @@ from smaragdine.recording.reader import open_recording
 from smaragdine.recording.writer import TableWriter
 from smaragdine.sweep.experiment import checked
 from smaragdine.sweep.measured import MeasuredSteps, measure, measure_steps
-from smaragdine.sweep.older import read_rows
 from smaragdine.sweep.plan import make_plan, save_plan
 from smaragdine.sweep.runner import Sweep
 from smaragdine.sweep.settings import groups_of_sweep
-from smaragdine.sweep.table import RESULTS, Repetition, read_results, results_table, write_results
+from smaragdine.sweep.table import RESULTS, Repetition, results_table, write_results
 
 # Eighteen steps: from the end of the first to that of the last 1.8 s at 150 W on average.
 STEPS = {
@@ -53,11 +51,6 @@ def _row(limit_w: float, **more: Any) -> Repetition:
     known: dict[str, Any] = {"device": "gpu:0", "time_s": 4.0, "energy_j": 460.0, "status": "complete"}
     known |= {"steps": 10, "steps_time_s": 300 / limit_w, "steps_energy_j": (limit_w - 200) ** 2 / 100 + 10}
     return Repetition("e", "net", "power", 0, f"runs/{limit_w:g}", power_limit_w=limit_w, **known | more)
-
-
-def _older(folder: Path, rows: list[Repetition]) -> None:
-    table = results_table(rows)
-    pq.write_table(table.drop_columns(["steps", "steps_time_s", "steps_energy_j"]), folder / RESULTS)
 
 
 def _json(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:
@@ -123,13 +116,12 @@ def test_groups_are_of_what_is_asked_for() -> None:
 
 def test_a_sweep_without_steps_is_refused() -> None:
     none = {"steps": None, "steps_time_s": None, "steps_energy_j": None}
-    for rows, uncounted, words in (
-        ([_row(150, **none)], 0, ("none was announced", "--of program", 'smaragdine.mark("step_end", n)')),
-        ([_row(150, **none | {"steps": 2})], 0, ("2 of the 3", "--of program")),
-        ([_row(150, steps_energy_j=None)], 0, ("power was not read",)),
-        ([_row(150, **none)], 1, ("the sweep is older", "recordings", "--of program")),
+    for rows, words in (
+        ([_row(150, **none)], ("none was announced", "--of program", 'smaragdine.mark("step_end", n)')),
+        ([_row(150, **none | {"steps": 2})], ("2 of the 3", "--of program")),
+        ([_row(150, steps_energy_j=None)], ("power was not read",)),
     ):
-        refused(lambda: groups_of_sweep(rows, of="steps", uncounted=uncounted), *words)  # noqa: B023
+        refused(lambda: groups_of_sweep(rows, of="steps"), *words)  # noqa: B023
     refused(lambda: groups_of_sweep([_row(150)], energy="energy_counter_j", of="steps"), "energy_counter_j")
 
 
@@ -161,28 +153,7 @@ def test_steps_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     refused(lambda: main([str(table), "--of", "steps"]), "--of is for sweeps")
 
 
-def test_steps_of_an_older_sweep_are_counted_in_its_recordings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [_row(limit_w) for limit_w in (150.0, 200.0, 300.0)]
-    _older(tmp_path, rows)
-    known = [replace(row, steps=None, steps_time_s=None, steps_energy_j=None) for row in rows]
-    assert read_results(tmp_path) == known
-    assert read_rows(tmp_path) == (known, 3)
-    refused(lambda: main([str(tmp_path), "--of", "steps"]), "the sweep is older")
-    for row in rows:
-        recordings.make(tmp_path / row.recording, events=False)
-    found, uncounted = read_rows(tmp_path)
-    assert uncounted == 0
-    assert [{name: getattr(row, name) for name in STEPS} for row in found] == [STEPS] * 3
-    energy = _json(capsys, tmp_path, "--of", "steps")["groups"][0]
-    assert energy["best_measured_value"] == STEPS["steps_energy_j"]
-    # A table that has the columns is believed.
-    write_results(tmp_path, rows)
-    assert read_rows(tmp_path) == (rows, 0)
-
-
-def test_an_older_sweep_that_goes_on_has_all_its_steps(tmp_path: Path) -> None:
+def test_a_sweep_that_goes_on_has_all_its_steps(tmp_path: Path) -> None:
     values = {
         "name": "e",
         "repeat": 1,
@@ -193,9 +164,14 @@ def test_an_older_sweep_that_goes_on_has_all_its_steps(tmp_path: Path) -> None:
     save_plan(tmp_path, plan)
     for task in plan.tasks:
         recordings.make(tmp_path / "runs" / task.name, events=False)
-    for _ in ("made from the recordings", "read from an older table"):
+    for _ in ("made from the recordings", "read from the table"):
         sweep = Sweep(tmp_path)
         sweep.close()
         rows = [row for _, row in sweep.ended()]
         assert [{name: getattr(row, name) for name in STEPS} for row in rows] == [STEPS] * 2
-        _older(tmp_path, rows)
+
+
+def test_a_table_without_steps_is_no_table_of_a_sweep(tmp_path: Path) -> None:
+    table = results_table([_row(150)]).drop_columns(["steps"])
+    pq.write_table(table, tmp_path / RESULTS)
+    refused(lambda: main([str(tmp_path)]), "it has no column steps")

@@ -110,15 +110,15 @@ def _of_table(path: Path, options: argparse.Namespace) -> tuple[list[Group], lis
 
 
 def _of_sweep(folder: Path, options: argparse.Namespace) -> SweepGroups:
-    from smaragdine.sweep.older import read_rows
     from smaragdine.sweep.settings import groups_of_sweep
+    from smaragdine.sweep.table import read_results
 
     for name in ("time", "power", "by"):
         if getattr(options, name):
             raise UserError(f"--{name} is for tables", f"{folder} is a folder", "A sweep knows its columns")
-    rows, uncounted = read_rows(folder)
+    rows = read_results(folder)
     energy = options.energy or "energy_j"
-    return groups_of_sweep(rows, options.limit, energy, options.of or "program", uncounted)
+    return groups_of_sweep(rows, options.limit, energy, options.of or "program")
 
 
 def _remarks(swept: SweepGroups) -> list[str]:

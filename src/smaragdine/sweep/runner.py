@@ -28,10 +28,9 @@ from smaragdine.recording.reader import open_recording
 from smaragdine.sweep.experiment import until_part
 from smaragdine.sweep.lock import locked
 from smaragdine.sweep.measured import measure
-from smaragdine.sweep.older import read_rows
 from smaragdine.sweep.plan import Plan, Task, read_plan
 from smaragdine.sweep.progress import Progress, expected_s, judged_j, measured_s, relative_interval
-from smaragdine.sweep.table import RESULTS, Repetition, write_results
+from smaragdine.sweep.table import RESULTS, Repetition, read_results, write_results
 
 RUNS, UNFINISHED, LOGS, BASELINE, LOG = "runs", "unfinished", "logs", "baseline", "sweep.log"
 
@@ -139,7 +138,7 @@ class Sweep:
         if not (self.folder / RESULTS).is_file():
             return []
         try:
-            return read_rows(self.folder)[0]
+            return read_results(self.folder)
         except UserError as error:
             self.note(f"made anew from the recordings: {error}")
             return []

@@ -37,12 +37,8 @@ def groups_of_sweep(
     limit: str | None = None,
     energy: str = "energy_j",
     of: Of = "program",
-    uncounted: int = 0,
 ) -> SweepGroups:
-    """A group for every experiment, benchmark, kind of device and setting. `limit` names a parameter.
-
-    Steps of `uncounted` rows cannot be told any more.
-    """
+    """A group for every experiment, benchmark, kind of device and setting. `limit` names a parameter."""
     if energy not in ENERGIES:
         raise UserError(f"a sweep has no energy {energy}", remedy=f"There are: {', '.join(ENERGIES)}")
     if of == "steps" and energy != "energy_j":
@@ -66,7 +62,7 @@ def groups_of_sweep(
         found.setdefault(key, []).append(_Row(at, time_s, used_j, row))
         kinds[key] = _UNITS[row.limit_kind], name
     if not found and of == "steps":
-        raise _no_steps(rows, uncounted)
+        raise _no_steps(rows)
     if not found:
         raise UserError(f"no repetition of the sweep has time and {energy}", f"{unfinished} have not")
     groups: list[Group] = []
@@ -111,12 +107,10 @@ def _steps_part(rows: Sequence[Repetition]) -> float | None:
     return sum(steps_s for steps_s, _ in known) / sum(whole_s for _, whole_s in known) if known else None
 
 
-def _no_steps(rows: Sequence[Repetition], uncounted: int) -> UserError:
+def _no_steps(rows: Sequence[Repetition]) -> UserError:
     what = "no repetition of the sweep has time and energy of its steps"
     whole = "Fit whole programs: --of program"
     most = max((row.steps or 0 for row in rows if row.status == "complete"), default=0)
-    if uncounted:
-        return UserError(what, "the sweep is older than these figures, and its recordings are gone", whole)
     if not most:
         return UserError(what, "none was announced", f'{whole}. Or mark them: smaragdine.mark("step_end", n)')
     if most < LEAST_STEPS:

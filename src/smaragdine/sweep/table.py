@@ -21,8 +21,6 @@ RESULTS = "results.parquet"
 _FORMAT = 1
 _VERSION = b"smaragdine.sweep"
 
-_ADDED = ("steps", "steps_time_s", "steps_energy_j")  # tables of older versions lack them
-
 LimitKind = Literal["power", "clock", "parameter"]
 
 SCHEMA = pa.schema(
@@ -125,7 +123,7 @@ def read_results(folder: str | os.PathLike[str]) -> list[Repetition]:
         raise UserError(f"{path} cannot be read as Parquet", remedy="Is it whole? Copy it anew")
     table = read_table(content, "parquet", SCHEMA.names, (), str(path))
     version = _version(table.schema)
-    missing = [name for name in SCHEMA.names if name not in (*table.column_names, *_ADDED)]
+    missing = [name for name in SCHEMA.names if name not in table.column_names]
     if version > _FORMAT:
         raise UserError(f"{path} is of a newer version of Smaragdine", remedy="Upgrade it")
     if missing:
@@ -134,15 +132,6 @@ def read_results(folder: str | os.PathLike[str]) -> list[Repetition]:
         return [_row(values) for values in table.to_pylist()]
     except (ValueError, TypeError, msgspec.ValidationError) as error:
         raise UserError(f"{path} cannot be read", str(error), "Was it edited?") from None
-
-
-def counts_steps(folder: str | os.PathLike[str]) -> bool:
-    """Whether a sweep's table has columns of steps."""
-    import pyarrow.parquet as pq
-
-    from smaragdine.recording.table_files import read_content
-
-    return {*_ADDED} <= {*pq.read_schema(pa.BufferReader(read_content(Path(folder) / RESULTS))).names}
 
 
 def results_table(rows: Iterable[Repetition]) -> pa.Table:

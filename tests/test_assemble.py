@@ -97,6 +97,7 @@ def test_a_table_of_the_trace_that_goes_is_missed(run: Path, table: str) -> None
     assemble(run)
     assert open_recording(run).damage == []
     assert open_recording(run).info["rows"] == {"events.arrows": 3, "windows.arrows": 3, "edges.arrows": 1}
+    assert open_recording(run).info["seals"].keys() == open_recording(run).info["rows"].keys()
     (run / f"{table}.arrows").unlink()
     assert [line.partition(":")[0] for line in open_recording(run).damage] == [f"{table}.arrows is missing"]
 

@@ -184,6 +184,36 @@ def test_a_table_that_is_gone_or_another_is_missed(tmp_path: Path) -> None:
     assert "power.arrows has" in line
 
 
+def test_a_table_of_another_recording_with_as_many_rows_is_noticed(tmp_path: Path) -> None:
+    """As after a copy that mixed two runs of one program."""
+    folder, other = recordings.make(tmp_path / "run"), recordings.make(tmp_path / "other")
+    counted = {file.path.name: file.found.rows for t in ("power", "marks") for file in table_files(folder, t)}
+    info = {**json.loads((folder / "run.json").read_text()), "rows": counted}
+    write_info(folder, {**info, "seals": seal.last_seals(folder, [*counted, "events.arrows", "gone.arrows"])})
+    assert open_recording(folder).damage == []
+    rows = rows_of((other / "marks.arrows").read_bytes())
+    later = [{**row, "t_ns": row["t_ns"] + 1} for row in rows]  # pyright: ignore[reportOperatorIssue]
+    (other / "marks.arrows").unlink()
+    writer = TableWriter(other / "marks.arrows", MARKS)
+    writer.write(pa.Table.from_pylist(later, schema=MARKS).to_batches()[0])
+    writer.close()
+    shutil.copy(other / "marks.arrows", folder / "marks.arrows")
+    (line,) = open_recording(folder).damage
+    assert line.startswith("marks.arrows is not the file that this run wrote, but another's: epochs")
+    # A cut one is said to be cut, and no more.
+    (folder / "marks.arrows").write_bytes((folder / "marks.arrows").read_bytes()[:-100])
+    assert not any("another's" in line for line in open_recording(folder).damage)
+
+
+def test_where_nothing_is_left_the_words_say_so(tmp_path: Path) -> None:
+    folder = recordings.make(tmp_path / "run")
+    data = bytearray((folder / "power.arrows").read_bytes())
+    data[data.index(b"crc32 ") + 6] ^= 1  # the schema's: all leans on it
+    (folder / "power.arrows").write_bytes(data)
+    said = " ".join(open_recording(folder).damage)
+    assert "power.arrows is damaged: all of it is not as it was written and left out: energy" in said
+
+
 def test_every_change_of_run_json_is_said(tmp_path: Path) -> None:
     folder = recordings.make(tmp_path / "run", events=False)
     data = (folder / "run.json").read_bytes()

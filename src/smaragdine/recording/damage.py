@@ -107,8 +107,10 @@ def said(
             name, found = file.path.name, file.found
             goes_on = any(later.segment == file.segment for later in files[table][number + 1 :])
             if found.damaged:
-                much = "part of it is" if found.pieces else "none of it is"
-                lines.append(f"{name} is damaged: {much} not as it was written and left out: {_COST[table]}")
+                much = "part" if found.pieces else "all"
+                lines.append(
+                    f"{name} is damaged: {much} of it is not as it was written and left out: {_COST[table]}"
+                )
             elif file in last and not found.ended and status == "interrupted":
                 cut.append(name)
             elif not found.ended and (goes_on or (file in last and status != "running")):
@@ -134,6 +136,8 @@ def _missing(
 ) -> list[str]:
     """Files that run.json counted the rows of, and that are gone or have others."""
     rows = {file.path.name: file.found.rows for file in files}
+    seals = {file.path.name: file.found.last for file in files if file.found.whole}
+    wanted: Mapping[str, str] = info.get("seals") or {}
     lines: list[str] = []
     for name, count in (info.get("rows") or {}).items():
         place = place_of(name)
@@ -145,6 +149,8 @@ def _missing(
             lines.append(f"{name} is missing: {_COST[table]}")
         elif rows[name] is not None and rows[name] != count:
             lines.append(f"{name} has {rows[name]:,} rows, and run.json counted {count:,}: {_COST[table]}")
+        elif name in seals and seals[name] != wanted.get(name, seals[name]):
+            lines.append(f"{name} is not the file that this run wrote, but another's: {_COST[table]}")
     return lines
 
 

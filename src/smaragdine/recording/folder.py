@@ -16,6 +16,7 @@ from smaragdine.clock import ClockPair
 from smaragdine.errors import UserError
 from smaragdine.recording.damage import is_as_written, sealed_json
 from smaragdine.recording.format import FORMAT_VERSION, INFO_FILE, SPOOL_FOLDER
+from smaragdine.recording.seal import last_seals
 from smaragdine.sensors.kernel import boot_id, start_ticks
 from smaragdine.version import __version__
 
@@ -151,7 +152,8 @@ def write_info(folder: Path, info: Mapping[str, Any]) -> OSError | None:
 
 def count_rows(folder: Path, rows: Mapping[str, int]) -> None:
     """Tell the run.json of a recording that is finished how many rows further tables have, so that one that
-    is gone is missed. A run.json that was changed stays as it is: a new checksum would hide that."""
+    is gone, or another's, is missed. A run.json that was changed stays as it is: a new checksum would hide
+    that."""
     with contextlib.suppress(OSError):
         data = (folder / INFO_FILE).read_bytes()
         if not is_as_written(data):
@@ -159,4 +161,6 @@ def count_rows(folder: Path, rows: Mapping[str, int]) -> None:
         info: dict[str, Any] = json.loads(data)
         # Of a run that goes on its supervisor writes it; one that was interrupted counts nothing.
         if info["status"] != "running":
-            write_info(folder, {**info, "rows": {**info.get("rows", {}), **rows}})
+            counted = {**info.get("rows", {}), **rows}
+            seals = {**info.get("seals", {}), **last_seals(folder, rows)}
+            write_info(folder, {**info, "rows": counted, "seals": seals})

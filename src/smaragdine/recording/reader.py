@@ -314,6 +314,7 @@ class _Info(TypedDict, total=False):
     problems: list[str]
     monitor: list[dict[str, Any]]
     rows: dict[str, int]
+    seals: dict[str, str]
     libraries: dict[str, str]
     begin_ns: _Ns
     end_ns: _Ns

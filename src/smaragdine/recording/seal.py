@@ -13,9 +13,10 @@ end mark, and nothing behind it.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class Survey:
     ended: bool  # it has its end mark, and nothing behind it
     damaged: int  # batches that are not as they were written
     cut: bool  # it ends within a message, or cannot be followed from there
+    last: str | None = None  # the last seal's checksum, which is the whole file's
 
     @property
     def whole(self) -> bool:
@@ -80,6 +82,7 @@ def survey(content: pa.Buffer) -> Survey:
     pieces: list[tuple[int, int]] = []
     begin = at = before = damaged = 0
     rows: int | None = None
+    last: str | None = None
     sealed = dictionaries = ended = cut = leaning = False
     while at < content.size:
         if bytes(view[at : at + 8]) == _END_MARK:
@@ -111,7 +114,7 @@ def survey(content: pa.Buffer) -> Survey:
             checksum, rows = int(found[1], 16), int(found[2])
             digits = at_message + 8 + found.start(1)  # a message begins with a mark and its metadata's length
             good = _checksum(view[begin:end], digits - begin, before) == checksum
-            before = checksum
+            before, last = checksum, found[1].decode()
         if good and not leaning:
             pieces.append((begin, end))
         else:
@@ -119,7 +122,23 @@ def survey(content: pa.Buffer) -> Survey:
             # The schema comes with the first batch, and names with any: what leans on them is lost too.
             leaning = leaning or dictionaries or begin == 0
         begin = end
-    return Survey(tuple(pieces), rows, sealed, ended, damaged, cut)
+    return Survey(tuple(pieces), rows, sealed, ended, damaged, cut, last)
+
+
+def last_seals(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """By name, the checksum that the last seal of each of these files has; of those that have one."""
+    found: dict[str, str] = {}
+    for name in names:
+        with (
+            contextlib.suppress(OSError, ValueError),  # gone, empty
+            (folder / name).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            at = content.rfind(BLANK[: BLANK.index(b"00000000")])
+            match = _SEAL.match(content, at) if at >= 0 else None
+            if match is not None:
+                found[name] = match[1].decode()
+    return found
 
 
 def _checksum(data: memoryview, digits: int, before: int) -> int:

@@ -20,6 +20,7 @@ from smaragdine.recording.asked import asked
 from smaragdine.recording.command import Command, without_secrets
 from smaragdine.recording.format import SPOOL_FOLDER
 from smaragdine.recording.recorder_config import RecorderConfig
+from smaragdine.recording.seal import last_seals
 from smaragdine.recording.supervise import Recorders, Supervision, supervise
 from smaragdine.recording.thinned import read_thinned
 from smaragdine.sensors.discover import COUNTER_PERIOD_NS, host_facts, settings_from_environment
@@ -177,6 +178,8 @@ def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str,
         error = unexpected
     if error is not None:
         outcome.problems.append(f"the marks stay in the spool: {error}")
+    # Another recording's table may have as many rows.
+    info["seals"] = last_seals(path, info["rows"])
     log = path / "recorder.log"
     with contextlib.suppress(OSError):
         if not log.stat().st_size:

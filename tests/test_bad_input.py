@@ -590,6 +590,27 @@ def test_a_run_json_with_any_value_of_another_kind_is_shown_or_one_line(
     assert refusals > 100
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        {"cpu": 3},
+        {"sockets": 5},
+        {"gpus": ["x"]},
+        {"gpus": [{"device": "cpu:0", "name": []}]},
+        {"hostname": {}},
+    ],
+)
+def test_a_host_of_another_kind_is_one_line_in_every_verb(
+    spoilt: Path, capsys: pytest.CaptureFixture[str], host: dict[str, Any]
+) -> None:
+    """A table for a paper joins the processor's name with others."""
+    info = json.loads((spoilt / "run.json").read_text())
+    (spoilt / "run.json").write_text(json.dumps({**info, "host": host}))
+    for words in (["show"], ["report"], ["export", "--to", "markdown", "-o", "-"]):
+        assert main([words[0], "spoilt", *words[1:]]) == 2
+        assert capsys.readouterr().err.startswith("smaragdine: spoilt/run.json cannot be read: ")
+
+
 def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Of all values in a document, but of the first one only in each list."""
     inside = (

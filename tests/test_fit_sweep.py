@@ -229,6 +229,9 @@ def test_a_sweep_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert group["band_rests_on"] == "residuals of repeated measurements"
     assert main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
+    assert "energy: all that the device used meanwhile, what other programs took included" in " ".join(
+        shown.split()
+    )
     assert "4 (12)" in shown
     assert "200 (199–201)" in shown
 

@@ -300,6 +300,20 @@ class _Clock(TypedDict, total=False):
     step_ns: _Ns
 
 
+class _Gpu(TypedDict, total=False):
+    device: str
+    name: str | None
+    power_limit_w: float | None
+
+
+class _Host(TypedDict, total=False):
+    hostname: str | None
+    kernel: str | None
+    cpu: str | None
+    sockets: dict[str, dict[str, Any]]
+    gpus: list[_Gpu] | None
+
+
 class _Info(TypedDict, total=False):
     """What others rely on in run.json."""
 
@@ -307,7 +321,7 @@ class _Info(TypedDict, total=False):
     command: list[str]
     working_folder: str | None
     environment: dict[str, str]
-    host: dict[str, Any]
+    host: _Host
     clock: Required[_Clock]
     channels: list[dict[str, Any]]
     absent: list[dict[str, str]]

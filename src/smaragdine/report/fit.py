@@ -172,6 +172,8 @@ def _notes(found: Analysis, quantities: Sequence[str]) -> list[str]:
         "best: the limit with the least, as measured; saved, slower: there, against the highest limit",
         "optimum: minimum of the fit within the measured limits (95 % interval, if it is a parabola)",
     ]
+    if found.groups[0].group.of:
+        notes.append("energy: all that the device used meanwhile, what other programs took included")
     named = sorted({each.group.limit_name for each in found.groups if not each.group.unit} - {""})
     if named:
         notes.insert(0, f"limit: the value of {', '.join(named)}")

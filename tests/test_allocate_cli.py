@@ -198,6 +198,7 @@ def test_figures(profiles: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
     ("words", "said"),
     [
         (["--global-batch", "0"], ["whole number from 1"]),
+        (["--global-batch", "9" * 23], ["above 999999999, the most there can be"]),
         (["--global-batch", "1"], ["no split can hold", "2 GPUs need one each"]),
         (["--global-batch", "60", "--max-batch", "big=20", "--max-batch", "small=20"], ["hold 40 in all"]),
         (["--global-batch", "60", "--max-batch", "other=20"], ["no GPU named other", "big, small"]),

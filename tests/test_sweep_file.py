@@ -105,6 +105,7 @@ def test_a_mistake_is_one_line_with_file_key_and_what_is_allowed(key: str, value
         ("e.yaml", "", "the file: expected a mapping, got nothing. Allowed: experiments, seed"),
         ("e.yaml", "seed: 1", "the file: experiments is missing"),
         ("e.yaml", "experiments:\n - {name: a", "e.yaml, line 2 is no valid YAML"),
+        ("e.yaml", "[" * 20_000, "e.yaml is no valid YAML: it is nested too deeply"),
         ("e.yaml", "experiments:\n\t- a", "Indent with blanks, not tabs"),
         ("e.yaml", "experiments:\n - name: a\n   name: b", "e.yaml, line 3: name: the key is there twice"),
         ("e.yaml", "experiments: [{name: a, benchmarks: [{command: b}]}]", "experiments[0]: nothing varies"),

@@ -37,7 +37,9 @@ def positive_watts(text: str) -> float:
 
 
 def grams_per_kwh(text: str) -> float:
-    return _number(text, 0 <= (value := _float(text)) < 1e4, value, "grams of CO₂ per kWh, 0 or more")
+    return _number(
+        text, 0 <= (value := _float(text)) < 1e4, value, "grams of CO₂ per kWh, from 0 to below 10000"
+    )
 
 
 def period_ms(text: str) -> float:
@@ -73,7 +75,9 @@ def positive_count(text: str) -> int:
 
 
 def _whole(text: str, least: int) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < least:
+    if text.isascii() and text.isdigit() and len(text) > 9:
+        raise argparse.ArgumentTypeError(f"{text!r} is above 999999999, the most there can be")
+    if not text.isascii() or not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
     return int(text)
 

@@ -26,7 +26,7 @@ def parsed(text: str, where: Path) -> Any:
             json.dumps(found, ensure_ascii=False).encode()
             return found
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no valid {where.suffix[1:].upper()}", str(error)) from None
+        raise UserError(f"{where} is no valid {where.suffix[1:].upper()}", _why(error)) from None
     try:
         import yaml
     except ImportError:
@@ -38,13 +38,17 @@ def parsed(text: str, where: Path) -> Any:
         _refuse_many(root, where)
         return yaml.safe_load(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no valid YAML", str(error)) from None
+        raise UserError(f"{where} is no valid YAML", _why(error)) from None
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         tab = "\\t" in str(problem)
         remedy = "Indent with blanks, not tabs" if tab else "Quote a text that has a {, a : or a %"
         raise UserError(f"{where}{line} is no valid YAML", problem or str(error), remedy) from None
+
+
+def _why(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _once(pairs: Sequence[tuple[str, Any]], where: Path) -> dict[str, Any]:

@@ -63,7 +63,6 @@ def account(
             "Rename the devices in one of them",
         )
     meters = {d: m if isinstance(m, Meter) else Meter(m, sensor_of(m)) for d, m in power.items()}
-    remarks = _check_times(source, [meters[device].trace for device in counts if device in meters])
     done = {
         device: _account_device(source, device, meter, counts.get(device, 0), narrowed)
         for device, meter in meters.items()
@@ -71,7 +70,7 @@ def account(
     rows = pa.concat_tables([table for table, *_ in done.values()]) if done else ROWS.empty_table()
     totals = {device: total for device, (_, total, _) in done.items()}
     joints = {device: joint for device, (*_, joint) in done.items() if joint is not None}
-    found = Footprint(rows, totals, without, remarks, joints)
+    found = Footprint(rows, totals, without, (), joints)
     whole = {
         device: dataclasses.replace(total, uncertainty_j=sum_half_width_j(found, device))
         for device, total in totals.items()
@@ -79,20 +78,20 @@ def account(
     return dataclasses.replace(found, devices=whole)
 
 
-def _check_times(source: Columns, traces: Sequence[PowerTrace]) -> tuple[str, ...]:
+def _check_times(source: Columns, traces: Sequence[PowerTrace]) -> None:
     """A trace of another hour, or in another unit, is a mistake and no footprint of nothing."""
     known = [trace for trace in traces if trace.start_ns.size]
     begin_ns = min((int(trace.start_ns[0]) for trace in known), default=source.first_ns)
     end_ns = max((int(trace.end_ns[-1]) for trace in known), default=source.last_ns)
     apart_ns = max(begin_ns - source.last_ns, source.first_ns - end_ns)
-    if not source.table.num_rows or apart_ns < 0:
-        return ()
+    if not source.table.num_rows or not known or apart_ns <= 0:
+        return
     what = "events and power have no time in common"
     why = f"events {_when(source.first_ns, source.last_ns)}, power {_when(begin_ns, end_ns)}"
+    remedy = "Let the log begin before the first event and end after the last"
     if apart_ns > APART_NS:
         remedy = "Both must be in Unix nanoseconds, of the same run; nvidia-smi's local times need --tz"
-        raise UserError(what, why, remedy)
-    return (f"{what}: {why}",)
+    raise UserError(what, why, remedy)
 
 
 def _few(names: Iterable[str]) -> str:
@@ -112,7 +111,9 @@ def account_recording(
 
 
 def account_meters(events: pa.Table, meters: Meters) -> Footprint:
-    found = account(events, meters.of)
+    source = columns(events)
+    _check_times(source, [meters.of[device].trace for device in device_counts(source) if device in meters.of])
+    found = account(source, meters.of)
     return dataclasses.replace(found, remarks=(*found.remarks, *meters.remarks))
 
 

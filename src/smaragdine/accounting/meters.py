@@ -76,15 +76,20 @@ def from_power_table(
             continue
         trace = from_log(t_ns[rows], power_w[rows], None if hold_s is None else round(hold_s * 1e9))
         if not trace.start_ns.size:
-            remarks.append(
-                f"{device}: its power log covers no time: one reading, or gaps beyond --hold-s alone"
-            )
+            # What it used is not 0 J.
+            why = f"{device}: its power log covers no time: one reading, or gaps beyond --hold-s alone"
+            remarks.append(why)
+            continue
         if (most_w := float(power_w[rows].max())) > MOST_W:
             remarks.append(
                 f"{device}: its power log goes up to {si(most_w, 'W')}, and no device draws more than "
                 f"{MOST_W / 1000:g} kW: is it in watts?"
             )
         meters[device] = Meter(trace, _sensor(trace, facts))
+    if remarks and not meters:
+        raise UserError(
+            "no power is known", remarks[0], "Log power while the program runs, every 100 ms or so"
+        )
     return Meters(meters, tuple(remarks))
 
 

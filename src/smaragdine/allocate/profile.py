@@ -182,12 +182,10 @@ def _json_repeat(file: Path, batch: int, row: Any) -> Repeat:
 
 def _read_parquet(file: Path, gpu: str) -> Profile:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        table = pq.read_table(file)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{file} cannot be read", str(error)) from None
+    from smaragdine.recording.table_files import read_content, read_table
+
+    table = read_table(read_content(file), "parquet", list(COLUMNS), (), str(file))
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise UserError(f"{file} is no profile", f"it has no column {missing[0]}")

@@ -154,6 +154,7 @@ def _read_arrow(content: pa.Buffer, kind: str, where: str) -> pa.Table:
             raise UserError(f"{where} is cut off", "an Arrow stream without its end mark", "Write it anew")
         table = pa.ipc.open_stream(source).read_all()
     table.validate(full=True)
+    _ = table.column_names  # nobody else looks whether they are UTF-8
     return table
 
 

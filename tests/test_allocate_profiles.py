@@ -154,6 +154,9 @@ def test_bad_parquet(tmp_path: Path) -> None:
     refused(lambda: read_profile(file, "a"), "no batch or power limit")
     parquet(file, repeats(idle_w=math.nan))
     refused(lambda: read_profile(file, "a"), "bad idle power")
+    pq.write_table(profile_table(repeats()), file, store_schema=False)
+    file.write_bytes(file.read_bytes().replace(b"\x18\x03gpu%", b"\x18\x03\xed\xa0\x80%"))
+    refused(lambda: read_profile(file, "a"), "not UTF-8")
     file.write_bytes(file.read_bytes()[:50])
     refused(lambda: read_profile(file, "a"), "cannot be read")
 

@@ -120,7 +120,7 @@ def main() -> None:
         " " * 21
         + "|   any   sum  idle names layers  unknown  | layer  a name    half    wrong  | equal +10 %"
     )
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor() as pool:
         for setting, (device, neighbour) in SETTINGS.items():
             done = list(
                 pool.map(partial(one_pair, device=device, neighbour=neighbour), programs, chunksize=5)

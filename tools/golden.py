@@ -94,14 +94,14 @@ NO_FRAMEWORK = "import time\nend = time.time() + 1.5\nwhile time.time() < end: s
 
 
 def _run(runs: Path, name: str, script: str, *words: str, options: tuple[str, ...] = (), **env: str) -> None:
-    path = runs / f"{name}.py"
+    path = runs / f"{name}_program.py"  # torch.py would stand before torch
     path.write_text(script)
     command = [*SMARAGDINE, "run", "-o", str(runs / name), *options, str(path), *words]
     subprocess.run(command, env={**os.environ, **QUIET, **env}, capture_output=True, check=False)
 
 
 def _killed(runs: Path) -> None:
-    path = runs / "killed.py"
+    path = runs / "killed_program.py"
     path.write_text(TORCH)
     words = [*SMARAGDINE, "run", "-o", str(runs / "killed"), str(path), "9", "wait"]
     env = {**os.environ, **QUIET}
@@ -113,7 +113,7 @@ def _killed(runs: Path) -> None:
 
 
 def _ranks(runs: Path) -> None:
-    path = runs / "ranks.py"
+    path = runs / "ranks_program.py"
     path.write_text(RANKS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     words = [*SMARAGDINE, "run", "-o", str(runs / "ranks"), "--", *torchrun]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smaragdine.errors import UserError
+from smaragdine.recording.columns import need_one_of_each
 
 _WORKLOAD = ("dataset", "network", "optimizer")
 
@@ -83,7 +84,9 @@ def _rows(file: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     try:
         with file.open(newline="", encoding="utf-8") as source:
             reader = csv.DictReader(source)
-            missing = [field for field in needed if field not in (reader.fieldnames or ())]
+            fields = list(reader.fieldnames or ())
+            need_one_of_each(fields, needed, str(file))
+            missing = [field for field in needed if field not in fields]
             if missing:
                 raise UserError(f"{file} cannot be used", f"it has no column {missing[0]}")
             rows = list(reader)

@@ -60,11 +60,16 @@ def need_columns(table: pa.Table, required: Sequence[str], optional: Sequence[st
             f"it has {', '.join(_all_names(table)[:12]) or 'none'}",
             f"Needed are {', '.join(required)}" + (f", and {', '.join(optional)} may be" if optional else ""),
         )
-    for name in (*required, *optional):
-        if table.column_names.count(name) > 1:
-            raise UserError(f"{where} has two columns named {name}")
+    need_one_of_each(table.column_names, (*required, *optional), where)
     if not table.num_rows:
         raise UserError(f"{where} has no rows")
+
+
+def need_one_of_each(names: Sequence[str], columns: Sequence[str], where: str) -> None:
+    """Of two columns of one name nobody knows which is meant."""
+    for name in columns:
+        if names.count(name) > 1:
+            raise UserError(f"{where} has two columns named {name}", remedy="Leave one out")
 
 
 def noting_names(table: pa.Table, names: Sequence[str]) -> pa.Table:

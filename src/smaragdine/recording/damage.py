@@ -32,6 +32,9 @@ _COST = {
 }
 # The last line of run.json.
 _INFO_SEAL = re.compile(rb'"crc32": "([0-9a-f]{8})"\s*\}\s*\Z')
+_INFO_TRACE = re.compile(
+    rb'"crc32": "|"[0-9a-f]{8}"\n\}\n\Z'
+)  # what is left of it in a file that was changed
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ def said(
 ) -> list[str]:
     """Sentences on what is not as it was written, what is missing, and what that costs. `gone`: by restart,
     the last of the files that were removed on purpose; `done`: bytes of a spool that are in a table."""
-    lines = [*_info_damage(folder), *(_spool_damage(folder, done) if status != "running" else ())]
+    sealed = any(file.found.sealed for of in files.values() for file in of)
+    lines = [*_info_damage(folder, sealed), *(_spool_damage(folder, done) if status != "running" else ())]
     cut: list[str] = []
     for table in TABLES:
         # A monitor that died and was followed by another left a file without an end: the marks say so.
@@ -168,13 +172,12 @@ def is_as_written(data: bytes) -> bool:
     return match is not None and int(match[1], 16) == zlib.crc32(data[: match.start()])
 
 
-def _info_damage(folder: Path) -> list[str]:
+def _info_damage(folder: Path, sealed: bool) -> list[str]:
+    """`sealed`: a table has checksums, so that run.json had one too."""
     with contextlib.suppress(OSError):
         data = (folder / INFO_FILE).read_bytes()
-        if b'"crc32": "' not in data and not re.search(rb'"[0-9a-f]{8}"\n\}\n\Z', data):
-            return []  # an older version's, or written by hand
-        if is_as_written(data):
-            return []
+        if is_as_written(data) or not (sealed or _INFO_TRACE.search(data)):
+            return []  # or an older version's, or written by hand
     return [f"{INFO_FILE} was changed after it was written: whatever rests on it may be wrong"]
 
 

@@ -105,7 +105,7 @@ def _read_rows(content: pa.Buffer, columns: Sequence[str], where: str) -> pa.Tab
         return "skip"
 
     try:
-        table = read_csv(content, columns, [], note)
+        table = read_csv(content, columns, [], where, note)
     except pa.ArrowInvalid as error:
         raise UserError(f"{where} cannot be read as nvidia-smi's CSV", str(error).splitlines()[0]) from None
     if bad:

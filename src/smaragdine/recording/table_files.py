@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from smaragdine.errors import UserError
-from smaragdine.recording.columns import TEXT, noting_names
+from smaragdine.recording.columns import TEXT, need_one_of_each, noting_names
 from smaragdine.recording.unpacked import arrow_bytes, refuse_beyond
 
 pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
@@ -106,9 +106,9 @@ def read_table(
         if kind == "parquet":
             return _read_parquet(content, columns, words, where)
         if kind in ("arrow", "stream"):
-            return _read_arrow(content, kind, where)
+            return _read_arrow(content, kind, columns, where)
         check_text(content, where)
-        return read_csv(content, columns, words)
+        return read_csv(content, columns, words, where)
     except pa.ArrowInvalid as error:
         why = str(error).splitlines()[0]
         if "UTF8" in why or "UTF-8" in why:
@@ -130,6 +130,7 @@ def _read_parquet(content: pa.Buffer, columns: Sequence[str], words: Sequence[st
 
     metadata = pq.read_metadata(pa.BufferReader(content))
     there = [name for name in metadata.schema.to_arrow_schema().names if name in columns]
+    need_one_of_each(there, columns, where)
     file = pq.ParquetFile(
         pa.BufferReader(content), metadata=metadata, read_dictionary=[name for name in words if name in there]
     )
@@ -143,7 +144,7 @@ def _read_parquet(content: pa.Buffer, columns: Sequence[str], words: Sequence[st
     return noting_names(table, file.schema_arrow.names)
 
 
-def _read_arrow(content: pa.Buffer, kind: str, where: str) -> pa.Table:
+def _read_arrow(content: pa.Buffer, kind: str, columns: Sequence[str], where: str) -> pa.Table:
     refuse_beyond(arrow_bytes(content), content.size, where)
     source = pa.BufferReader(content)
     if kind == "arrow":
@@ -154,7 +155,8 @@ def _read_arrow(content: pa.Buffer, kind: str, where: str) -> pa.Table:
             raise UserError(f"{where} is cut off", "an Arrow stream without its end mark", "Write it anew")
         table = pa.ipc.open_stream(source).read_all()
     table.validate(full=True)
-    _ = table.column_names  # nobody else looks whether they are UTF-8
+    # Nobody else looks whether the names are UTF-8.
+    need_one_of_each(table.column_names, columns, where)
     return table
 
 
@@ -232,12 +234,14 @@ def read_csv(
     content: pa.Buffer,
     columns: Sequence[str],
     words: Sequence[str],
+    where: str,
     invalid_row: Callable[[Any], str] | None = None,
 ) -> pa.Table:
     import pyarrow.csv as pv
 
     names, spaced = csv_header(content)
     there = [name for name in names if name in columns]
+    need_one_of_each(there, columns, where)
     if not there:
         return pa.table({name: pa.array([], pa.string()) for name in dict.fromkeys(names)})
     # A line break inside quotes forbids cutting the file at any line break: only then, it is slower.

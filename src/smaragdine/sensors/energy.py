@@ -72,13 +72,14 @@ def growth(
     A counter that fell has wrapped round, once: twice cannot be seen. Where that would be more than any
     device uses (`joules` is what one count of it is) it was set back, and a jump of that size is no energy.
     """
-    grown = np.diff(total)
-    fell = grown < 0
-    if wraps_at is not None:
-        grown = np.where(fell, grown + total.dtype.type(wraps_at), grown)
-    known = grown >= 0
-    if joules is not None:
-        # Counters that wrap round are those that move at every reading.
-        least_ns = np.where(fell, 1, _UPDATE_NS)
-        known &= grown * (joules * 1e9) <= MOST_W * np.maximum(since_ns, least_ns)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is beyond all numbers is beyond a device too
+        grown = np.diff(total)
+        fell = grown < 0
+        if wraps_at is not None:
+            grown = np.where(fell, grown + total.dtype.type(wraps_at), grown)
+        known = (grown >= 0) & np.isfinite(grown)
+        if joules is not None:
+            # Counters that wrap round are those that move at every reading.
+            least_ns = np.where(fell, 1, _UPDATE_NS)
+            known &= grown * (joules * 1e9) <= MOST_W * np.maximum(since_ns, least_ns)
     return grown, known

@@ -19,6 +19,7 @@ Floats = npt.NDArray[np.float64]
 QUANTITIES: Mapping[str, str] = {"energy": "J", "time": "s", "edp": "J·s", "ed2p": "J·s²", "power": "W"}
 LEAST_LIMITS = 3
 MOST = 1e100  # squares of it must still be numbers
+_LEAST_SPAN = 1e-100  # of the limits: a curvature is divided by its square
 SINGLE = "residuals of single measurements"
 REPEATED = "residuals of repeated measurements"
 
@@ -71,9 +72,13 @@ def analyse(groups: Sequence[Group], quantities: Sequence[str] = tuple(QUANTITIE
 
 
 def _apart(limits: Floats) -> int:
-    """How many differ by a millionth of the range: of others no curve can be told."""
+    """How many differ by a millionth of the range: of others no curve can be told, nor where the range is
+    nothing that a number could be divided by twice."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.unique(np.round((limits - limits[0]) / (limits[-1] - limits[0]), 6)).size
+        span = limits[-1] - limits[0]
+        if not _LEAST_SPAN < span < 1 / _LEAST_SPAN:
+            return 1
+        return np.unique(np.round((limits - limits[0]) / span, 6)).size
 
 
 def quantity(group: Group, name: str) -> Floats:

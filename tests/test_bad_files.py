@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import footprints
+import foreign_files
 import recordings
 from cli import smaragdine
 from refusal import refused
@@ -105,6 +107,47 @@ def test_words_of_a_table_that_are_no_utf_8_are_one_line(tmp_path: Path, kind: s
     refused(lambda: read_events(put(tmp_path, "e.bin", with_bad_name(kind))), "e.bin is not UTF-8")
 
 
+def doubled(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """A table with each of its columns twice, one at a time; nothing of what is no table."""
+    out, source = io.BytesIO(), io.BytesIO(data)
+    if data[:4] == b"PAR1":
+        table, write = pq.read_table(source), pq.write_table
+    elif data[:6] == b"ARROW1" or data[:4] == b"\xff" * 4:
+        file = data[:6] == b"ARROW1"
+        table = (pa.ipc.open_file if file else pa.ipc.open_stream)(source).read_all()
+
+        def write(twice: pa.Table, to: io.BytesIO) -> None:
+            with (pa.ipc.new_file if file else pa.ipc.new_stream)(to, twice.schema) as writer:
+                writer.write_table(twice)
+    else:
+        lines = data.decode("latin-1").splitlines()
+        mark = next((mark for mark in ",\t;" if mark in lines[0]), "")
+        if not mark or lines[0][0] in "[{":
+            return
+        for at, name in enumerate(lines[0].split(mark)):
+            yield name.strip(' "'), "\n".join(line + mark + line.split(mark)[at] for line in lines).encode()
+        return
+    for at, name in enumerate(table.column_names):
+        out.seek(0)
+        out.truncate()
+        write(table.append_column(table.schema.field(at), table.column(at)), out)
+        yield name, out.getvalue()
+
+
+def test_a_table_with_a_column_twice_is_one_line_in_every_reader(tmp_path: Path) -> None:
+    tried = 0
+    for reader in foreign_files.readers():
+        folder = tmp_path / reader.name.replace(" ", "-")
+        folder.mkdir()
+        foreign_files.sound(reader, folder)
+        for whole in reader.whole:
+            for name, data in doubled(whole):
+                path = put(folder, reader.file, data)
+                refused(lambda read=reader.read, at=path: read(at), f"two columns named {name}")
+                tried += 1
+    assert tried > 150
+
+
 # Numbers
 
 
@@ -144,6 +187,9 @@ def test_limits_of_which_no_curve_can_be_told_are_one_line(tmp_path: Path) -> No
     refused(lambda: analyse(read_groups(path, Columns("limit", "time", "power"))), "too close together")
     path = put(tmp_path, "m.csv", MEASURED.replace("200,1,50", "200,1e200,1e200"))
     refused(lambda: read_groups(path, Columns("limit", "time", "power")), "beyond what a number can be")
+    near = MEASURED.replace("200,", "3e-200,").replace("150,", "2e-199,").replace("100,", "1e-199,")
+    path = put(tmp_path, "m.csv", near)
+    refused(lambda: analyse(read_groups(path, Columns("limit", "time", "power"))), "too close together")
 
 
 # JSON and YAML

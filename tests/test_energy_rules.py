@@ -11,7 +11,7 @@ from smaragdine.accounting.power import PowerTrace, from_counter, from_samples
 from smaragdine.monitor.daemon.gauges import Gauges
 from smaragdine.recording.reader import Series
 from smaragdine.sensors.base import Channel
-from smaragdine.sensors.energy import MOST_W
+from smaragdine.sensors.energy import MOST_W, growth
 
 MS = 1_000_000
 S = 1000 * MS
@@ -54,6 +54,13 @@ def test_constant_power_in_jittery_samples_is_power_times_time(
     exact_j = 100.0 * (t_ns[-1] - t_ns[0] + window_ms * MS) / S
     assert trace.energy_j(T0 - 10 * S, t_ns[-1]) == pytest.approx(exact_j, rel=1e-9)
     assert totalled_j(channel, t_ns, [100.0] * 500) == pytest.approx(exact_j, abs=2e-6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_counter_beyond_all_numbers_grew_by_nothing_that_is_known() -> None:
+    total = np.array([1.0, 1.7e308, -1.7e308, 2.0, 3.0, np.inf, np.inf, 4.0])
+    _grown, known = growth(total, np.full(7, S), wraps_at=1.7e308, joules=1.0)
+    assert known.tolist() == [False, False, False, True, False, False, False]
 
 
 @given(seed=st.integers(0, 2**32 - 1), window_ms=st.sampled_from([None, 20.0, 60.0]))

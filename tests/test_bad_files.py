@@ -109,29 +109,31 @@ def test_words_of_a_table_that_are_no_utf_8_are_one_line(tmp_path: Path, kind: s
 
 def doubled(data: bytes) -> Iterator[tuple[str, bytes]]:
     """A table with each of its columns twice, one at a time; nothing of what is no table."""
-    out, source = io.BytesIO(), io.BytesIO(data)
     if data[:4] == b"PAR1":
-        table, write = pq.read_table(source), pq.write_table
-    elif data[:6] == b"ARROW1" or data[:4] == b"\xff" * 4:
-        file = data[:6] == b"ARROW1"
-        table = (pa.ipc.open_file if file else pa.ipc.open_stream)(source).read_all()
-
-        def write(twice: pa.Table, to: io.BytesIO) -> None:
-            with (pa.ipc.new_file if file else pa.ipc.new_stream)(to, twice.schema) as writer:
-                writer.write_table(twice)
+        table = pq.read_table(io.BytesIO(data))
+    elif data[:6] == b"ARROW1":
+        table = pa.ipc.open_file(io.BytesIO(data)).read_all()
+    elif data[:4] == b"\xff" * 4:
+        table = pa.ipc.open_stream(io.BytesIO(data)).read_all()
     else:
-        lines = data.decode("latin-1").splitlines()
-        mark = next((mark for mark in ",\t;" if mark in lines[0]), "")
-        if not mark or lines[0][0] in "[{":
-            return
-        for at, name in enumerate(lines[0].split(mark)):
-            yield name.strip(' "'), "\n".join(line + mark + line.split(mark)[at] for line in lines).encode()
+        yield from doubled_text(data.decode("latin-1").splitlines())
         return
     for at, name in enumerate(table.column_names):
-        out.seek(0)
-        out.truncate()
-        write(table.append_column(table.schema.field(at), table.column(at)), out)
+        twice, out = table.append_column(table.schema.field(at), table.column(at)), io.BytesIO()
+        if data[:4] == b"PAR1":
+            pq.write_table(twice, out)
+        else:
+            new = pa.ipc.new_file if data[:6] == b"ARROW1" else pa.ipc.new_stream
+            with new(out, twice.schema) as writer:
+                writer.write_table(twice)
         yield name, out.getvalue()
+
+
+def doubled_text(lines: list[str]) -> Iterator[tuple[str, bytes]]:
+    mark = next((mark for mark in ",\t;" if mark in lines[0]), "")
+    if mark and lines[0][0] not in "[{":
+        for at, name in enumerate(lines[0].split(mark)):
+            yield name.strip(' "'), "\n".join(line + mark + line.split(mark)[at] for line in lines).encode()
 
 
 def test_a_table_with_a_column_twice_is_one_line_in_every_reader(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """How often a comparison claims a change that is none, and how often it finds one that is.
 
-    python bench/comparisons.py [--pairs 200] [--first 0]
+    python bench/comparisons.py [--pairs 200] [--first 0] [--only "processor, fickle"]
 
 Programs in simulated time (tests/simulated_runs.py), recorded by the real writer and read, accounted and
 compared as `smaragdine compare A1 A2 A3 --against B1 B2 B3` does it: training on a GPU, on a processor, and
-on a processor beside a busy neighbour. Every pair is a program of its own.
+on a processor beside a neighbour that keeps some of its CPUs busy. A steady one keeps as many busy in all
+runs; a fickle one as many as it likes, from moment to moment and from run to run. Every pair is a program of
+its own.
 
 Equal programs, three runs against three: how many pairs are said to have changed, by any claim at all (`any`:
 of the sum, of idle time, of a device, of one name), and by which; `layers`: by any claim with --by layer;
@@ -30,15 +32,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from simulated_runs import layer_of, three_sides
+from simulated_runs import Neighbour, layer_of, three_sides
 from smaragdine.accounting.comparison import Change, Comparison, compare
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.grouping import grouped
 
-SETTINGS = {
-    "GPU": ("gpu:0", False),
-    "processor": ("cpu:0", False),
-    "processor, neighbour": ("cpu:0", True),
+SETTINGS: dict[str, tuple[str, Neighbour]] = {
+    "GPU": ("gpu:0", "none"),
+    "processor": ("cpu:0", "none"),
+    "processor, steady": ("cpu:0", "steady"),
+    "processor, fickle": ("cpu:0", "fickle"),
 }
 CLAIMS = ("more", "less")
 
@@ -102,7 +105,7 @@ def _by_layer(side: Sequence[Footprint]) -> list[Footprint]:
     return [grouped(run, "layer", 2) for run in side]
 
 
-def one_pair(seed: int, device: str, neighbour: bool) -> Outcome:
+def one_pair(seed: int, device: str, neighbour: Neighbour) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         return judge(seed, *three_sides(seed, device, neighbour, Path(folder)))
 
@@ -113,6 +116,7 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the first program's number: others than before")
+    parser.add_argument("--only", choices=SETTINGS)
     options = parser.parse_args()
     programs = range(options.first, options.first + options.pairs)
     print(" " * 21 + "|  equal, 3 against 3                      |  one layer +10 %                | 1 to 1")
@@ -122,6 +126,8 @@ def main() -> None:
     )
     with ProcessPoolExecutor() as pool:
         for setting, (device, neighbour) in SETTINGS.items():
+            if options.only not in (None, setting):
+                continue
             done = list(
                 pool.map(partial(one_pair, device=device, neighbour=neighbour), programs, chunksize=5)
             )

@@ -5,8 +5,9 @@ Every run of a program differs a little from every other, as runs do:
     its level        power, by 1 to 2 % (one standard deviation, drawn per program); speed, by half of it
     its operations   each by 0.5 %: another place in memory
     its steps        each by 2 %, and each operation in each of them by 3 %
-    a neighbour      another program that keeps some of the processor's CPUs busy: how many changes several
-                     times a second, and its mean from run to run; who shares a processor with it is slower
+    a neighbour      another program that keeps some of the processor's CPUs busy: who shares a processor with
+                     it is slower. A steady one wants as many in all runs of a program, give or take 5 %; a
+                     fickle one changes its mind several times a second, and by how much from run to run
 
 A GPU is seen through means over 20 ms, in whole watts, beside an energy counter; a processor through a
 counter that is read every 4 ms, and through CPU times in the kernel's ticks of 10 ms.
@@ -14,9 +15,9 @@ counter that is read every 4 ms, and through CPU times in the kernel's ticks of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from traced_recording import mark, window
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Neighbour = Literal["none", "steady", "fickle"]
 
 LAYERS = 6
 FIRST, TRACED, LATER = 4, 10, 8  # steps
@@ -50,6 +52,7 @@ class Model:
 
     device: str
     level: float  # by how much the level of its runs differs: one standard deviation
+    beside: float  # CPUs that a steady neighbour keeps busy
     names: list[str]
     phases: list[str]
     length_ms: Floats
@@ -79,6 +82,7 @@ def make_model(seed: int, device: str) -> Model:
     return Model(
         device,
         float(random.uniform(0.01, 0.02)),
+        float(np.random.default_rng([seed, 3]).uniform(0.5, 3.0)),
         [f"net/{place}/{kind}" for place, kind, _ in operations],
         [phase for *_, phase in operations],
         length_ms,
@@ -90,15 +94,7 @@ def make_model(seed: int, device: str) -> Model:
 def wider(model: Model, layer: str, by: float = 0.1) -> Model:
     """The same with a layer that has so much more to do: it takes so much longer, at the same power."""
     more = np.array([1 + by if f"/{layer}/" in name else 1.0 for name in model.names])
-    return Model(
-        model.device,
-        model.level,
-        model.names,
-        model.phases,
-        model.length_ms * more,
-        model.bound,
-        model.pause_ms,
-    )
+    return replace(model, length_ms=model.length_ms * more)
 
 
 def layer_of(seed: int) -> str:
@@ -106,7 +102,7 @@ def layer_of(seed: int) -> str:
     return f"layer_{seed % LAYERS}"
 
 
-def three_sides(seed: int, device: str, neighbour: bool, folder: Path) -> list[list[Footprint]]:
+def three_sides(seed: int, device: str, neighbour: Neighbour, folder: Path) -> list[list[Footprint]]:
     """Three runs of a program, three more of it, and three with a layer that has 10 % more to do; accounted
     as `smaragdine compare` does."""
     model = make_model(seed, device)
@@ -135,7 +131,7 @@ class _Timeline:
         return np.interp(t_ns, self.edge_ns, total)
 
 
-def record_run(folder: Path, model: Model, seed: int, neighbour: bool = False) -> Path:
+def record_run(folder: Path, model: Model, seed: int, neighbour: Neighbour = "none") -> Path:
     random = np.random.default_rng([seed, 2])
     steps, count = FIRST + TRACED + LATER, len(model.names)
     level = 1 + random.normal(0, model.level)
@@ -149,7 +145,7 @@ def record_run(folder: Path, model: Model, seed: int, neighbour: bool = False) -
     end_ms = np.cumsum(length_ms + pause_ms) - pause_ms.ravel()
     begin_ms = end_ms - length_ms.ravel()
     step_ms = np.concatenate([[0.0], np.cumsum((length_ms + pause_ms).sum(axis=1))])
-    change_ms, others = _neighbour(random, step_ms[-1]) if neighbour else (np.zeros(1), np.zeros(1))
+    change_ms, others = _others(neighbour, model.beside, random, step_ms[-1])
     # Who gets fewer CPUs than it could use takes longer; caches and memory are shared, too.
     speed = np.minimum(1.0, _CPUS / (_THREADS + others)) / (1 + 0.02 * others)
     alone_ms = np.concatenate([[0.0], np.cumsum(speed[:-1] * np.diff(change_ms))])
@@ -183,12 +179,17 @@ def record_run(folder: Path, model: Model, seed: int, neighbour: bool = False) -
     return put(folder, facts, channels, [(0, readings)], marks_table(told), windows, events)
 
 
-def _neighbour(random: np.random.Generator, length_ms: float) -> tuple[Floats, Floats]:
-    """When it changes its mind, and how many CPUs it would like to have from then on."""
-    mean = random.uniform(0.5, 3.0)
+def _others(
+    neighbour: Neighbour, steady: float, random: np.random.Generator, length_ms: float
+) -> tuple[Floats, Floats]:
+    """When the neighbour changes its mind, and how many CPUs it would like to have from then on."""
+    if neighbour == "none":
+        return np.zeros(1), np.zeros(1)
+    mean = steady if neighbour == "steady" else random.uniform(0.5, 3.0)
+    spread = 0.05 if neighbour == "steady" else 0.5
     count = int(4 * length_ms / 300) + 10
     change_ms = np.concatenate([[0.0], np.cumsum(random.exponential(300, count))])
-    return change_ms, np.clip(mean * random.lognormal(0, 0.5, count + 1), 0.0, float(_CPUS))
+    return change_ms, np.clip(mean * random.lognormal(0, spread, count + 1), 0.0, float(_CPUS))
 
 
 def _timeline(

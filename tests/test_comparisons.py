@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from footprints import footprint
-from simulated_runs import layer_of, make_model, record_run, three_sides
+from simulated_runs import Neighbour, layer_of, make_model, record_run, three_sides
 from smaragdine.accounting.comparison import Change, Comparison, compare, to_json
 from smaragdine.accounting.footprint import Footprint, save
 from smaragdine.accounting.grouping import grouped
@@ -36,8 +36,10 @@ def claimed(found: Comparison) -> list[Change]:
     return [change for change in judged if change.verdict in ("more", "less")]
 
 
-@pytest.mark.parametrize(("device", "neighbour"), [("gpu:0", False), ("cpu:0", False), ("cpu:0", True)])
-def test_runs_in_simulated_time(tmp_path: Path, device: str, neighbour: bool) -> None:
+@pytest.mark.parametrize(
+    ("device", "neighbour"), [("gpu:0", "none"), ("cpu:0", "none"), ("cpu:0", "steady"), ("cpu:0", "fickle")]
+)
+def test_runs_in_simulated_time(tmp_path: Path, device: str, neighbour: Neighbour) -> None:
     found = wrong = false = 0
     for seed in range(PROGRAMS):
         a, b, c = three_sides(seed, device, neighbour, tmp_path)
@@ -52,8 +54,8 @@ def test_runs_in_simulated_time(tmp_path: Path, device: str, neighbour: bool) ->
             assert not claimed(single)
             assert single.total.verdict in ("unknown", "inside the noise")
     assert false == 0
-    assert wrong == 0
-    if not neighbour:
+    assert wrong <= 1  # of some 25 names
+    if neighbour != "fickle":
         assert found == PROGRAMS
 
 

@@ -56,6 +56,14 @@ def test_constant_power_in_jittery_samples_is_power_times_time(
     assert totalled_j(channel, t_ns, [100.0] * 500) == pytest.approx(exact_j, abs=2e-6)
 
 
+def test_power_that_no_device_gives_back_is_unknown_and_a_sensors_error_at_rest_is_not() -> None:
+    channel = power(None, 100.0)
+    t_ns = [T0 + n * 100 * MS for n in range(6)]
+    trace = accounted(channel, t_ns, [10.0, -90.0, 10.0, -0.2, 10.0, 10.0])
+    assert trace.energy_j(t_ns[0], t_ns[-1]) == pytest.approx(2.0 + 1.0 - 0.02 + 1.0)
+    assert totalled_j(channel, t_ns, [10.0, -90.0, 10.0, -0.2, 10.0, 10.0]) == pytest.approx(3.98, abs=2e-6)
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_counter_beyond_all_numbers_grew_by_nothing_that_is_known() -> None:
     total = np.array([1.0, 1.7e308, -1.7e308, 2.0, 3.0, np.inf, np.inf, 4.0])

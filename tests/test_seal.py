@@ -159,6 +159,17 @@ def test_a_recording_without_checksums_is_read_and_said_to_be_unchecked(tmp_path
     assert "without checksums" in line
 
 
+def test_an_old_table_whose_only_batch_is_not_found_is_said_to_be_unchecked(tmp_path: Path) -> None:
+    folder = recordings.make(tmp_path / "run")
+    without_seals(folder)
+    path = folder / "marks.arrows"
+    schema = pa.ipc.open_stream(path.read_bytes()).schema
+    with pa.ipc.new_stream(path, schema):
+        pass
+    (line,) = (line for line in open_recording(folder).damage if "without checksums" in line)
+    assert "marks.arrows" in line
+
+
 def test_an_old_table_that_cannot_be_unpacked_is_said(tmp_path: Path) -> None:
     folder = recordings.make(tmp_path / "old")
     without_seals(folder)

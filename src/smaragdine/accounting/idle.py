@@ -120,14 +120,14 @@ def sharpen(trace: PowerTrace, busy: tuple[Ints, Ints], idle_w: float, limit_w: 
     busy_s = np.bincount(stretch[runs], (end_ns - start_ns)[runs] * 1e-9, minlength=count)
     idle_s = np.maximum(length_s - busy_s, 0.0)
     energy_j = trace.power_w * length_s
-    mixed = (busy_s > 0) & (idle_s > 0)
+    mixed = (busy_s > 0) & (idle_s > 0) & (energy_j > 0)
     quiet_w = np.minimum(trace.power_w, idle_w)
     with np.errstate(divide="ignore", invalid="ignore"):
         loud_w = np.minimum((energy_j - quiet_w * idle_s) / busy_s, np.maximum(limit_w, trace.power_w))
-        quiet_w = (energy_j - loud_w * busy_s) / idle_s
+        quiet_w = np.maximum((energy_j - loud_w * busy_s) / idle_s, 0.0)
     loud_w, quiet_w = np.where(mixed, loud_w, trace.power_w), np.where(mixed, quiet_w, trace.power_w)
     power_w = np.where(runs, loud_w[stretch], quiet_w[stretch])
-    return dataclasses.replace(trace, start_ns=start_ns, end_ns=end_ns, power_w=np.maximum(power_w, 0.0))
+    return dataclasses.replace(trace, start_ns=start_ns, end_ns=end_ns, power_w=power_w)
 
 
 def without_idle(seen: Windows, idle_w: float, limit_w: float) -> Windows:

@@ -162,4 +162,5 @@ def _window_s(channel: Channel) -> float | None:
 def _limit_w(info: dict[str, Any], device: str) -> float | None:
     gpus: list[dict[str, Any]] = info.get("host", {}).get("gpus") or []
     limits = [gpu.get("power_limit_w") for gpu in gpus if gpu.get("device") == device]
-    return float(limits[0]) if limits and isinstance(limits[0], int | float) else None
+    limit_w = limits[0] if limits else None
+    return float(limit_w) if isinstance(limit_w, int | float) and 0 < limit_w <= MOST_W else None

@@ -124,9 +124,7 @@ def said(
         lines += _missing(table, files[table], info, gone)
     if cut:
         lines.append(f"the run was interrupted: what came last may be missing from {', '.join(cut)}")
-    unsealed = [
-        file.path.name for of in files.values() for file in of if file.found.pieces and not file.found.sealed
-    ]
+    unsealed = [file.path.name for of in files.values() for file in of if not file.found.sealed]
     if unsealed:
         lines.append(
             f"{', '.join(unsealed)}: written without checksums, as older versions did; "

@@ -19,6 +19,8 @@ Bools = npt.NDArray[np.bool_]
 
 # More than any device draws, a server of eight GPUs behind one meter included.
 MOST_W = 20_000.0
+# What a sensor of a rail that is off may read below nothing.
+_OFF_W = 1.0
 # An H200 stamps its 20 ms samples 7 to 47 ms apart: jitter, not time nobody looked at.
 _JITTER = 2.5
 # A counter that moves every 100 ms may move between two readings of one millisecond.
@@ -31,8 +33,9 @@ def hold_ns(channel: Channel) -> int:
 
 
 def can_be(power_w: Floats) -> Bools:
-    """Which powers a device may have. What is no number is how a plug-in says that it does not know."""
-    return np.isfinite(power_w) & (power_w <= MOST_W)
+    """Which powers a device may have: it gives none back, but a sensor at rest may read a little below nothing.
+    What is no number is how a plug-in says that it does not know."""
+    return np.isfinite(power_w) & (power_w >= -_OFF_W) & (power_w <= MOST_W)
 
 
 def stretches(

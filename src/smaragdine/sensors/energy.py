@@ -33,8 +33,8 @@ def hold_ns(channel: Channel) -> int:
 
 
 def can_be(power_w: Floats) -> Bools:
-    """Which powers a device may have: it gives none back, but a sensor at rest may read a little below nothing.
-    What is no number is how a plug-in says that it does not know."""
+    """Which powers a device may have: it gives none back, but of one at rest a sensor may read a little less
+    than nothing. What is no number is how a plug-in says that it does not know."""
     return np.isfinite(power_w) & (power_w >= -_OFF_W) & (power_w <= MOST_W)
 
 

@@ -152,6 +152,8 @@ def test_bad_parquet(tmp_path: Path) -> None:
     refused(lambda: read_profile(file, "a"), "without steps or figures")
     parquet(file, repeats(batch=None))
     refused(lambda: read_profile(file, "a"), "no batch or power limit")
+    parquet(file, repeats(time_s=1e300))
+    refused(lambda: read_profile(file, "a"), "bad time", "no figure")
     parquet(file, repeats(idle_w=math.nan))
     refused(lambda: read_profile(file, "a"), "bad idle power")
     pq.write_table(profile_table(repeats()), file, store_schema=False)

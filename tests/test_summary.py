@@ -29,6 +29,7 @@ from smaragdine.accounting.summary import (
 )
 from smaragdine.cli.show import main as show
 from smaragdine.errors import UserError
+from smaragdine.recording.folder import write_info
 from smaragdine.recording.format import MARKS, channel_to_dict
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.writer import ReadingsWriter
@@ -77,7 +78,7 @@ def record(
         "channels": [channel_to_dict(c) for c, _ in channels],
     }
     known = {key: value for key, value in {**facts, **info}.items() if value is not None}
-    (folder / "run.json").write_text(json.dumps(known))
+    write_info(folder, known)
     return open_recording(folder)
 
 
@@ -714,8 +715,7 @@ def test_a_damaged_table_is_said(tmp_path: Path, table: str) -> None:
         said = summarise(open_recording(whole.path)).problems
         assert [line for line in said if line.startswith(f"{table}.arrows is damaged: ")]
     # Who was cut off may leave half a batch.
-    values = json.loads((whole.path / "run.json").read_text())
-    (whole.path / "run.json").write_text(json.dumps({**values, "status": "running"}))
+    write_info(whole.path, {**whole.info, "status": "running"})
     assert not [line for line in summarise(open_recording(whole.path)).problems if "damaged" in line]
 
 

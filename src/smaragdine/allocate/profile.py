@@ -31,6 +31,9 @@ COLUMNS: Mapping[str, str] = {
 }
 
 
+_MOST = 1e100  # squares of it must still be numbers
+
+
 @dataclass(frozen=True)
 class Repeat:
     """One measurement: `time_s` and `energy_j` are of one step."""
@@ -120,10 +123,10 @@ def _check(repeat: Repeat, where: str) -> None:
     if not (math.isfinite(repeat.power_limit_w) and repeat.power_limit_w > 0):
         raise UserError(f"{where} has a bad power limit", f"{repeat.power_limit_w} W is not above 0")
     for name, value, unit in (("time", repeat.time_s, "s"), ("energy", repeat.energy_j, "J")):
-        if not (math.isfinite(value) and value > 0):
+        if not 0 < value < _MOST:
             raise UserError(
                 f"{where} has a bad {name} for {at}",
-                f"{value:g} {unit} is not above 0",
+                f"{value:g} {unit} is {'no figure' if value >= _MOST else 'not above 0'}",
                 "Profile it again, for longer",
             )
 

@@ -19,15 +19,12 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 LANES, NAMES, SAMPLE_NS = 8, 500, 20_000_000
 T0_NS = 1_800_000_000_000_000_000
 LITERAL_MOST = 20_000  # Algorithm 2 visits every instant of every event; we let it visit microseconds only
 MB = 1e6
-
-Ints = npt.NDArray[np.int64]
 
 
 def make_events(count: int, shuffled: bool) -> pa.Table:

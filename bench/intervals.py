@@ -24,10 +24,9 @@ from smaragdine.accounting.joint import half_widths_j
 from smaragdine.accounting.meters import Meter
 from smaragdine.accounting.student import t_quantile
 from smaragdine.accounting.uncertainty import sensor_of
+from smaragdine.arrays import Floats
 
 WINDOWS_MS = (5, 20, 100)
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.accounting.thinning import thin
+from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.events import write_events, write_windows
 from smaragdine.recording.folder import write_info
 from smaragdine.recording.format import EVENTS, SPOOL_FOLDER, TRACES_FOLDER, WINDOWS, channel_to_dict
@@ -37,9 +38,6 @@ CPUS = 32
 EPOCH_S, TRACED_S = 900, 60.0  # an epoch lasts; the profiler begins
 STEPS_A_S, WINDOW_STEPS = 10, 10
 _PID = 4711
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def channels(period_ms: float) -> list[Channel]:

@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.format import EVENTS
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 IDLE_W, LIMIT_W = 80.0, 700.0  # an H200's
 T0_NS = 1_800_000_000_000_000_000

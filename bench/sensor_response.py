@@ -17,14 +17,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 import smaragdine
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.response import on_time
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats, Ints
 
 STEP_NS = 100_000
 LONGEST = 900  # steps of history

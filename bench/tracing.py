@@ -21,15 +21,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import pyarrow.compute
 
 import smaragdine
 from smaragdine.accounting.overview import Overview, overview
 from smaragdine.accounting.step_spans import resumed_ns
-
-pc: Any = pyarrow.compute
+from smaragdine.arrow import pc
 
 
 def run(program: Sequence[str], folder: Path, options: Sequence[str]) -> list[tuple[int, int]]:

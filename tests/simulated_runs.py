@@ -20,20 +20,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from recordings import MS, T0, S, put
 from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.marks import marks_table
 from smaragdine.recording.reader import open_recording
 from smaragdine.sensors.base import Channel
 from traced_recording import mark, window
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Neighbour = Literal["none", "steady", "fickle"]
 
 LAYERS = 6

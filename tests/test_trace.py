@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 import pytest
 
 from cli import info, show_json, smaragdine, write_script
 from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.traces import device_traces
+from smaragdine.arrow import pc
 from smaragdine.recording.reader import open_recording
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from smaragdine.accounting.power import Floats, Ints, goes_on
+from smaragdine.accounting.power import goes_on
+from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.reader import Recording, Series
 
 LEAST_NS = 100_000_000

@@ -14,7 +14,16 @@ import pyarrow as pa
 
 from smaragdine.accounting.footprint import DeviceTotal, Footprint
 from smaragdine.accounting.joint import joined
-from smaragdine.accounting.rows import Floats, Groups, column, combine, group, numbers, ordered, replace
+from smaragdine.accounting.rows import (
+    Groups,
+    column,
+    combine,
+    group,
+    numbers,
+    ordered,
+    replace,
+)
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
 ALL_DEVICES = "all"

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
 from smaragdine.accounting.engine import ALL_LATER, CHUNK, Block
+from smaragdine.arrays import Ints
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError
-
-Ints = npt.NDArray[np.int64]
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 # With more blocks than this waiting for stragglers, bringing all events in order once is cheaper.
 WAITING_BLOCKS = 3

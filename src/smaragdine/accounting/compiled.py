@@ -14,10 +14,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats, Ints
+
 # starts, ends, lanes, keys, begin, until, edges, power per level, how many an earlier chunk had, all keys
 # → energies of events; energy, busy time and count of keys; idle energy; whether some lane overlaps
 Sweep = Callable[

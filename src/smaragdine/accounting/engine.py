@@ -20,9 +20,7 @@ import numpy.typing as npt
 
 from smaragdine.accounting.nesting import Pieces, leaf_pieces, overlapping_lanes
 from smaragdine.accounting.power import PowerTrace, distinct
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats, Ints
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.accounting.account import power_of
 from smaragdine.accounting.columns import Columns, blocks, columns, device_counts
 from smaragdine.accounting.engine import chunks, in_threads, share, sum_by
 from smaragdine.accounting.meters import Meter, Meters
-
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats
 
 
 def event_energies_j(events: pa.Table, meters: Meters) -> Floats:

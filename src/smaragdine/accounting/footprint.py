@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 from smaragdine.files import parse_json, read_json
 from smaragdine.recording.columns import refuse
@@ -25,7 +25,6 @@ from smaragdine.whole import users_file
 if TYPE_CHECKING:
     from smaragdine.accounting.joint import Joint
 
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 ROWS = pa.schema(
     [

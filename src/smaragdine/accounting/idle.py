@@ -18,7 +18,13 @@ import numpy as np
 from smaragdine.accounting.engine import sum_by
 from smaragdine.accounting.mixing import Windows
 from smaragdine.accounting.power import PowerTrace, distinct
-from smaragdine.accounting.step_spans import Ints, Steps, mean_s, resumed_ns, steps_of
+from smaragdine.accounting.step_spans import (
+    Steps,
+    mean_s,
+    resumed_ns,
+    steps_of,
+)
+from smaragdine.arrays import Ints
 from smaragdine.recording.reader import Recording
 
 _LEAST_NS = 50_000_000  # several readings of a sensor that averages over 20 or 25 ms

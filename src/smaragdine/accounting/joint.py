@@ -17,16 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.ledger import Ledger
 from smaragdine.accounting.rows import column, combine, group, numbers, ordered, replace
 from smaragdine.accounting.uncertainty import Look, Widths, around_zero
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats, Ints
 
 Key = tuple[str, str | None]  # name, phase
 _AT_ONCE = 64  # directions: memory for so many numbers per row

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from smaragdine.accounting.compiled import Sweep
 from smaragdine.accounting.engine import ALL_LATER, CHUNK, Chunk, Levels, Shares, share, sum_by
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats, Ints
 
 
 class StepLines(NamedTuple):

@@ -22,9 +22,7 @@ from smaragdine.accounting.engine import (
     sum_by,
 )
 from smaragdine.accounting.nesting import Pieces
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats, Ints
 
 
 class Windows(NamedTuple):

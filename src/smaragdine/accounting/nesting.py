@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from smaragdine.arrays import Ints
 
 PAIRS_AT_ONCE = 1 << 20
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 
 from smaragdine.accounting.account import account_meters, recording_inputs
 from smaragdine.accounting.footprint import Footprint, to_json
@@ -28,11 +27,10 @@ from smaragdine.accounting.steps import UntracedStep, at_level, handed_over, run
 from smaragdine.accounting.summary import RunSummary, summarise
 from smaragdine.accounting.summary import to_json as summary_json
 from smaragdine.accounting.traces import device_traces
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.units import joules, plain, seconds
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 _LEVEL = (0.8, 1.25)  # outside, traced and untraced steps are not the same work
 _WAITS = 2.0  # times a traced step's length: tracing makes steps longer, not shorter

@@ -17,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from smaragdine.accounting.response import sharp
+from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.reader import Series
 from smaragdine.sensors.energy import can_be, growth, hold_ns, stretches
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 # What a reading is: a mean over the time before it, a value that holds until the next, or a running total.
 Readings = Literal["sample", "held", "counter"]

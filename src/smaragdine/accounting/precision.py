@@ -15,8 +15,12 @@ import numpy.typing as npt
 
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.power import Floats, Ints, PowerTrace, Readings
+from smaragdine.accounting.power import (
+    PowerTrace,
+    Readings,
+)
 from smaragdine.accounting.similarity import Correlation, Scores, constant_power, matrix, scores
+from smaragdine.arrays import Floats, Ints
 from smaragdine.errors import UserError
 
 KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # every k-th reading, as figures and studies have it

@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.overview import Overview
-from smaragdine.accounting.power import Floats, PowerTrace
+from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.similarity import select
 from smaragdine.accounting.step_spans import Spans, Steps, joined
+from smaragdine.arrays import Floats
 from smaragdine.recording.reader import Recording
 
 _CELLS = (24, 240)  # fewest and most on the grid

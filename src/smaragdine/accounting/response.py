@@ -13,10 +13,8 @@ smoothed comes back, reading by reading, and no energy is lost: the sum of u is 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats, Ints
 
 _REACH = 2  # readings on either side that tell when one was taken
 _LEAST = 0.6  # of the usual spacing; of readings closer to each other one says next to nothing new

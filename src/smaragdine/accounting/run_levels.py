@@ -16,11 +16,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from smaragdine.accounting.noise import Spread, difference
-
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats
 
 LEAST_NAMES = 5  # of fewer, what they have in common may be one of them
 _NOTHING = 1e-24  # of a relative variance: rounding

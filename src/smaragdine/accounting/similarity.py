@@ -15,7 +15,12 @@ import numpy as np
 
 from smaragdine.accounting.arithmetic import over_devices
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.rows import Floats, column, numbers, replace
+from smaragdine.accounting.rows import (
+    column,
+    numbers,
+    replace,
+)
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
 Quantity = Literal["energy", "power"]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
+from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 REGION = "region"  # the source of marks whose name is their detail
 

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
+from smaragdine.arrays import Ints
+from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
 
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
-
-Ints = npt.NDArray[np.int64]
 Spans = Sequence[tuple[int, int]]  # begin and end, ns; in order and disjoint
 
 # Between two ends of steps they say that more than a step lies there.

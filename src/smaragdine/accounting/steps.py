@@ -13,12 +13,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
 from smaragdine.accounting.arithmetic import per_step, scale
 from smaragdine.accounting.footprint import Footprint
@@ -37,12 +35,9 @@ from smaragdine.accounting.step_spans import (
 )
 from smaragdine.accounting.traces import device_traces, main_channels
 from smaragdine.accounting.virtual import split
+from smaragdine.arrays import Floats, Ints
+from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 _FITS = 1.25
 _LEAST_FACTOR = 0.5  # the same operations cannot do with less than half of their energy

@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 
 from smaragdine.accounting.activity import activity_and_unseen, run_bounds, thinned_activity
 from smaragdine.accounting.at_rest import baseline_remarks
-from smaragdine.accounting.power import Ints, PowerTrace
+from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.regions import Region, regions_of, sum_of_each, too_short
 from smaragdine.accounting.shared_gpus import shared_gpus, unused_gpus
 from smaragdine.accounting.traces import beyond, device_traces, left_out, main_channels
 from smaragdine.accounting.virtual import Split, split
+from smaragdine.arrays import Ints
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.thinned import Arrays
 from smaragdine.sensors.base import Channel

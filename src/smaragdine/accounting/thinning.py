@@ -25,16 +25,22 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
 from smaragdine.accounting.activity import Intervals, fine_activity
-from smaragdine.accounting.power import Floats, Ints, PowerTrace, distinct, implausible, within
+from smaragdine.accounting.power import (
+    PowerTrace,
+    distinct,
+    implausible,
+    within,
+)
 from smaragdine.accounting.regions import Region, named_spans, region_of
 from smaragdine.accounting.spans import is_region, region_pairs
 from smaragdine.accounting.step_spans import BOUNDARIES, FEW, far_from_median, joined
 from smaragdine.accounting.summary import PEAK_OVER_NS
 from smaragdine.accounting.traces import count_beyond, fine_traces, main_channels
 from smaragdine.accounting.virtual import FineSplit, split_fine
+from smaragdine.arrays import Floats, Ints
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 from smaragdine.files import read_json
 from smaragdine.recording.damage import TableFile
@@ -60,8 +66,6 @@ from smaragdine.recording.thinned import (
     write_state,
 )
 from smaragdine.sensors.base import Channel
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 GRID_NS = 10_000_000_000
 KEPT_PIECES = 1  # closed files that stay as they are, beside the one that is being written

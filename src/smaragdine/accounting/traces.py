@@ -12,8 +12,6 @@ import numpy as np
 
 from smaragdine.accounting.power import (
     Anchors,
-    Floats,
-    Ints,
     PowerTrace,
     add,
     distinct,
@@ -23,6 +21,7 @@ from smaragdine.accounting.power import (
     used,
     within,
 )
+from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.format import channel_from_dict
 from smaragdine.recording.reader import Recording, Series
 from smaragdine.recording.thinned import Thinned

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from smaragdine.accounting.engine import sum_by
@@ -34,9 +33,7 @@ from smaragdine.accounting.ledger import Ledger
 from smaragdine.accounting.mixing import Windows
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.student import t_quantile
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from smaragdine.arrays import Floats, Ints
 
 RESOLUTION, REPETITION, PRIOR = "resolution", "repetition", "prior"
 MOST_WINDOWS, MOST_ROWS = 1500, 1000  # more would cost seconds and say little more

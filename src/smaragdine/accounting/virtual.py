@@ -29,8 +29,13 @@ from smaragdine.accounting.activity import (
     logical_cpus,
     run_bounds,
 )
-from smaragdine.accounting.power import Floats, Ints, PowerTrace, distinct, within
+from smaragdine.accounting.power import (
+    PowerTrace,
+    distinct,
+    within,
+)
 from smaragdine.accounting.traces import FOREVER_NS, device_traces, main_channels
+from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.thinned import Thinned
 

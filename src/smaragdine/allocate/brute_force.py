@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from smaragdine.allocate.model import Choices, Floats
+from smaragdine.allocate.model import Choices
 from smaragdine.allocate.objective import Allocation, Objective, check, cost, share
 from smaragdine.allocate.optimal import no_split
 from smaragdine.allocate.ties import Ranges
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
 MOST = 200_000_000  # allocations that are tried; beyond that it would take minutes

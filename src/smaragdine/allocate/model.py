@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from smaragdine.allocate.profile import Point, Profile
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
-Floats = npt.NDArray[np.float64]
 Model = Literal["monotone", "quadratic"]
 MODELS: tuple[str, ...] = get_args(Model)
 

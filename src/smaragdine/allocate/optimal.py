@@ -23,9 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from smaragdine.allocate.model import Choices, Floats
+from smaragdine.allocate.model import Choices
 from smaragdine.allocate.objective import Allocation, Objective, Share, check, cost, share
 from smaragdine.allocate.separable import bound, least_sum
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
 EXACT_GPUS = 4

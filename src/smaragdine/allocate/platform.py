@@ -19,12 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from smaragdine.allocate.tables import Epoch
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
-Floats = npt.NDArray[np.float64]
 Job = tuple[str, int]  # workload and batch
 
 _WIDTH = 0.08  # of the smoothing, in ln x: a step of 25 W at 250 W is 0.1

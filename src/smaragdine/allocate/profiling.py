@@ -19,6 +19,7 @@ from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.step_spans import BOUNDARIES
 from smaragdine.accounting.steps import step_energies
 from smaragdine.accounting.traces import device_traces, main_channels
+from smaragdine.arrays import Ints
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
@@ -28,8 +29,6 @@ from smaragdine.units import seconds
 UPDATES = 50  # of the counter, that a point lasts at least
 _MOST_MISSING = 0.01  # part of a point's time that no reading covers
 _STEPS_EVERY = re.compile(r"\bcounter steps every (\d+) ms")
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

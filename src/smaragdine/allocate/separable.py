@@ -23,10 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from smaragdine.arrays import Floats, Ints
 
 _ROUNDING = 1e-12
 _MOST_SWEEPS = 4  # over all pairs of GPUs; each only makes the gap smaller

@@ -20,9 +20,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from smaragdine.allocate.model import Choices, Floats
+from smaragdine.allocate.model import Choices
 from smaragdine.allocate.objective import Allocation, Objective, step_time_s
 from smaragdine.allocate.optimal import longest_step_s, optimal, usable
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
 ROUNDING = 1e-9  # of the least cost

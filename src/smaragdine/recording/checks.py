@@ -7,14 +7,11 @@ without a time, or a CPU time of 10³⁰⁰ s.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 
+from smaragdine.arrow import pc
 from smaragdine.recording.columns import MOST_T_NS
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 _NEEDED = {
     "power": ("t_ns", "channel", "value"),

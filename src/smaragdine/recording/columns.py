@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 TEXT = pa.dictionary(pa.int32(), pa.string())
 _NAMES = b"smaragdine.columns"

@@ -15,15 +15,12 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
+from smaragdine.arrays import Ints
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 from smaragdine.recording.columns import refuse
 from smaragdine.recording.table_files import check_text, first_line, read_csv
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
-
-Ints = npt.NDArray[np.int64]
 
 # By what they average over, least first: the last some 25 ms, what the driver takes for usual, a second.
 _POWER = ("power.draw.instant", "power.draw", "power.draw.average")

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 from smaragdine.recording.columns import TEXT, need_one_of_each, noting_names
 from smaragdine.recording.unpacked import arrow_bytes, refuse_beyond
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _OTHER_MAGIC = {

@@ -13,7 +13,6 @@ from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.diagram import diagram
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.overview import Overview, Tracing, phases_j
-from smaragdine.accounting.power import Floats
 from smaragdine.accounting.step_spans import (
     ANOTHER,
     BEFORE,
@@ -28,6 +27,7 @@ from smaragdine.accounting.step_spans import (
 )
 from smaragdine.accounting.steps import program_traces, step_energies
 from smaragdine.accounting.summary import RunSummary
+from smaragdine.arrays import Floats
 from smaragdine.recording.reader import Recording
 from smaragdine.report.fitting import FittingTable, Line, visible
 from smaragdine.report.footprint import device_table, diagram_tree, footprint_remarks

@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from smaragdine.arrays import Bools, Floats, Ints
 from smaragdine.sensors.base import Channel
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 # More than any device draws, a server of eight GPUs behind one meter included.
 MOST_W = 20_000.0

@@ -6,15 +6,14 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from smaragdine.arrays import Ints
 from smaragdine.study import claims
 from smaragdine.study.roles import Mask, Operations
 from smaragdine.study.settings import STAGES
 from smaragdine.study.verdicts import Finding, mean, shown
 from smaragdine.study.work import Group, Work, rounds
 
-Ints = npt.NDArray[np.int64]
 TOP = 10
 _LEAST_LAYERS = 6  # for a third of them to be more than one
 _FEED_FORWARD = ("intermediate", "output")

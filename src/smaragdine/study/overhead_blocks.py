@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from smaragdine.accounting.summary import summarise
+from smaragdine.arrays import Ints
 from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command
 from smaragdine.recording.printed import last_printed
@@ -42,8 +42,6 @@ _STAMPS_A_BLOCK = 8
 _LONGEST_BLOCK_S = 10.0
 _PATIENCE = 10  # times a block's length, with a program that has stalled
 _AT_MOST_S = 86_400  # should nobody end the program
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

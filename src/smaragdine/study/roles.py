@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.merge import Rule, merge
-from smaragdine.accounting.rows import Floats, column
+from smaragdine.accounting.rows import column
+from smaragdine.arrays import Floats
 
 Part = Literal["embeddings", "encoder", "pooler", "heads", "optimizer", "other"]
 Block = Literal["attention/self", "attention/output", "intermediate", "output"]

@@ -24,11 +24,11 @@ from smaragdine.accounting.arithmetic import per_step, working_device
 from smaragdine.accounting.footprint import Footprint, load, save, write_json
 from smaragdine.accounting.meters import Meter
 from smaragdine.accounting.overview import Overview
-from smaragdine.accounting.power import Floats
 from smaragdine.accounting.precision import thin
 from smaragdine.accounting.repeats import Ran, Repeated, Stretches, laid_over
 from smaragdine.accounting.similarity import select
 from smaragdine.accounting.traces import device_traces
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 from smaragdine.files import read_json
 from smaragdine.recording.format import EDGES

@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats
+
 Ends = Literal["not-a-knot", "natural"]
 
 OVERSAMPLING = 2.0  # of the sensor's own rate: interpolation must not lose what was measured

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 from smaragdine.sweep.measurements import Group, Value
 from smaragdine.sweep.parabola import Parabola, fit_parabola, judge
 from smaragdine.sweep.pareto import pareto
-
-Floats = npt.NDArray[np.float64]
 
 QUANTITIES: Mapping[str, str] = {"energy": "J", "time": "s", "edp": "J·s", "ed2p": "J·s²", "power": "W"}
 LEAST_LIMITS = 3

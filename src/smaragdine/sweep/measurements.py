@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 from smaragdine.recording.columns import need_columns, number, refuse
 from smaragdine.recording.table_files import (
@@ -24,7 +24,6 @@ from smaragdine.recording.table_files import (
     unguarded,
 )
 
-Floats = npt.NDArray[np.float64]
 Value = str | int | float | bool | None
 Of = Literal["program", "steps"]
 

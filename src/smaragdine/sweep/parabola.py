@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smaragdine.accounting.student import regularised_beta, t_quantile
-
-Floats = npt.NDArray[np.float64]
+from smaragdine.arrays import Floats
 
 CONFIDENCE = 0.95
 ALPHA = 1 - CONFIDENCE

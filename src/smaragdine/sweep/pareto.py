@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-
 
 def pareto(time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Indices of the front, by rising time. Of two settings with both alike, both are on it or neither."""

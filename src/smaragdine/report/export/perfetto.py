@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.coarse import coarse
-from smaragdine.accounting.event_energy import Floats
 from smaragdine.accounting.power import within
 from smaragdine.accounting.spans import REGION, Span, all_spans, region_spans
 from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.accounting.traces import device_traces
+from smaragdine.arrays import Floats
 from smaragdine.report.export.nesting import Edge, Slice, edges
 from smaragdine.report.export.perfetto_message import INSTANT
 from smaragdine.report.export.perfetto_packets import Packets

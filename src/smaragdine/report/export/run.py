@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.account import recording_inputs
-from smaragdine.accounting.event_energy import Floats, event_energies_j
+from smaragdine.accounting.event_energy import event_energies_j
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.merge import Rule, merge_edges, renamed, renaming
 from smaragdine.accounting.overview import Overview, overview
 from smaragdine.accounting.summary import RunSummary
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.tracing.assemble.absence import why_no_operations

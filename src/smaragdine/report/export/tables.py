@@ -9,21 +9,24 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, with_power
-from smaragdine.accounting.power import Floats, Ints, PowerTrace, within
+from smaragdine.accounting.power import (
+    PowerTrace,
+    within,
+)
 from smaragdine.accounting.spans import Span
 from smaragdine.accounting.step_spans import TRACED, joined, resumed_ns
 from smaragdine.accounting.steps import announced_steps
 from smaragdine.accounting.summary import DeviceSummary, whose_power
 from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.virtual import when
+from smaragdine.arrays import Floats, Ints
+from smaragdine.arrow import pc
 from smaragdine.recording.table_files import write_csv
 from smaragdine.report.export.run import Run, traced_energies
 
 TABLES = ("devices", "footprint", "totals", "epochs", "steps", "regions", "power", "marks", "events", "edges")
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 _DEVICES: dict[str, pa.DataType] = {
     **{figure: pa.float64() for figure in ("program_j", "energy_j", "mean_w", "peak_w", "missing_s")},

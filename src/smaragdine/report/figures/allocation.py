@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smaragdine.allocate.methods import Answer
-from smaragdine.allocate.model import Choices, Floats
+from smaragdine.allocate.model import Choices
 from smaragdine.allocate.objective import Objective, cost, share, unit
 from smaragdine.allocate.pareto import Corner
 from smaragdine.allocate.profile import Profile
+from smaragdine.arrays import Floats
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.draw import save, write_captions
 from smaragdine.report.figures.style import styled

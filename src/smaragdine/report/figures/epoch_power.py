@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smaragdine.accounting.power import Floats
 from smaragdine.accounting.repeats import Ran, Repeated, Stretches, laid_over
+from smaragdine.arrays import Floats
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.power import common_device
 from smaragdine.report.figures.runs import NotDrawn, Run, one_setting, power_notes, working_device

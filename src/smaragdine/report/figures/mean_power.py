@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smaragdine.accounting.power import Floats, PowerTrace
+from smaragdine.accounting.power import PowerTrace
+from smaragdine.arrays import Floats
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.power import Traced, common_device
 from smaragdine.report.figures.runs import NotDrawn, Run, by_setting, power_notes, time_notes

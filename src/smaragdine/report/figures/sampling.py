@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smaragdine.accounting.power import Floats, Ints
+from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.reader import Series
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import NotDrawn, Run, provenance_notes

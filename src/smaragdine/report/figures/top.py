@@ -12,7 +12,8 @@ import pyarrow as pa
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.merge import renaming
-from smaragdine.accounting.rows import Floats, column
+from smaragdine.accounting.rows import column
+from smaragdine.arrays import Floats
 from smaragdine.report.figures import lettering, style
 from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting, only, working_device
 from smaragdine.report.figures.style import styled

@@ -24,10 +24,16 @@ from smaragdine.accounting.overview import Overview, alike, overview_json
 from smaragdine.accounting.regions import longest
 from smaragdine.accounting.rows import column
 from smaragdine.accounting.traces import device_traces
+from smaragdine.arrays import Ints
 from smaragdine.errors import UserError, signal_name
 from smaragdine.recording.reader import Recording
 from smaragdine.report.html.timeline import MOST_POINTS, MOST_STRETCHES, layer_columns, power_columns
-from smaragdine.report.html.tree import Ints, Tree, interval_columns, merged_tree, tree_of
+from smaragdine.report.html.tree import (
+    Tree,
+    interval_columns,
+    merged_tree,
+    tree_of,
+)
 from smaragdine.report.overview import tracing_lines
 from smaragdine.report.terminal import headline
 from smaragdine.tracing.assemble.absence import why_no_operations

@@ -7,18 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.step_spans import joined
+from smaragdine.arrays import Floats, Ints
+from smaragdine.arrow import pc
 from smaragdine.report.html.tree import Tree
 
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Span = tuple[int, int]  # begin and end, ns
 
 MOST_POINTS = 24_000  # of all devices: more than any screen is wide, and below 300 kB

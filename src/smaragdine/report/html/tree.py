@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.joint import half_widths_j
 from smaragdine.accounting.merge import Rule, merge_edges, renamed, renaming
-
-Ints = npt.NDArray[np.int64]
+from smaragdine.arrays import Ints
 
 
 @dataclass(frozen=True)

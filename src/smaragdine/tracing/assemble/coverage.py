@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Ints = npt.NDArray[np.int64]
+from smaragdine.arrays import Ints
 
 # The first part of a name that is not a path of the model: what it is instead. `unplaced` is what we could
 # not find out, and the only one that counts against coverage.

@@ -9,7 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from smaragdine.tracing.assemble.coverage import NO_STEP, Ints, steps_at
+from smaragdine.arrays import Ints
+from smaragdine.tracing.assemble.coverage import (
+    NO_STEP,
+    steps_at,
+)
 from smaragdine.tracing.assemble.hlo import Program
 from smaragdine.tracing.assemble.names import Name
 from smaragdine.tracing.assemble.xplane_rows import Rows

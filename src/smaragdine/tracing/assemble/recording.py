@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 from smaragdine.recording.checks import oddity
 from smaragdine.recording.events import EventsWriter, write_edges, write_windows
@@ -23,8 +23,6 @@ from smaragdine.tracing.assemble.coverage import Coverage, uneven_remark
 from smaragdine.tracing.assemble.slices import Slice, agreed
 from smaragdine.tracing.assemble.sockets import on_sockets, remarks_on
 from smaragdine.tracing.hook.windows import FORWARD
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 _WELL_PLACED = 0.99
 

@@ -7,12 +7,10 @@ events are all on `cpu:0` at first, with the thread's number as their lane, wher
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from smaragdine.arrays import Ints
 from smaragdine.recording.columns import words_column
-
-Ints = npt.NDArray[np.int64]
 
 _HOST = "cpu:0"
 _NO_THREAD = -1

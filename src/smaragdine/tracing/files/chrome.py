@@ -14,15 +14,14 @@ from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from smaragdine.arrays import Ints
 from smaragdine.errors import UserError
 from smaragdine.recording.columns import MOST_NS, encode
 from smaragdine.tracing.files.phases import phases_by_name
 from smaragdine.tracing.files.table import built
 
-Ints = npt.NDArray[np.int64]
 Id = int | float | str | None
 
 _EXACT = Context(prec=80, rounding=ROUND_HALF_EVEN)

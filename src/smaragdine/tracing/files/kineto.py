@@ -15,9 +15,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from smaragdine.arrays import Ints
 from smaragdine.errors import UserError
 from smaragdine.recording.columns import MOST_NS, words_column
-from smaragdine.tracing.files.chrome import Args, Event, Ints, Trace, argument, codes, is_int, named, times_ns
+from smaragdine.tracing.files.chrome import (
+    Args,
+    Event,
+    Trace,
+    argument,
+    codes,
+    is_int,
+    named,
+    times_ns,
+)
 from smaragdine.tracing.files.phases import BACKWARD, OPTIMIZER, PHASES
 from smaragdine.tracing.files.table import built
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 from smaragdine.recording.columns import (
     MOST_NS,
@@ -23,8 +23,6 @@ from smaragdine.recording.columns import (
 )
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.table_files import read_table
-
-pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
 
 _NEEDED = ("name", "device", "start_ns", "duration_ns")
 _OPTIONAL = ("phase", "lane", "step")

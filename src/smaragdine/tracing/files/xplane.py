@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from smaragdine.arrays import Ints
 from smaragdine.errors import UserError
 from smaragdine.recording.columns import MOST_NS, encode
 from smaragdine.tracing.files.phases import phases_by_name
 from smaragdine.tracing.files.table import built
 from smaragdine.tracing.files.xplane_message import message_class
-
-Ints = npt.NDArray[np.int64]
 
 TF_OPERATION = re.compile(r"([A-Za-z0-9.][A-Za-z0-9_.\\/>-]*):([A-Z_][A-Za-z0-9_]*)")
 GPU_PLANE = re.compile(r"/device:GPU:(\d+)")

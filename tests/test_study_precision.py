@@ -15,7 +15,7 @@ from footprints import footprint
 from smaragdine.accounting.overview import overview
 from smaragdine.errors import UserError
 from smaragdine.study.overhead import OVERHEAD, Cost, Overhead, load_overhead
-from smaragdine.study.precision import CLAIMS, precision_findings
+from smaragdine.study.precision import PRECISION_CLAIMS, precision_findings
 from smaragdine.study.results import Result, load_results, result_of, save_result
 from smaragdine.study.scaling import growths_of, scaling_of, scaling_settings
 from smaragdine.study.scores import Spread, experiments_of, pairs_of, precision_of, usual_size
@@ -258,8 +258,8 @@ def test_an_overhead_that_is_none(tmp_path: Path) -> None:
 
 
 def test_every_claim_has_a_rule() -> None:
-    assert len({claim.name for claim in CLAIMS}) == 5
-    assert all(claim.rule.text and claim.section.startswith("5.4") for claim in CLAIMS)
+    assert len({claim.name for claim in PRECISION_CLAIMS}) == 5
+    assert all(claim.rule.text and claim.section.startswith("5.4") for claim in PRECISION_CLAIMS)
 
 
 def test_a_result_says_what_measuring_took(tmp_path: Path) -> None:

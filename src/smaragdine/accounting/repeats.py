@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint
@@ -22,6 +21,7 @@ from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.similarity import select
 from smaragdine.accounting.step_spans import Spans, Steps, joined
 from smaragdine.arrays import Floats
+from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
 
 _CELLS = (24, 240)  # fewest and most on the grid

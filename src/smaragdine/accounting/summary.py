@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from smaragdine.accounting.activity import activity_and_unseen, run_bounds, thinned_activity
 from smaragdine.accounting.at_rest import baseline_remarks
@@ -26,6 +25,7 @@ from smaragdine.accounting.shared_gpus import shared_gpus, unused_gpus
 from smaragdine.accounting.traces import beyond, device_traces, left_out, main_channels
 from smaragdine.accounting.virtual import Split, split
 from smaragdine.arrays import Ints
+from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.thinned import Arrays
 from smaragdine.sensors.base import Channel

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from smaragdine.arrow import pc
 from smaragdine.recording.format import MARKS, SPOOL_FOLDER
 from smaragdine.recording.writer import TableWriter
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from smaragdine.allocate.methods import Answer, Tie
 from smaragdine.allocate.objective import Objective, Share, step_time_s, unit
 from smaragdine.allocate.pareto import Corner
-from smaragdine.report.fitting import visible
+from smaragdine.errors import visible
 from smaragdine.units import joules, plain, seconds, watts
 
 

@@ -11,7 +11,8 @@ from rich.text import Text
 from smaragdine.accounting.comparison import GONE, NEW, Change, Comparison
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.similarity import Correlation, Key
-from smaragdine.report.fitting import FittingTable, Line, visible
+from smaragdine.errors import visible
+from smaragdine.report.fitting import FittingTable, Line
 from smaragdine.units import joules, plus_minus, watts
 
 _FEW = 5

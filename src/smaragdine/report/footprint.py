@@ -10,7 +10,8 @@ from rich.tree import Tree
 
 from smaragdine.accounting.diagram import Node
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
-from smaragdine.report.fitting import FittingTable, Line, visible
+from smaragdine.errors import visible
+from smaragdine.report.fitting import FittingTable, Line
 from smaragdine.units import joules, plus_minus, seconds, watts
 
 _HEADERS = ("phase", "energy ± 95 %", "share", "power", "busy", "count", "basis")

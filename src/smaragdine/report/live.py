@@ -28,7 +28,7 @@ Feed = Callable[[Path, list[Any], dict[str, Any]], None]
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """What is known so far; one per run. Energies in J, only of devices that add up."""
 
     t_ns: list[int] = field(default_factory=list)
@@ -160,7 +160,7 @@ def live_line() -> Iterator[Feed]:
         yield lambda *_: None
         return
     last_line = LastLine(sys.stderr.fileno())
-    progress = Progress()
+    progress = RunProgress()
 
     def on_feed(folder: Path, channels: list[Any], values: dict[str, Any]) -> None:
         progress.take(channels, values)

@@ -11,8 +11,8 @@ from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
 from smaragdine.accounting.merge import merge
 from smaragdine.accounting.overview import Overview, overview
 from smaragdine.accounting.summary import RunSummary
+from smaragdine.errors import visible
 from smaragdine.recording.reader import Recording
-from smaragdine.report.fitting import visible
 from smaragdine.report.terminal import headline
 from smaragdine.units import joules, seconds, watts
 

@@ -28,8 +28,9 @@ from smaragdine.accounting.step_spans import (
 from smaragdine.accounting.steps import program_traces, step_energies
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.arrays import Floats
+from smaragdine.errors import visible
 from smaragdine.recording.reader import Recording
-from smaragdine.report.fitting import FittingTable, Line, visible
+from smaragdine.report.fitting import FittingTable, Line
 from smaragdine.report.footprint import device_table, diagram_tree, footprint_remarks
 from smaragdine.report.terminal import how_it_ended, run_tables
 from smaragdine.tracing.assemble.absence import why_no_operations

@@ -20,8 +20,7 @@ from rich.text import Text
 from smaragdine.accounting.baseline import NetEnergy
 from smaragdine.accounting.regions import Region, longest
 from smaragdine.accounting.summary import Epoch, RunSummary
-from smaragdine.errors import signal_name
-from smaragdine.report.fitting import visible
+from smaragdine.errors import signal_name, visible
 from smaragdine.sensors.base import Absent, Channel
 from smaragdine.units import J_PER_KWH, carbon_g, joule_seconds, joules, plain, plus_minus, seconds, si, watts
 

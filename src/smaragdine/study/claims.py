@@ -216,7 +216,7 @@ STAGE_ORDER = {
     )
 }
 
-CLAIMS: tuple[Claim, ...] = (
+PAPER_CLAIMS: tuple[Claim, ...] = (
     ENCODER_SHARE,
     transformer_share(),
     TRANSFORMER_SPREAD,

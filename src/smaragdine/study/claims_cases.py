@@ -120,7 +120,7 @@ ALBERT_POWER_SPREAD = Claim(
     "6.2",
 )
 
-CLAIMS: tuple[Claim, ...] = (
+CASE_CLAIMS: tuple[Claim, ...] = (
     VARIANTS_ENERGY,
     VARIANTS_POWER,
     HIDDEN_POWER,

@@ -34,4 +34,4 @@ def all_claims() -> list[Claim]:
     """The table of what is compared and how it is judged, for the docs."""
     from smaragdine.study import precision
 
-    return [*claims.CLAIMS, *claims_cases.CLAIMS, *precision.CLAIMS]
+    return [*claims.PAPER_CLAIMS, *claims_cases.CASE_CLAIMS, *precision.PRECISION_CLAIMS]

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, visible
 from smaragdine.report.export.run import Run, hardware, program
-from smaragdine.report.fitting import visible
 from smaragdine.units import joules, si
 from smaragdine.version import __version__
 

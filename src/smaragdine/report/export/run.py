@@ -108,7 +108,7 @@ def _event_devices(recording: Recording) -> list[str]:
 def _of_devices(footprint: Footprint, devices: Sequence[str]) -> Footprint:
     if not devices:
         return footprint
-    import pyarrow.compute as pc
+    from smaragdine.arrow import pc
 
     return dataclasses.replace(
         footprint,

@@ -17,7 +17,7 @@ from smaragdine.units import joules, seconds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CELLS = 200
+TOTAL_CELLS = 200
 
 Powered = tuple[Sequence[PowerTrace], int, int]  # the power of a run's devices, its beginning and end
 
@@ -65,7 +65,7 @@ def cumulative_of_runs(runs: Sequence[Run]) -> Figure:
 def over_runs(runs: Sequence[Powered]) -> tuple[Floats, Floats, Floats]:
     """Seconds on an even grid up to the end of the shortest run; mean and spread of the energy."""
     shortest_ns = min(end - begin for _, begin, end in runs)
-    t_ns = np.linspace(0, shortest_ns, CELLS + 1).astype(np.int64)
+    t_ns = np.linspace(0, shortest_ns, TOTAL_CELLS + 1).astype(np.int64)
     each_j = np.array([_until_j(traces, begin, t_ns) for traces, begin, _ in runs])
     std_j = each_j.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(t_ns.size)
     return t_ns / 1e9, each_j.mean(axis=0), std_j

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from smaragdine.report.fitting import visible
+from smaragdine.errors import visible
 
 FONT = "DejaVu Sans"  # comes with matplotlib: the same on every machine
 TEXT_PT = 7.0

@@ -19,7 +19,7 @@ from smaragdine.units import watts
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CELLS = 400  # more than a column has dots
+POWER_CELLS = 400  # more than a column has dots
 
 
 @styled
@@ -85,7 +85,7 @@ def _readings(trace: PowerTrace, begin_ns: int, end_ns: int) -> tuple[np.ndarray
 
 def _cells(found: Averaged) -> tuple[Floats, Floats, Floats]:
     """As many points as can be seen, each the mean of those it stands for."""
-    each = max(1, -(-found.t_s.size // CELLS))
+    each = max(1, -(-found.t_s.size // POWER_CELLS))
     start = np.arange(0, found.t_s.size, each)
     known = np.isfinite(found.mean)
     counts = np.maximum(np.add.reduceat(known.astype(np.float64), start), 1e-300)

@@ -11,9 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, visible
 from smaragdine.report.figures.lettering import FONT, TEXT_PT, width_mm, wrapped
-from smaragdine.report.fitting import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

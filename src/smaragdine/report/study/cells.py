@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from smaragdine.accounting.noise import deviation
+from smaragdine.errors import visible
 from smaragdine.recording.table_files import guarded
 from smaragdine.report.export.paper import latex_escaped
-from smaragdine.report.fitting import visible
 from smaragdine.units import plus_minus, seconds, si
 
 NONE = "–"

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from smaragdine.accounting.similarity import Correlation
@@ -65,7 +65,7 @@ def customs_json(found: Customs) -> dict[str, Any]:
 
 def _differences(
     title: str, rows: Sequence[Sequence[float | None]], words: Callable[[float | None], str]
-) -> Table:
+) -> RichTable:
     letters = [letter(n) for n in range(len(rows))]
     table = _table(title, *letters)
     for name, row in zip(letters, rows, strict=True):
@@ -73,8 +73,8 @@ def _differences(
     return table
 
 
-def _table(*headers: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def _table(*headers: str) -> RichTable:
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for n, header in enumerate(headers):
         # The first column alone gives way on a narrow terminal.
         table.add_column(Text(header), justify="right" if n else "left", overflow="fold", no_wrap=n > 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from smaragdine.report.progress import RunsDisplay
 from smaragdine.study.custom import step_j
@@ -18,7 +18,7 @@ from smaragdine.units import joules, seconds
 
 def runs_table(left: Sequence[Run], took_s: Mapping[str, float]) -> RenderableType:
     """The runs that a study lacks, a line for each setting."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("setting", "runs", "time"):
         table.add_column(header, justify="left" if header == "setting" else "right", overflow="fold")
     settings: dict[str, list[Run]] = {}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 
-from smaragdine.tracing.assemble.coverage import OPTIMIZER, PROGRAM
+from smaragdine.tracing.assemble.coverage import OPTIMIZER as OPTIMIZER_CLASS
+from smaragdine.tracing.assemble.coverage import PROGRAM
 from smaragdine.tracing.assemble.names import Name
 from smaragdine.tracing.files import phases
 
@@ -37,12 +38,12 @@ def jax_name(op_name: str, in_update: bool = False, in_training: bool = True) ->
     operation = scopes.pop() if scopes else functions[-1] if functions else raw
     phase = _phase(raw)
     if not scopes:
-        place = [OPTIMIZER if phase is None and in_update else PROGRAM, *functions[:1]]
+        place = [OPTIMIZER_CLASS if phase is None and in_update else PROGRAM, *functions[:1]]
         path = "/".join([*place, operation] if place[-1] != operation else place)
         return Name(path, phase or ("optimizer" if in_update else "other"))
     path = "/".join([*scopes, operation])
-    if phase is None and (phases.phase_of(path) == phases.OPTIMIZER or OPTIMIZER in scopes):
-        return Name(path if scopes[0] == OPTIMIZER else f"{OPTIMIZER}/{path}", "optimizer")
+    if phase is None and (phases.phase_of(path) == phases.OPTIMIZER or OPTIMIZER_CLASS in scopes):
+        return Name(path if scopes[0] == OPTIMIZER_CLASS else f"{OPTIMIZER_CLASS}/{path}", "optimizer")
     if scopes[0] == _LOSS:
         path = f"{PROGRAM}/{path}"
     return Name(path, phase or ("other" if in_training else "forward"))

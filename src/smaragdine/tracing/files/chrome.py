@@ -67,9 +67,9 @@ def read(content: pa.Buffer, where: str) -> pa.Table:
     complete = _complete(trace.events, where)
     processes = _process_names(trace.events)
     if kineto.is_kineto(trace):
-        table = kineto.events(complete, trace.base_ns, where)
+        table = kineto.kineto_events(complete, trace.base_ns, where)
     elif timeline.is_timeline(processes):
-        table = timeline.events(complete, processes, where)
+        table = timeline.timeline_events(complete, processes, where)
     else:
         _refuse_derived_view(trace, processes, where)
         table = _any_events(complete, processes, trace.base_ns, where)

@@ -50,7 +50,7 @@ def is_kineto(trace: Trace) -> bool:
     )
 
 
-def events(complete: Sequence[Event], base_ns: int, where: str) -> pa.Table:
+def kineto_events(complete: Sequence[Event], base_ns: int, where: str) -> pa.Table:
     cpu = [event for event in complete if event.cat in _CPU]
     gpu = [event for event in complete if event.cat in _GPU]
     annotations = [event for event in complete if event.cat in _ANNOTATION]

@@ -25,7 +25,7 @@ def is_timeline(processes: Mapping[Id, str]) -> bool:
     return any(_COMPUTE.match(process) for process in processes.values())
 
 
-def events(complete: Sequence[Event], processes: Mapping[Id, str], where: str) -> pa.Table:
+def timeline_events(complete: Sequence[Event], processes: Mapping[Id, str], where: str) -> pa.Table:
     matches = {pid: _COMPUTE.match(process) for pid, process in processes.items()}
     # pid → device, and the stream it lists: "" for the operations as the host saw them
     place = {

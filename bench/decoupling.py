@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from cli import children
 from daemon_fake import Daemon, a_machine
-from smaragdine.accounting.ratios import ratio_interval
+from smaragdine.stats import ratio_interval
 
 _FREE = 0.15  # of a core: more than the kernel and a shell take
 

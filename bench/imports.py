@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from smaragdine.accounting.ratios import ratio_interval
+from smaragdine.stats import ratio_interval
 
 COMMANDS = {
     "bare": ["-c", "pass"],

@@ -22,9 +22,9 @@ from programs import IDLE_W, LIMIT_W, make_model, make_program, watch
 from smaragdine.accounting.account import account
 from smaragdine.accounting.joint import half_widths_j
 from smaragdine.accounting.meters import Meter
-from smaragdine.accounting.student import t_quantile
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.arrays import Floats
+from smaragdine.stats import t_quantile
 
 WINDOWS_MS = (5, 20, 100)
 

@@ -22,14 +22,13 @@ import pyarrow as pa
 
 from smaragdine.accounting.thinning import thin
 from smaragdine.arrays import Floats, Ints
-from smaragdine.recording.events import write_events, write_windows
 from smaragdine.recording.folder import write_info
 from smaragdine.recording.format import EVENTS, SPOOL_FOLDER, TRACES_FOLDER, WINDOWS, channel_to_dict
 from smaragdine.recording.marks import fold_spool, read_spool
 from smaragdine.recording.reader import open_recording
-from smaragdine.recording.recorder_config import PIECE_NS
+from smaragdine.recording.recorder import PIECE_NS
 from smaragdine.recording.thinned import read_thinned
-from smaragdine.recording.writer import ReadingsWriter
+from smaragdine.recording.writer import ReadingsWriter, write_events, write_windows
 from smaragdine.sensors.base import Channel
 
 S = 1_000_000_000

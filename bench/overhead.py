@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from smaragdine.accounting.ratios import ratio_interval
+from smaragdine.stats import ratio_interval
 
 _LOOP = Path(__file__).with_name("training_loop.py")
 

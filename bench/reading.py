@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from smaragdine.accounting.ratios import ratio_interval
-from smaragdine.tracing.files.events import read_events
-from smaragdine.tracing.files.xplane_message import message_class
+from smaragdine.protobuf import message_class
+from smaragdine.stats import ratio_interval
+from smaragdine.tracing.files import read_events
 
 BASE_NS = 1_790_857_026_000_000_000
 KERNEL = (

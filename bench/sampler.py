@@ -40,8 +40,8 @@ time.sleep(3600)
 
 _WAKE_UPS = """
 import sys, time
-from smaragdine.monitor.alarm import Alarm
-from smaragdine.monitor.priority import prioritise_thread
+from smaragdine.monitor.sampler import Alarm
+from smaragdine.monitor.sampler import prioritise_thread
 prioritise_thread(realtime=True)
 alarm = Alarm(4_000_000)
 cpu_s, begin_s, due_ns = time.process_time(), time.monotonic(), time.monotonic_ns()

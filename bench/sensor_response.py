@@ -6,7 +6,7 @@ Of each recording with traced kernels, every sample is explained by what ran bef
 optimizer, anything else, nothing), each at a power of its own: seen through a mean over a window or a
 low-pass of first order, late by so much, at the times of the stamps or of an even rhythm. Printed are the
 deviation of what is left, as the mean over recordings, and by how much each explanation is less likely than
-the best, as a logarithm. What is found for an architecture belongs in sensors/nvml_power.py.
+the best, as a logarithm. What is found for an architecture belongs in sensors/nvml/power.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import smaragdine
-from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.response import on_time
+from smaragdine.accounting.power import PowerTrace, on_time
 from smaragdine.arrays import Floats, Ints
 
 STEP_NS = 100_000

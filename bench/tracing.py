@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import smaragdine
-from smaragdine.accounting.overview import Overview, overview
-from smaragdine.accounting.step_spans import resumed_ns
+from smaragdine.accounting.run import Overview, overview
+from smaragdine.accounting.spans import resumed_ns
 from smaragdine.arrow import pc
 
 

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.recording.events import write_edges, write_events, write_windows
 from smaragdine.recording.format import MARKS, WINDOWS, channel_to_dict
 from smaragdine.recording.marks import marks_table
 from smaragdine.recording.reader import Recording, open_recording
-from smaragdine.recording.writer import ReadingsWriter, TableWriter
+from smaragdine.recording.writer import ReadingsWriter, TableWriter, write_edges, write_events, write_windows
 from smaragdine.sensors.base import Channel
 
 MS = 1_000_000

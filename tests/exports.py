@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from smaragdine.accounting.overview import overview, overview_json
+from smaragdine.accounting.run import overview, overview_json
 from smaragdine.cli.export import main
 from smaragdine.recording.reader import open_recording
 

@@ -16,27 +16,25 @@ import yaml
 
 import footprints
 import made_study
+from smaragdine import protobuf
 from smaragdine.accounting import footprint as footprint_files
 from smaragdine.accounting.account import account_meters
-from smaragdine.allocate.points import load_point, refuse_other
-from smaragdine.allocate.profile import profile_table, read_profile
-from smaragdine.allocate.tables import read_epochs, read_trainings
+from smaragdine.allocate.device import load_point, refuse_other
+from smaragdine.allocate.profile import profile_table, read_epochs, read_profile, read_trainings
 from smaragdine.api import account_inputs
-from smaragdine.hetero.allocation import read_allocation
+from smaragdine.hetero.shards import read_allocation
 from smaragdine.recording.marks import is_spoilt, read_spool
-from smaragdine.recording.power_log import read_power
+from smaragdine.recording.power_logs import read_power
 from smaragdine.study.folder import read_made
 from smaragdine.study.overhead import load_overhead
-from smaragdine.study.results import load_result
-from smaragdine.study.sketches import load_sketch
+from smaragdine.study.results import load_result, load_sketch
 from smaragdine.sweep.experiment import read_experiments
 from smaragdine.sweep.measurements import Columns, read_groups
 from smaragdine.sweep.plan import make_plan, read_plan, save_plan
 from smaragdine.sweep.table import Repetition, read_results, results_table
-from smaragdine.tracing.assemble import step_stats
-from smaragdine.tracing.assemble.recording import assemble
-from smaragdine.tracing.files import xplane_message
-from smaragdine.tracing.files.events import read_events
+from smaragdine.tracing import step_stats
+from smaragdine.tracing.assemble import assemble
+from smaragdine.tracing.files import read_events
 
 MS = 1_000_000
 NOW_NS = 1_794_740_390_025_259_698
@@ -185,7 +183,7 @@ def _paired() -> list[Any]:
 
 
 def _xplane() -> bytes:
-    space = xplane_message.message_class()()
+    space = protobuf.message_class()()
     plane = space.planes.add(name="Task Environment")
     plane.stat_metadata[1].name = "profile_start_time"
     plane.stats.add(metadata_id=1, uint64_value=NOW_NS)

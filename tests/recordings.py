@@ -9,11 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from smaragdine.recording.events import write_edges, write_events, write_windows
 from smaragdine.recording.folder import write_info
 from smaragdine.recording.format import EDGES, MARKS, PLACES, WINDOWS, channel_to_dict
 from smaragdine.recording.marks import marks_table
-from smaragdine.recording.writer import ReadingsWriter, TableWriter
+from smaragdine.recording.writer import ReadingsWriter, TableWriter, write_edges, write_events, write_windows
 from smaragdine.sensors.base import Channel
 
 MS = 1_000_000

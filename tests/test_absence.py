@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from cli import finish, info, smaragdine, start, wait_for, write_script
-from smaragdine.accounting.overview import overview
+from smaragdine.accounting.run import overview
 from smaragdine.cli import run as run_verb
 from smaragdine.cli.main import main
 from smaragdine.recording.asked import TraceAsked, asked, trace_of, verb_of
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.html.data import run_data
-from smaragdine.tracing.assemble.absence import why_no_operations, why_nothing
+from smaragdine.tracing.absence import why_no_operations, why_nothing
 
 # Steps as a framework's patch announces them: they wait a moment before they are written.
 ANNOUNCED = """\

@@ -17,7 +17,7 @@ from cli import info, smaragdine, write_script
 from nvml_fake import GpuSpec, energy_j, nvml_environment
 from powercap_fake import PowercapTree
 from smaragdine.accounting.traces import device_traces
-from smaragdine.recording.events import write_events
+from smaragdine.recording.writer import write_events
 
 MS = 1_000_000
 SQUARE = GpuSpec(low_w=60, high_w=300, period_ms=200, duty=0.25, limit_default_w=400)

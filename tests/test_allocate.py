@@ -13,15 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smaragdine.allocate import optimal as optimal_module
-from smaragdine.allocate.baseline import baseline, even_split
-from smaragdine.allocate.brute_force import brute_force
-from smaragdine.allocate.heuristic import heuristic
-from smaragdine.allocate.methods import answer
-from smaragdine.allocate.model import Choices
-from smaragdine.allocate.objective import OBJECTIVES, Objective, cost, energy_j, step_time_s
-from smaragdine.allocate.optimal import optimal
-from smaragdine.allocate.pareto import pareto
-from smaragdine.allocate.separable import bound, least_sum
+from smaragdine.allocate.methods import answer, baseline, brute_force, even_split, heuristic, pareto
+from smaragdine.allocate.model import OBJECTIVES, Choices, Objective, cost, energy_j, step_time_s
+from smaragdine.allocate.optimal import bound, least_sum, optimal
 from smaragdine.errors import UserError
 
 

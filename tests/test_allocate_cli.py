@@ -12,7 +12,7 @@ import pytest
 from cli import smaragdine
 from refusal import refused
 from smaragdine.cli.allocate import main
-from smaragdine.hetero.allocation import read_allocation
+from smaragdine.hetero.shards import read_allocation
 
 DATA = os.environ.get("SMARAGDINE_DATA")
 published = pytest.mark.skipif(

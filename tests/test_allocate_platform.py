@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from refusal import refused
-from smaragdine.allocate.bandit import Bandit, replay
-from smaragdine.allocate.batch_size import BatchSize, batch_sizes, best_batch_size, epoch_cost
+from smaragdine.allocate.batch_size import Bandit, BatchSize, batch_sizes, best_batch_size, epoch_cost, replay
 from smaragdine.allocate.platform import best_platform, leave_one_out, predict, standard_device
-from smaragdine.allocate.tables import Epoch, Training, read_epochs, read_trainings
+from smaragdine.allocate.profile import Epoch, Training, read_epochs, read_trainings
 from smaragdine.cli import batch as batch_verb
 from smaragdine.cli import platform as platform_verb
 

@@ -16,11 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusal import refused
-from smaragdine.allocate.model import choices, curve, model_warnings, points_at, rising
-from smaragdine.allocate.objective import Objective
+from smaragdine.allocate.model import (
+    Objective,
+    choices,
+    curve,
+    model_warnings,
+    points_at,
+    rising,
+    standard_error,
+)
 from smaragdine.allocate.optimal import optimal
 from smaragdine.allocate.profile import Profile, Repeat, profile_of, profile_table, read_profile
-from smaragdine.allocate.uncertainty import standard_error
 
 
 def row(power_limit: Any = 100, energy: Any = 10.0, time: Any = 0.5) -> dict[str, Any]:

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smaragdine.allocate.brute_force import brute_force
-from smaragdine.allocate.model import Choices
-from smaragdine.allocate.objective import Allocation, Objective, step_time_s
+from smaragdine.allocate.methods import brute_force
+from smaragdine.allocate.model import Allocation, Choices, Objective, step_time_s
 from smaragdine.allocate.optimal import optimal
 from smaragdine.allocate.ties import highest_cost, inside, preferred
 from smaragdine.cli.allocate import main
-from smaragdine.hetero.allocation import read_allocation
+from smaragdine.hetero.shards import read_allocation
 from test_allocate import every_allocation, instances
 
 

@@ -15,7 +15,7 @@ from smaragdine.errors import UserError
 from smaragdine.recording import writer
 from smaragdine.recording.folder import write_info
 from smaragdine.recording.reader import Recording, open_recording
-from smaragdine.tracing.assemble.recording import NotWritten, assemble
+from smaragdine.tracing.assemble import NotWritten, assemble
 
 BEGIN_NS = 1_700_000_000_000_000_000
 WINDOWS = 3

@@ -20,12 +20,12 @@ from refusal import refused
 from smaragdine.accounting import footprint as footprint_files
 from smaragdine.errors import UserError
 from smaragdine.files import parse_json, read_json
-from smaragdine.recording.power_log import read_power
+from smaragdine.recording.power_logs import read_power
 from smaragdine.recording.reader import open_recording
 from smaragdine.sweep.experiment import read_experiments
 from smaragdine.sweep.fit import analyse
 from smaragdine.sweep.measurements import Columns, read_groups
-from smaragdine.tracing.files.events import read_events
+from smaragdine.tracing.files import read_events
 
 EVENTS = "name,device,start_ns,duration_ns\na,gpu:0,1,2\nb,gpu:0,3,4\n"
 POWER = "device,t_ns,power_w\ngpu:0,1,2.5\ngpu:0,3,4.5\n"
@@ -339,7 +339,7 @@ def test_a_row_of_an_old_table_that_cannot_be_is_one_line(
 
 
 def test_a_step_that_ends_before_it_begins_is_none(tmp_path: Path) -> None:
-    from smaragdine.accounting.step_spans import steps_of
+    from smaragdine.accounting.spans import steps_of
 
     folder = recordings.make(tmp_path / "run")
     whole = steps_of(open_recording(folder))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smaragdine.clock import STEP_NS, Clock, ClockPair, pair, step_ns
 from smaragdine.errors import UserError
-from smaragdine.monitor.clock_watch import ClockWatch, Moved
+from smaragdine.monitor.sampler import ClockWatch, Moved
 from smaragdine.units import joule_seconds, joules, plain, plus_minus, seconds, si, watts
 
 PREFIX = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6, "n": 1e-9, "p": 1e-12}

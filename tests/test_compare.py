@@ -17,7 +17,10 @@ from footprints import energies, footprint, footprints
 from smaragdine.accounting.arithmetic import add, per_step
 from smaragdine.accounting.comparison import Change, compare, to_json
 from smaragdine.accounting.footprint import Footprint, save
-from smaragdine.accounting.noise import (
+from smaragdine.accounting.precision import assw, stability
+from smaragdine.cli.compare import main
+from smaragdine.errors import UserError
+from smaragdine.stats import (
     Spread,
     chance_for_each,
     difference,
@@ -27,9 +30,6 @@ from smaragdine.accounting.noise import (
     probability,
     t_within,
 )
-from smaragdine.accounting.precision import assw, stability
-from smaragdine.cli.compare import main
-from smaragdine.errors import UserError
 
 
 def made(x: float, y: float = 10.0, **more: float) -> Footprint:

@@ -19,14 +19,14 @@ from footprints import footprint
 from simulated_runs import Neighbour, layer_of, make_model, record_run, three_sides
 from smaragdine.accounting.comparison import Change, Comparison, compare, to_json
 from smaragdine.accounting.footprint import Footprint, save
-from smaragdine.accounting.grouping import grouped
-from smaragdine.accounting.noise import half_width
+from smaragdine.accounting.joint import grouped
 from smaragdine.accounting.run_levels import LEAST_NAMES, beside_company, fit
 from smaragdine.cli.compare import main
 from smaragdine.cli.report import main as report
 from smaragdine.errors import UserError
 from smaragdine.recording.folder import write_info
 from smaragdine.recording.reader import open_recording
+from smaragdine.stats import half_width
 
 PROGRAMS = 4
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from smaragdine.daemon import views
 from smaragdine.monitor.contract import monitor_pb2 as pb
 from smaragdine.monitor.contract import service
-from smaragdine.monitor.daemon import views
 
 ROOT = Path(__file__).parent.parent
 CONTRACT = ROOT / "src" / "smaragdine" / "monitor" / "contract"
@@ -64,7 +64,7 @@ def test_two_copies_of_the_contract_live_in_one_process() -> None:
 def test_columns_written_as_blocks_are_what_protobuf_reads(number: int) -> None:
     import numpy as np
 
-    from smaragdine.monitor.daemon.batch import Batch
+    from smaragdine.daemon.log import Batch
 
     times = [-1, 0, 1_700_000_000_000_000_001]
     batch = Batch(

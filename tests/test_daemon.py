@@ -434,10 +434,9 @@ def test_who_comes_too_late_learns_how_much_is_lost() -> None:
 
     import numpy as np
 
-    from smaragdine.monitor.daemon.batch import Batch
-    from smaragdine.monitor.daemon.log import Log
-    from smaragdine.monitor.daemon.service import Service
-    from smaragdine.monitor.daemon.sessions import Session
+    from smaragdine.daemon.log import Batch, Log
+    from smaragdine.daemon.service import Service
+    from smaragdine.daemon.sessions import Session
 
     log = Log(None, memory_bytes=20_000)
     for number in range(100):

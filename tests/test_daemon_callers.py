@@ -15,11 +15,11 @@ import pytest
 from cli import TIMEOUT_S, smaragdine, wait_for
 from daemon_fake import GROUP_NUMBER, Daemon, Machine, a_machine, a_program, as_user
 from nvml_fake import GpuSpec
+from smaragdine.daemon.callers import TokenFile, add_token, parse_tokens
+from smaragdine.daemon.settings import Bounds, Settings, parse_endpoint
 from smaragdine.errors import UserError
 from smaragdine.monitor.client import Client, DaemonError, connect
 from smaragdine.monitor.contract import monitor_pb2 as pb
-from smaragdine.monitor.daemon.settings import Bounds, Settings, parse_endpoint
-from smaragdine.monitor.daemon.tokens import TokenFile, add_token, parse_tokens
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 

@@ -17,18 +17,17 @@ from grpclib.client import Channel as GrpcChannel
 from grpclib.client import UnaryUnaryMethod
 
 from cli import TIMEOUT_S
+from smaragdine.daemon.callers import Caller, Owner, Rights, TokenFile, add_token
+from smaragdine.daemon.core import Daemon, Knowledge
+from smaragdine.daemon.lending import Lending
+from smaragdine.daemon.log import Log
+from smaragdine.daemon.meter import Meter
+from smaragdine.daemon.server import Server
+from smaragdine.daemon.service import Service
+from smaragdine.daemon.sessions import Refused, Table
+from smaragdine.daemon.settings import Bounds, Settings
+from smaragdine.daemon.source import Source
 from smaragdine.monitor.contract.service import METHODS
-from smaragdine.monitor.daemon.callers import Caller, Owner, Rights
-from smaragdine.monitor.daemon.core import Daemon, Knowledge
-from smaragdine.monitor.daemon.lending import Lending
-from smaragdine.monitor.daemon.log import Log
-from smaragdine.monitor.daemon.meter import Meter
-from smaragdine.monitor.daemon.server import Server
-from smaragdine.monitor.daemon.service import Service
-from smaragdine.monitor.daemon.sessions import Refused, Table
-from smaragdine.monitor.daemon.settings import Bounds, Settings
-from smaragdine.monitor.daemon.source import Source
-from smaragdine.monitor.daemon.tokens import TokenFile, add_token
 from smaragdine.sensors.discover import Machine, SensorSettings
 
 CALLER = Caller("uid:1", "ada", os.getuid(), os.getpid(), Owner("ada"), may_read=True)

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smaragdine.monitor.daemon import spool
-from smaragdine.monitor.daemon.batch import Batch, decode, encode
-from smaragdine.monitor.daemon.log import Log
+from smaragdine.daemon import log as spool
+from smaragdine.daemon.log import Batch, Log, decode, encode
 from smaragdine.monitor.sampler import Note
 
 SECOND = 1_000_000_000

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smaragdine.monitor.daemon.batch import Batch
-from smaragdine.monitor.daemon.line import Counter, Line
-from smaragdine.monitor.daemon.meter import Energy, Meter
+from smaragdine.daemon.log import Batch
+from smaragdine.daemon.meter import Energy, Meter
+from smaragdine.daemon.totals import Counter, Line
 from smaragdine.monitor.sampler import Note
 from smaragdine.sensors.base import Channel
 

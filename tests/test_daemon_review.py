@@ -17,16 +17,15 @@ from grpclib.exceptions import GRPCError
 
 from cli import TIMEOUT_S, smaragdine, wait_for
 from daemon_fake import GROUP, GROUP_NUMBER, Daemon, Machine, a_machine, a_program, as_user
+from smaragdine.daemon.callers import Caller, add_token
+from smaragdine.daemon.lending import Lending
+from smaragdine.daemon.parent import Parent, run_unprivileged
+from smaragdine.daemon.sessions import Session, Table
+from smaragdine.daemon.settings import Bounds
+from smaragdine.limits.control import keeper_command
 from smaragdine.monitor.client import DaemonError, connect
 from smaragdine.monitor.contract import monitor_pb2 as pb
 from smaragdine.monitor.contract.service import METHODS
-from smaragdine.monitor.daemon.callers import Caller
-from smaragdine.monitor.daemon.lending import Lending
-from smaragdine.monitor.daemon.parent import Parent, run_unprivileged
-from smaragdine.monitor.daemon.sessions import Session, Table
-from smaragdine.monitor.daemon.settings import Bounds
-from smaragdine.monitor.daemon.tokens import add_token
-from smaragdine.monitor.limits.control import keeper_command
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 

@@ -21,14 +21,11 @@ from cli import TIMEOUT_S
 from nvml_fake import GpuSpec, in_process, write_spec
 from powercap_fake import PowercapTree
 from smaragdine.clock import Clock
-from smaragdine.monitor.alarm import Alarm
-from smaragdine.monitor.daemon.batch import Batch
-from smaragdine.monitor.daemon.meter import Meter
-from smaragdine.monitor.daemon.numbers import machine_numbers
-from smaragdine.monitor.daemon.returning import Returning, mend
-from smaragdine.monitor.daemon.source import Source
-from smaragdine.monitor.daemon.trees import Trees
-from smaragdine.monitor.sampler import LagHistogram, Note, Slot, run_slots
+from smaragdine.daemon.log import Batch
+from smaragdine.daemon.meter import Meter
+from smaragdine.daemon.recovery import Returning, mend
+from smaragdine.daemon.source import Source, Trees, machine_numbers
+from smaragdine.monitor.sampler import Alarm, LagHistogram, Note, Slot, run_slots
 from smaragdine.sensors.base import Channel, Sensor, SensorLost
 from smaragdine.sensors.discover import Machine, SensorSettings, discover
 

@@ -18,9 +18,9 @@ import pytest
 
 from cli import environment
 from node_client import node_command, read_with_node
+from smaragdine.daemon.unit import CAPABILITIES, notify, unit_text
 from smaragdine.monitor.contract import monitor_pb2 as messages
 from smaragdine.monitor.contract.service import METHODS, SERVICE
-from smaragdine.monitor.daemon.unit import CAPABILITIES, notify, unit_text
 from smaragdine.version import __version__
 
 REPOSITORY = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smaragdine.accounting.power import PowerTrace, from_counter, from_samples
-from smaragdine.monitor.daemon.gauges import Gauges
+from smaragdine.daemon.totals import Gauges
 from smaragdine.recording.reader import Series
 from smaragdine.sensors.base import Channel
 from smaragdine.sensors.energy import MOST_W, growth

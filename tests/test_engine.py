@@ -15,10 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smaragdine.accounting import account as account_module
-from smaragdine.accounting import columns, engine, ledger, nesting
+from smaragdine.accounting import engine, ledger
+from smaragdine.accounting import engine as nesting
+from smaragdine.accounting import ledger as columns
 from smaragdine.accounting.account import account
-from smaragdine.accounting.compiled import compiled_sweep
-from smaragdine.accounting.engine import Chunk, levels
+from smaragdine.accounting.engine import Chunk, compiled_sweep, levels
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.ledger import entry_compiled
 from smaragdine.accounting.power import PowerTrace

@@ -7,10 +7,10 @@ import pytest
 
 from smaragdine.clock import Clock
 from smaragdine.errors import UserError
-from smaragdine.sensors import cpuinfo, estimate
+from smaragdine.sensors import cpu as cpuinfo
+from smaragdine.sensors import estimate
 from smaragdine.sensors.base import Sensor
-from smaragdine.sensors.cpu_models import find_model, rated_cpus, short_name
-from smaragdine.sensors.cpuinfo import CpuInfo
+from smaragdine.sensors.cpu import CpuInfo, find_model, rated_cpus, short_name
 from smaragdine.sensors.estimate import EstimateSettings
 
 GIB = 1 << 30

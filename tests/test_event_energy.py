@@ -15,15 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recordings import MS, T0, S, gpu_w, make
-from smaragdine.accounting.account import account_meters, recording_inputs
-from smaragdine.accounting.coarse import coarse
-from smaragdine.accounting.event_energy import event_energies_j
-from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.account import account_meters, event_energies_j, recording_inputs
+from smaragdine.accounting.power import PowerTrace, coarse
 from smaragdine.accounting.spans import mark_spans
-from smaragdine.recording.events import fit
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.reader import open_recording
-from smaragdine.report.export.nesting import Slice, edges
+from smaragdine.recording.writer import fit
+from smaragdine.report.export.perfetto import Slice, edges
 
 
 @pytest.fixture(scope="module")

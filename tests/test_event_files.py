@@ -23,11 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusal import refused
+from smaragdine import protobuf
 from smaragdine.recording.format import EVENTS
-from smaragdine.tracing.files import xplane_message
-from smaragdine.tracing.files.events import read_events
-from smaragdine.tracing.files.phases import PHASES, phase_of
-from smaragdine.tracing.files.table import events_table
+from smaragdine.tracing.files import read_events
+from smaragdine.tracing.table import PHASES, events_table, phase_of
 
 NOW_NS = 1_794_740_390_025_259_698
 ONE = {"name": ["a/MatMul"], "device": ["gpu:0"], "start_ns": [NOW_NS], "duration_ns": [17_075]}
@@ -604,7 +603,7 @@ class Space:
     """A hand-made XPlane file."""
 
     def __init__(self, start_ns: int | None = NOW_NS) -> None:
-        self.message = xplane_message.message_class()()
+        self.message = protobuf.message_class()()
         if start_ns is not None:
             plane = self.message.planes.add(name="Task Environment")
             plane.stat_metadata[1].name = "profile_start_time"
@@ -647,8 +646,8 @@ print(json.dumps({m.name: {f.name: [f.number, f.type, f.containing_oneof.name if
                   for m in (t, *t.nested_types)}))
 """
     real = json.loads(_python(script).splitlines()[-1])
-    pool = xplane_message.message_class().DESCRIPTOR.file.message_types_by_name
-    assert set(pool) == set(xplane_message.FIELDS)
+    pool = protobuf.message_class().DESCRIPTOR.file.message_types_by_name
+    assert set(pool) == set(protobuf.FIELDS)
     for top in pool.values():
         for message in (top, *top.nested_types):
             for field in message.fields:

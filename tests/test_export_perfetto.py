@@ -16,7 +16,7 @@ from exports import Figures, export, figures_of
 from perfetto_trace import CPU, GPU, Decoded
 from recordings import MS, ODD, RUN_S, T0, S, gpu_w, make, region
 from smaragdine.recording.reader import open_recording
-from smaragdine.report.export import perfetto_message
+from smaragdine.report.export import perfetto
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,8 @@ def trace(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Decoded:
 
 def test_perfetto_fields_are_those_of_perfetto() -> None:
     proto = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
-    ours = perfetto_message.packet_class().DESCRIPTOR.file.message_types_by_name
-    assert set(ours) == set(perfetto_message.FIELDS)
+    ours = perfetto.packet_class().DESCRIPTOR.file.message_types_by_name
+    assert set(ours) == set(perfetto.FIELDS)
     for name, message in ours.items():
         real = proto.ClockSnapshot.Clock.DESCRIPTOR if name == "Clock" else getattr(proto, name).DESCRIPTOR
         for field in message.fields:
@@ -53,17 +53,17 @@ def test_perfetto_fields_are_those_of_perfetto() -> None:
     event = proto.TrackEvent
     kinds = (event.TYPE_SLICE_BEGIN, event.TYPE_SLICE_END, event.TYPE_INSTANT, event.TYPE_COUNTER)
     assert kinds == (
-        perfetto_message.SLICE_BEGIN,
-        perfetto_message.SLICE_END,
-        perfetto_message.INSTANT,
-        perfetto_message.COUNTER,
+        perfetto.SLICE_BEGIN,
+        perfetto.SLICE_END,
+        perfetto.INSTANT,
+        perfetto.COUNTER,
     )
-    assert perfetto_message.REALTIME == proto.BUILTIN_CLOCK_REALTIME
-    assert perfetto_message.MONOTONIC == proto.BUILTIN_CLOCK_MONOTONIC
-    assert perfetto_message.EXPLICIT_ORDER == proto.TrackDescriptor.EXPLICIT
+    assert perfetto.REALTIME == proto.BUILTIN_CLOCK_REALTIME
+    assert perfetto.MONOTONIC == proto.BUILTIN_CLOCK_MONOTONIC
+    assert perfetto.EXPLICIT_ORDER == proto.TrackDescriptor.EXPLICIT
     packet = proto.TracePacket
     flags = (packet.SEQ_INCREMENTAL_STATE_CLEARED, packet.SEQ_NEEDS_INCREMENTAL_STATE)
-    assert flags == (perfetto_message.STATE_CLEARED, perfetto_message.NEEDS_STATE)
+    assert flags == (perfetto.STATE_CLEARED, perfetto.NEEDS_STATE)
 
 
 def test_perfetto_slices_have_the_joules_of_the_footprint(trace: Decoded, figures: Figures) -> None:

@@ -18,10 +18,10 @@ from exports import Figures, export, figures_of, scalars
 from footprints import footprint
 from perfetto_trace import CPU, GPU
 from recordings import RUN_S, T0, S, gpu_w, make
+from smaragdine.accounting.run import Run
 from smaragdine.cli.export import main
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.export import paper, tensorboard
-from smaragdine.report.export.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -32,25 +32,22 @@ from smaragdine.accounting.arithmetic import average, scale
 from smaragdine.accounting.diagram import diagram as tree
 from smaragdine.accounting.diagram import walk
 from smaragdine.accounting.merge import merge, renaming
-from smaragdine.accounting.overview import overview, overview_json
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import assw as widened
 from smaragdine.accounting.repeats import Ran, averaged, traced_steps, when
+from smaragdine.accounting.run import overview, overview_json
 from smaragdine.accounting.similarity import constant_power, matrix, mean_difference
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording, open_recording
-from smaragdine.report.figures import lettering, style
-from smaragdine.report.figures.cumulative import cumulative, over_runs
-from smaragdine.report.figures.diagram import diagram, main_levels
+from smaragdine.report.figures import style
+from smaragdine.report.figures import style as lettering
+from smaragdine.report.figures.diagram import diagram, layout, main_levels
 from smaragdine.report.figures.draw import CAPTIONS, FIGURES, FORMATS, draw, rendered, save
-from smaragdine.report.figures.epoch_power import epoch_power
-from smaragdine.report.figures.layout import layout
+from smaragdine.report.figures.epochs import cumulative, epoch_power, over_runs
+from smaragdine.report.figures.layers import stages, top_energy, top_power
 from smaragdine.report.figures.matrices import difference, similarity
-from smaragdine.report.figures.power import envelope, power
+from smaragdine.report.figures.power import envelope, intervals_s, power, sampling_of_runs
 from smaragdine.report.figures.runs import Run, by_setting, only, runs_of
-from smaragdine.report.figures.sampling import intervals_s, sampling_of_runs
-from smaragdine.report.figures.stages import stages
-from smaragdine.report.figures.top import top_energy, top_power
 
 DOCS = Path(__file__).parents[1] / "docs"
 GPU = "gpu:0"

@@ -14,8 +14,11 @@ from smaragdine.sweep.fit import (
     SINGLE,
     analyse,
     below_limits,
+    fit_parabola,
     front,
+    judge,
     means,
+    pareto,
     quantity,
     rests_on,
     saved,
@@ -24,8 +27,6 @@ from smaragdine.sweep.fit import (
     verdict,
 )
 from smaragdine.sweep.measurements import Group
-from smaragdine.sweep.parabola import fit_parabola, judge
-from smaragdine.sweep.pareto import pareto
 
 SEVEN = np.arange(100.0, 251.0, 25.0)
 

@@ -17,18 +17,19 @@ from smaragdine.accounting.summary import Epoch
 from smaragdine.cli.fit import main
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures import style
-from smaragdine.report.figures.cumulative import cumulative_of_runs
-from smaragdine.report.figures.epochs import epochs
+from smaragdine.report.figures.epochs import (
+    averaged,
+    cumulative_of_runs,
+    epochs,
+    mean_power,
+    mean_power_of_runs,
+)
 from smaragdine.report.figures.limits import fit_figure
-from smaragdine.report.figures.mean_power import averaged, mean_power, mean_power_of_runs
-from smaragdine.report.figures.power import power, power_of_runs
+from smaragdine.report.figures.power import power, power_of_runs, sampling_of_runs
 from smaragdine.report.figures.runs import NotDrawn, Run
-from smaragdine.report.figures.sampling import sampling_of_runs
-from smaragdine.sweep.fit import analyse
-from smaragdine.sweep.measured import steps_span_ns
+from smaragdine.sweep.fit import analyse, judge
 from smaragdine.sweep.measurements import Group
-from smaragdine.sweep.parabola import judge
-from smaragdine.sweep.table import Repetition, write_results
+from smaragdine.sweep.table import Repetition, steps_span_ns, write_results
 
 LIMITS = np.array([100.0, 150.0, 200.0, 250.0, 300.0])
 S = 1_000_000_000

@@ -18,11 +18,18 @@ from smaragdine.recording.marks import marks_table
 from smaragdine.recording.reader import open_recording
 from smaragdine.recording.writer import TableWriter
 from smaragdine.sweep.experiment import checked
-from smaragdine.sweep.measured import MeasuredSteps, measure, measure_steps
+from smaragdine.sweep.measurements import groups_of_sweep
 from smaragdine.sweep.plan import make_plan, save_plan
-from smaragdine.sweep.runner import Sweep
-from smaragdine.sweep.settings import groups_of_sweep
-from smaragdine.sweep.table import RESULTS, Repetition, results_table, write_results
+from smaragdine.sweep.sweep import Sweep
+from smaragdine.sweep.table import (
+    RESULTS,
+    MeasuredSteps,
+    Repetition,
+    measure,
+    measure_steps,
+    results_table,
+    write_results,
+)
 
 # Eighteen steps: from the end of the first to that of the last 1.8 s at 150 W on average.
 STEPS = {

@@ -20,9 +20,16 @@ from smaragdine.recording.marks import append, fold_spool, read_spool
 from smaragdine.recording.reader import open_recording
 from smaragdine.recording.writer import ReadingsWriter
 from smaragdine.sensors.base import Channel
-from smaragdine.sweep.measured import measure
-from smaragdine.sweep.settings import SweepGroups, groups_of_sweep
-from smaragdine.sweep.table import RESULTS, SCHEMA, Repetition, read_results, results_table, write_results
+from smaragdine.sweep.measurements import SweepGroups, groups_of_sweep
+from smaragdine.sweep.table import (
+    RESULTS,
+    SCHEMA,
+    Repetition,
+    measure,
+    read_results,
+    results_table,
+    write_results,
+)
 
 
 def _json(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rich.console import Console
 from cli import smaragdine
 from refusal import refused
 from smaragdine.cli.fit import main
-from smaragdine.report.fit import fit_tables
+from smaragdine.report.limits import fit_tables
 from smaragdine.sweep.fit import analyse
 from smaragdine.sweep.measurements import Columns, Group, read_groups
 

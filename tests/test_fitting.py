@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from smaragdine.report.fitting import FittingTable, Line
+from smaragdine.report.terminal import FittingTable, Line
 
 
 def names_shown(names: list[str], width: int) -> list[str]:

@@ -25,7 +25,7 @@ import foreign_files
 import recordings
 import search
 import spoilt
-from smaragdine.accounting.overview import overview, overview_json
+from smaragdine.accounting.run import overview, overview_json
 from smaragdine.accounting.summary import summarise, to_json
 from smaragdine.errors import UserError, visible
 from smaragdine.recording.format import TABLES

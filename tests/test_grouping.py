@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
-from smaragdine.accounting.grouping import NO_PHASE, grouped, in_order
+from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint, in_order
+from smaragdine.accounting.joint import NO_PHASE, grouped
 
 
 def row(name: str, phase: str | None, energy_j: float, busy_s: float, count: float, device: str = "gpu:0"):

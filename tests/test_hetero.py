@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from cli import TIMEOUT_S, environment
 from nvml_fake import GpuSpec, in_process, nvml_environment, settings_now
 from refusal import refused
-from smaragdine.hetero.allocation import checked_batches, checked_limits, read_allocation
 from smaragdine.hetero.node import Measured, gpus_of, set_limits
-from smaragdine.hetero.order import ShardSampler, shares
+from smaragdine.hetero.shards import ShardSampler, checked_batches, checked_limits, read_allocation, shares
 
 torch = pytest.importorskip("torch")
 

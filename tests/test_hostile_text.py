@@ -13,9 +13,9 @@ import pytest
 
 import recordings
 from smaragdine.cli.main import main
-from smaragdine.recording.table_files import read_content, read_table, write_csv
+from smaragdine.recording.tables import read_content, read_table, write_csv
 from smaragdine.sensors.base import Channel
-from smaragdine.tracing.files.events import read_events
+from smaragdine.tracing.files import read_events
 
 FORGED = "gpu:9  1.00 J"
 TITLE = "\x1b]0;owned\x07"

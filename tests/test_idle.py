@@ -17,7 +17,7 @@ from smaragdine.accounting.account import account, recording_inputs
 from smaragdine.accounting.idle import busy_spans, idle_w, sharpen
 from smaragdine.accounting.meters import Meter
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.step_spans import steps_of
+from smaragdine.accounting.spans import steps_of
 from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.recording.format import EVENTS

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from smaragdine.clock import Clock
-from smaragdine.monitor.limits.leases import Applied, Lease, Leases
-from smaragdine.monitor.limits.setter import Brought
-from smaragdine.sensors.nvml_limits import KINDS, Kind, LimitError, Setting
+from smaragdine.limits.keeper import Brought
+from smaragdine.limits.leases import Applied, Lease, Leases
+from smaragdine.limits.nvml import KINDS, Kind, LimitError, Setting
 
 ORIGINAL = Setting(700.0)
 DEVICES = ("gpu:0", "gpu:1")

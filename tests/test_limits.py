@@ -30,14 +30,14 @@ from nvml_fake import (
     settings_now,
     write_spec,
 )
-from smaragdine.monitor.limits import journal as journals
-from smaragdine.monitor.limits import setter
-from smaragdine.monitor.limits.control import Control, keeper_command, launch_here, limits_control
-from smaragdine.monitor.limits.desk import Desk
-from smaragdine.monitor.limits.journal import Entry
-from smaragdine.monitor.limits.setter import Setter
-from smaragdine.sensors.kernel import boot_id
-from smaragdine.sensors.nvml_limits import Kind, LimitError, Setting
+from smaragdine.daemon.lending import Desk
+from smaragdine.limits import journal as journals
+from smaragdine.limits import keeper as setter
+from smaragdine.limits.control import Control, keeper_command, launch_here, limits_control
+from smaragdine.limits.journal import Entry
+from smaragdine.limits.keeper import Setter
+from smaragdine.limits.nvml import Kind, LimitError, Setting
+from smaragdine.system import boot_id
 
 GPU = GpuSpec()  # 100 to 700 W, 700 by default; graphics 1980·n/8 MHz, memory 3201 and 1600 MHz
 DEFAULT_MW = 700_000

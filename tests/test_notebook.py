@@ -13,7 +13,7 @@ import smaragdine as package
 from footprints import footprint
 from recordings import ODD, make
 from smaragdine.accounting.diagram import diagram
-from smaragdine.accounting.overview import overview
+from smaragdine.accounting.run import overview
 from smaragdine.report.notebook import html
 from smaragdine.units import joules
 

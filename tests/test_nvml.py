@@ -28,14 +28,20 @@ from nvml_fake import (
     write_spec,
 )
 from smaragdine.clock import Clock
-from smaragdine.sensors import nvml
 from smaragdine.sensors.base import Channel, Found, Sensor, SensorLost
-from smaragdine.sensors.cuda import bus_key, cuda_bus_ids, has_indices, visible_gpus
-from smaragdine.sensors.nvml_counter import CounterSensor, Pace, find_pace
-from smaragdine.sensors.nvml_gpu import Gpu, Health, usual_step
-from smaragdine.sensors.nvml_power import PolledSensor, Ring, RingSensor
+from smaragdine.sensors.nvml import discover
+from smaragdine.sensors.nvml.cuda import bus_key, cuda_bus_ids, has_indices, visible_gpus
+from smaragdine.sensors.nvml.gpus import Gpu, Health, usual_step
+from smaragdine.sensors.nvml.power import (
+    CounterSensor,
+    Pace,
+    PolledSensor,
+    Ring,
+    RingSensor,
+    find_pace,
+)
 
-SRC = Path(nvml.__file__).parents[2]
+SRC = Path(discover.__file__).parents[2]
 BEGIN_NS = 1_800_000_000_123_456_789
 QUICK = GpuSpec(counter=False)  # nothing to watch at start: opens at once
 SQUARE = GpuSpec(low_w=60, high_w=300, period_ms=130, duty=0.3)
@@ -62,7 +68,7 @@ theirs = Theirs()
 
 
 def look(visible: str | None = None, device_order: str | None = None, *, pcie: bool = False) -> Found:
-    return nvml.open_sensors(visible=visible, device_order=device_order, pcie=pcie, clock=theirs.clock)
+    return discover.open_sensors(visible=visible, device_order=device_order, pcie=pcie, clock=theirs.clock)
 
 
 def close(found: Found) -> None:
@@ -632,7 +638,7 @@ def test_a_program_finds_the_fake_by_its_environment(tmp_path: Path) -> None:
     environment = nvml_environment(tmp_path, [QUICK])
     environment["PYTHONPATH"] = str(SRC)
     program = (
-        "from smaragdine.sensors.nvml import open_sensors\n"
+        "from smaragdine.sensors.nvml.discover import open_sensors\n"
         "found = open_sensors(visible=None, device_order=None)\n"
         "print(*(c.name for s in found.sensors for c in s.channels()), sep='\\n')\n"
         "[s.close() for s in found.sensors]\n"

@@ -11,7 +11,7 @@ import pytest
 
 from cli import show_json, smaragdine
 from smaragdine.sensors.base import Channel
-from smaragdine.sensors.plugin import PluginSensor
+from smaragdine.sensors.discover import PluginSensor
 
 PLUGIN = """
 import time

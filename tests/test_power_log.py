@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusal import refused
-from smaragdine.recording.power_log import POWER, power_table, read_power
+from smaragdine.recording.power_logs import POWER, power_table, read_power
 
 HEADER = "timestamp, index, power.draw [W]\n"
 BERLIN = ZoneInfo("Europe/Berlin")

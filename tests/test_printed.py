@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from smaragdine.recording.printed import last_printed, tail
+from smaragdine.files import last_printed, tail
 
 
 def test_the_last_line_of_a_log(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ import pytest
 
 from cli import alive, wait_for
 from powercap_fake import PowercapTree
+from smaragdine import privilege
+from smaragdine.daemon import parent as counter_files
+from smaragdine.daemon.parent import Parent, run_unprivileged
 from smaragdine.errors import UserError
-from smaragdine.monitor.daemon import counter_files, privilege
-from smaragdine.monitor.daemon.parent import Parent, run_unprivileged
 from unprivileged import NOBODY
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has privileges to give up")

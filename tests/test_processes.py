@@ -19,9 +19,10 @@ import pytest
 import machine_fake
 from cli import TIMEOUT_S
 from smaragdine.clock import Clock
-from smaragdine.sensors import cpuinfo, discover, processes
+from smaragdine.sensors import cpu as cpuinfo
+from smaragdine.sensors import discover, processes
 from smaragdine.sensors.activity import Activity, open_activity
-from smaragdine.sensors.cpuinfo import CpuInfo
+from smaragdine.sensors.cpu import CpuInfo
 from smaragdine.sensors.processes import ProcessTree, process_clock
 
 ALL_CPUS = dict.fromkeys(range(os.cpu_count() or 1), 0)

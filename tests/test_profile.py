@@ -24,10 +24,17 @@ from nvml_fake import GpuSpec, in_process, nvml_environment, settings_made, sett
 from powercap_fake import PowercapTree
 from refusal import refused
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.allocate.points import Point, disturbed, load_point, original_shape, save_point, write_profile
+from smaragdine.allocate.device import Point, disturbed, load_point, original_shape, save_point, write_profile
 from smaragdine.allocate.profile import read_profile
-from smaragdine.allocate.profiler import Announced
-from smaragdine.allocate.profiling import Block, Steps, mean_power_w, refuse_gaps, steps_of, update_period_s
+from smaragdine.allocate.profiler import (
+    Announced,
+    Block,
+    Steps,
+    mean_power_w,
+    refuse_gaps,
+    steps_of,
+    update_period_s,
+)
 from smaragdine.cli.main import main
 from smaragdine.recording.reader import open_recording
 from smaragdine.sensors.base import Channel

@@ -14,10 +14,10 @@ from nvml_fake import GpuSpec
 from ray_nodes import Cluster, ray_cluster
 from refusal import refused
 from smaragdine.allocate.device import Request
-from smaragdine.allocate.profile_ray import requests_by_type
-from smaragdine.allocate.profiling import steps_of
+from smaragdine.allocate.profiler import steps_of
+from smaragdine.allocate.ray import requests_by_type
+from smaragdine.jobs.ray import Slot
 from smaragdine.recording.reader import open_recording
-from smaragdine.sweep.ray_cluster import Slot
 
 pytest.importorskip("ray", reason="Ray is not installed")
 

@@ -22,13 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import TIMEOUT_S, wait_for
-from smaragdine.monitor.daemon.metrics_server import refreshed, serve_metrics
-from smaragdine.monitor.daemon.prometheus import (
+from smaragdine.daemon.metrics import (
     OTHER,
     DaemonHealth,
     DeviceEnergy,
     Fleet,
     SessionEnergy,
+    refreshed,
+    serve_metrics,
     slurm_job_id,
 )
 

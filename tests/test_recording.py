@@ -38,12 +38,11 @@ from smaragdine.recording.format import (
     readings_schema,
     table_of,
 )
-from smaragdine.recording.outbox import Outbox
 from smaragdine.recording.reader import Recording, open_recording
-from smaragdine.recording.recorder_config import RecorderConfig
+from smaragdine.recording.recorder import Outbox, RecorderConfig
 from smaragdine.recording.writer import ReadingsWriter, TableWriter
 from smaragdine.sensors.base import Channel
-from smaragdine.sensors.kernel import boot_id, start_ticks
+from smaragdine.system import boot_id, start_ticks
 
 T0 = 1_700_000_000_000_000_000
 CLOCK = {"begin": {"wall_ns": T0, "mono_ns": 5}}

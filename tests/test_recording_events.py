@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smaragdine.errors import UserError
-from smaragdine.recording import events, writer
-from smaragdine.recording.events import EventsWriter, write_edges, write_events
+from smaragdine.recording import writer
+from smaragdine.recording import writer as events
 from smaragdine.recording.format import EDGES, EVENTS
 from smaragdine.recording.reader import Recording, open_recording
+from smaragdine.recording.writer import EventsWriter, write_edges, write_events
 
 Row = tuple[str, str, int, int, str | None, int | None, int | None]
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -17,8 +17,8 @@ import pytest
 
 from cli import smaragdine
 from smaragdine.accounting.summary import Owners, RunSummary
-from smaragdine.recording.events import write_events
 from smaragdine.recording.reader import open_recording
+from smaragdine.recording.writer import write_events
 from smaragdine.report.terminal import console, run_tables
 from traced_recording import event, mark, recording, ten_and_three, window
 

@@ -21,15 +21,13 @@ from smaragdine.accounting.comparison import compare
 from smaragdine.accounting.comparison import to_json as comparison_json
 from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.merge import renaming
-from smaragdine.accounting.overview import Overview, overview, overview_json
 from smaragdine.accounting.power import PowerTrace, within
+from smaragdine.accounting.run import Overview, overview, overview_json
 from smaragdine.accounting.steps import UntracedStep, at_level
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
-from smaragdine.report.html.pack import pack
-from smaragdine.report.html.page import html_page, write_html
-from smaragdine.report.html.timeline import layer_columns, power_columns
-from smaragdine.report.html.tree import tree_of
+from smaragdine.report.html.data import layer_columns, power_columns, tree_of
+from smaragdine.report.html.page import html_page, pack, write_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FIGURES = ("energy_j", "busy_s", "count", "uncertainty_j", "power_w")

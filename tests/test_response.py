@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvml_fake import ADA, HOPPER, GpuSpec, in_process, write_spec
-from smaragdine.accounting.power import PowerTrace, from_samples
-from smaragdine.accounting.response import on_time, sharp
+from smaragdine.accounting.power import PowerTrace, from_samples, on_time, sharp
 from smaragdine.recording.reader import Series
 from smaragdine.sensors.base import Channel
-from smaragdine.sensors.nvml import open_sensors
+from smaragdine.sensors.nvml.discover import open_sensors
 
 MS = 1_000_000
 LAG_MS, SMOOTHING_MS = 3.5, 13.5

@@ -41,7 +41,7 @@ from cli import (
 )
 from powercap_fake import PowercapTree
 from smaragdine.recording.reader import Recording
-from smaragdine.recording.signals import Canary
+from smaragdine.recording.supervise import Canary
 
 DUMP = """
 import json, os, resource, signal, sys

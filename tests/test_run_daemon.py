@@ -353,7 +353,7 @@ def test_without_daemon_and_root_limits_are_refused_in_one_line() -> None:
     words = """
 from pathlib import Path
 from smaragdine.errors import UserError
-from smaragdine.sweep.limits import lender
+from smaragdine.jobs.lender import lender
 try:
     with lender(print, Path("/var/nobody-may/here/journal")):
         print("lent")

@@ -20,11 +20,11 @@ import pytest
 import recordings
 from cli import smaragdine
 from exports import export, rows_of, scalars
-from smaragdine.accounting.overview import overview
+from smaragdine.accounting.run import overview
 from smaragdine.cli.report import main
 from smaragdine.recording.reader import open_recording
+from smaragdine.report.figures.layers import energies
 from smaragdine.report.figures.runs import runs_of
-from smaragdine.report.figures.top import energies
 from smaragdine.report.html.page import html_page
 from smaragdine.report.notebook import text as notebook_text
 from smaragdine.units import joules, seconds

@@ -20,12 +20,11 @@ from smaragdine.errors import UserError
 from smaragdine.recording import seal
 from smaragdine.recording.asked import asked
 from smaragdine.recording.damage import sealed_json, table_files
-from smaragdine.recording.events import fit
 from smaragdine.recording.folder import write_info
 from smaragdine.recording.format import EVENTS, MARKS
 from smaragdine.recording.marks import marks_table
 from smaragdine.recording.reader import open_recording
-from smaragdine.recording.writer import TableWriter
+from smaragdine.recording.writer import TableWriter, fit
 
 LIKE_A_SEAL = seal.BLANK.decode()
 

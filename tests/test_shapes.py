@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 from recordings import put
 from smaragdine.accounting.account import account
 from smaragdine.accounting.diagram import diagram, walk
-from smaragdine.accounting.grouping import grouped
+from smaragdine.accounting.joint import grouped
 from smaragdine.accounting.merge import merge
 from smaragdine.accounting.meters import from_power_table
-from smaragdine.accounting.overview import overview
+from smaragdine.accounting.run import overview
 from smaragdine.cli.main import main
 from smaragdine.errors import UserError
 from smaragdine.recording.format import EVENTS, MARKS
-from smaragdine.recording.power_log import POWER
+from smaragdine.recording.power_logs import POWER
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.html.page import html_page
 from smaragdine.sensors.base import Channel

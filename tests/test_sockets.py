@@ -19,13 +19,12 @@ from cli import smaragdine, write_script
 from powercap_fake import PowercapTree
 from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.traces import device_traces
-from smaragdine.recording.events import fit, write_events
 from smaragdine.recording.format import EVENTS, PLACES
 from smaragdine.recording.reader import Recording, open_recording
-from smaragdine.recording.writer import ReadingsWriter
+from smaragdine.recording.writer import ReadingsWriter, fit, write_events
 from smaragdine.sensors.processes import Place
-from smaragdine.tracing.assemble.line_threads import NO_THREAD
-from smaragdine.tracing.assemble.sockets import on_sockets, remarks_on
+from smaragdine.tracing.sockets import on_sockets, remarks_on
+from smaragdine.tracing.xplane.rows import NO_THREAD
 
 PID = 100
 needs_two_cpus = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")

@@ -20,14 +20,14 @@ from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
 from smaragdine.accounting.meters import Meter, Meters
-from smaragdine.accounting.overview import alike, overview
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.spans import mark_spans
-from smaragdine.accounting.step_spans import (
+from smaragdine.accounting.run import alike, overview
+from smaragdine.accounting.spans import (
     PROFILER,
     TRACED,
     Steps,
     joined,
+    mark_spans,
     step_table,
     steps_of,
     traced_spans,
@@ -45,7 +45,7 @@ from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.reader import open_recording
 from smaragdine.recording.writer import ReadingsWriter
-from smaragdine.report.overview import step_tables
+from smaragdine.report.tables import step_tables
 from smaragdine.sensors.base import Channel
 from traced_recording import (
     MS,

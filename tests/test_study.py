@@ -19,16 +19,16 @@ import pytest
 from cli import alive, finish, smaragdine, start, wait_for, write_script
 from smaragdine.cli import study as cli_study
 from smaragdine.cli.main import main
-from smaragdine.report.study.material import materials
-from smaragdine.study import finishing, runner
+from smaragdine.jobs.job import Job, Ran, Stop
 from smaragdine.study import folder as study_folder
-from smaragdine.study.catalogue import SIZES, STUDIES, Planned, Wanted, runs_of
+from smaragdine.study import runner
+from smaragdine.study import runner as finishing
 from smaragdine.study.custom import custom_settings, customs_of
+from smaragdine.study.document import materials
 from smaragdine.study.folder import Study, expected_s, in_order, read_made
+from smaragdine.study.plan import SIZES, STUDIES, Planned, Run, Setting, Wanted, runs_of
 from smaragdine.study.results import load_results
 from smaragdine.study.scaling import scaling_of
-from smaragdine.study.settings import Run, Setting
-from smaragdine.sweep.repetition import Job, Ran, Stop
 from traced_recording import ten_and_three
 
 BASE = Wanted(SIZES["base"])
@@ -392,9 +392,9 @@ def test_bad_input_is_one_line(
 def test_a_missing_package_is_said_before_anything_runs(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from smaragdine.study import programs
+    from smaragdine.study import plan
 
-    monkeypatch.setitem(programs._PROGRAMS, "torch", ("torch_bert.py", ("numpy", "no_such_a", "no_such_b")))
+    monkeypatch.setitem(plan._PROGRAMS, "torch", ("torch_bert.py", ("numpy", "no_such_a", "no_such_b")))
     assert main(["study", "bert", *TINY]) == 2
     err = capsys.readouterr().err
     assert "the study in torch cannot run: no_such_a and no_such_b are not installed for" in err

@@ -17,11 +17,12 @@ from cli import alive, wait_for
 from smaragdine.accounting.footprint import load
 from smaragdine.cli.main import main
 from smaragdine.errors import UserError
-from smaragdine.study import finishing, runner
+from smaragdine.jobs.job import Job, Ran, Stop
+from smaragdine.study import runner
+from smaragdine.study import runner as finishing
 from smaragdine.study.folder import read_made
 from smaragdine.study.results import load_results
-from smaragdine.sweep.repetition import Job, Ran, Stop
-from smaragdine.tracing.assemble.recording import NotWritten
+from smaragdine.tracing.assemble import NotWritten
 from test_study import TINY, Recorder
 
 PREDICT = ("study", "bert", "--stage", "predict")
@@ -31,7 +32,7 @@ AFTER_THE_SECOND = """
 import pathlib, runpy, time
 while not pathlib.Path("second").exists():
     time.sleep(0.01)
-runpy.run_module("smaragdine.study.finishing", run_name="__main__")
+runpy.run_module("smaragdine.study.runner", run_name="__main__")
 """
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
@@ -212,8 +213,8 @@ def test_it_dies_with_the_study(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
-from smaragdine.study.finishing import Beside
-from smaragdine.study.settings import Run, Setting
+from smaragdine.study.runner import Beside
+from smaragdine.study.plan import Run, Setting
 print(Beside(Path("out"), Run(Setting("{NAME}", ()), 1))._child.pid, flush=True)
 time.sleep(300)
 """

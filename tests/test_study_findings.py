@@ -12,13 +12,18 @@ import numpy as np
 import pytest
 
 from made_study import Model, Op, Study, one, operations, result, results
-from smaragdine.study.findings import Finding, all_claims, findings
-from smaragdine.study.findings_albert import albert_findings
-from smaragdine.study.findings_bert import _level_later, bert_findings
-from smaragdine.study.findings_variants import variant_findings
+from smaragdine.study.claims import above, at_least, below, near, shown, signed, within_factor
+from smaragdine.study.findings import (
+    Finding,
+    _level_later,
+    albert_findings,
+    all_claims,
+    bert_findings,
+    findings,
+    variant_findings,
+)
 from smaragdine.study.results import Result
-from smaragdine.study.verdicts import above, at_least, below, near, shown, signed, within_factor
-from smaragdine.study.work import groups, rounds
+from smaragdine.study.roles import groups, rounds
 
 SUFFIX = "-tf1-fp32"
 STUDY_OF = {claim.name: claim.study for claim in all_claims() if claim.study != "precision"}
@@ -434,7 +439,7 @@ def test_no_results_no_findings() -> None:
     ],
 )
 def test_rules(rule: object, yes: list[list[float]], no: list[list[float]]) -> None:
-    from smaragdine.study.verdicts import Rule
+    from smaragdine.study.claims import Rule
 
     assert isinstance(rule, Rule)
     assert [rule.agrees(values) for values in yes] == [True] * len(yes)

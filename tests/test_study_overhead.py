@@ -15,13 +15,24 @@ import pytest
 
 from nvml_fake import GpuSpec, in_process, write_spec
 from powercap_fake import PowercapTree
-from smaragdine.accounting.ratios import alternating_interval, mean_interval, ratio_interval
 from smaragdine.errors import UserError
-from smaragdine.study import overhead_blocks
-from smaragdine.study.counters import Edge, mean_power_w, measured_counters
-from smaragdine.study.overhead import load_overhead, measure_overhead, overhead_of, pairs_of
-from smaragdine.study.overhead_blocks import Block, Measured, command_of, stamps_in, steps_between
-from smaragdine.study.settings import Setting
+from smaragdine.stats import alternating_interval, mean_interval, ratio_interval
+from smaragdine.study import overhead
+from smaragdine.study.overhead import (
+    Block,
+    Edge,
+    Measured,
+    command_of,
+    load_overhead,
+    mean_power_w,
+    measure_overhead,
+    measured_counters,
+    overhead_of,
+    pairs_of,
+    stamps_in,
+    steps_between,
+)
+from smaragdine.study.plan import Setting
 from traced_recording import recording
 
 DRIVER = Path(__file__).parents[1] / "experiments" / "study" / "overhead_loop.py"
@@ -166,7 +177,7 @@ while True:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_WARM_UP_S", "_SETTLE_S"):
-        monkeypatch.setattr(overhead_blocks, name, 0.05)
+        monkeypatch.setattr(overhead, name, 0.05)
 
 
 def children() -> set[int]:

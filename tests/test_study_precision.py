@@ -12,14 +12,21 @@ from typing import Any
 import pytest
 
 from footprints import footprint
-from smaragdine.accounting.overview import overview
+from smaragdine.accounting.run import overview
 from smaragdine.errors import UserError
 from smaragdine.study.overhead import OVERHEAD, Cost, Overhead, load_overhead
-from smaragdine.study.precision import PRECISION_CLAIMS, precision_findings
+from smaragdine.study.plan import Run, Setting
+from smaragdine.study.precision import (
+    PRECISION_CLAIMS,
+    Spread,
+    experiments_of,
+    pairs_of,
+    precision_findings,
+    precision_of,
+    usual_size,
+)
 from smaragdine.study.results import Result, load_results, result_of, save_result
 from smaragdine.study.scaling import growths_of, scaling_of, scaling_settings
-from smaragdine.study.scores import Spread, experiments_of, pairs_of, precision_of, usual_size
-from smaragdine.study.settings import Run, Setting
 from traced_recording import ten_and_three
 
 FACTS = {"model": "bert", "stage": "pretrain", "framework": "torch", "precision": "fp32", "layers": 12}

@@ -25,45 +25,60 @@ pytest.importorskip("matplotlib", reason="pip install 'smaragdine[figures]'")
 
 from footprints import assert_conserved, footprint
 from smaragdine.accounting.footprint import Footprint, write_json
-from smaragdine.accounting.overview import overview
 from smaragdine.accounting.precision import score_json
+from smaragdine.accounting.run import overview
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
-from smaragdine.report.figures.pair import pair
+from smaragdine.report.figures.precision import pair
 from smaragdine.report.figures.runs import NotDrawn
 from smaragdine.report.figures.style import alt_text
-from smaragdine.report.study import figures
-from smaragdine.report.study.cells import (
+from smaragdine.study import figures
+from smaragdine.study.document import (
     Column,
+    Document,
+    Head,
+    Material,
     Mean,
     Table,
     csv_text,
     latex_text,
     markdown_text,
+    materials,
     mean_of,
+    note_key,
+    of_phase,
+    read_notes,
     shown_as,
+    spare_notes,
     worth_showing,
 )
-from smaragdine.report.study.costs import growth_table, overhead_table, scaling_table
-from smaragdine.report.study.document import Document, Head, note_key, read_notes, spare_notes
-from smaragdine.report.study.markup import html_page
-from smaragdine.report.study.material import Material, materials, of_phase
-from smaragdine.report.study.page import write_study
-from smaragdine.report.study.paper import FIGURES
-from smaragdine.report.study.tables import (
+from smaragdine.study.figures import FIGURES
+from smaragdine.study.findings import Finding
+from smaragdine.study.overhead import OVERHEAD, Cost, Overhead
+from smaragdine.study.page import html_page, write_study
+from smaragdine.study.plan import Run, Setting
+from smaragdine.study.precision import summaries
+from smaragdine.study.results import (
+    Result,
+    by_setting,
+    load_results,
+    load_sketch,
+    result_of,
+    save_result,
+    save_sketch,
+    sketch_of,
+)
+from smaragdine.study.tables import (
     findings_table,
+    growth_table,
     layers_table,
+    overhead_table,
+    scaling_table,
     stages_table,
     study_tables,
     top_table,
     variants_table,
 )
-from smaragdine.study.findings import Finding
-from smaragdine.study.overhead import OVERHEAD, Cost, Overhead
-from smaragdine.study.results import Result, by_setting, load_results, result_of, save_result
-from smaragdine.study.scores import summaries
-from smaragdine.study.settings import Run, Setting
-from smaragdine.study.sketches import load_sketch, save_sketch, sketch_of
 from test_figures import assert_legible, gallery
 
 GPU = "gpu:0"

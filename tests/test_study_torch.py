@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli import smaragdine
-from smaragdine.accounting.overview import overview
+from smaragdine.accounting.run import overview
 from smaragdine.recording.reader import open_recording
 
 STUDY = Path(__file__).parents[1] / "experiments" / "study"

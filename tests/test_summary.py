@@ -520,9 +520,8 @@ def test_the_program_comes_first_and_the_parts_are_the_machine(tmp_path: Path) -
 
 
 def test_every_view_leads_with_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from smaragdine.accounting.overview import overview
+    from smaragdine.accounting.run import gather, overview
     from smaragdine.report.export.prometheus import prometheus_text
-    from smaragdine.report.export.run import gather
     from smaragdine.report.export.tables import tables
     from smaragdine.report.html.data import run_data
     from smaragdine.report.notebook import html

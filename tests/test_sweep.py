@@ -19,11 +19,11 @@ from cli import alive, environment, finish, info, smaragdine, wait_for, write_sc
 from daemon_fake import a_machine
 from nvml_fake import settings_made, settings_now
 from smaragdine.errors import UserError
+from smaragdine.files import locked
+from smaragdine.jobs.lender import Wanted, _Leases  # pyright: ignore[reportPrivateUsage]
+from smaragdine.limits.nvml import Setting as Limit
 from smaragdine.monitor.client import Client, DaemonError
-from smaragdine.sensors.nvml_limits import Setting as Limit
-from smaragdine.sweep.folders import gone_if_refused
-from smaragdine.sweep.limits import Wanted, _Leases  # pyright: ignore[reportPrivateUsage]
-from smaragdine.sweep.lock import locked
+from smaragdine.sweep.sweep import gone_if_refused
 from smaragdine.sweep.table import Repetition, read_results
 from sweep_bench import DEFAULT_MW, GPU, WORKING, Bench, make_bench
 

@@ -13,7 +13,6 @@ import scipy.stats
 import yaml
 
 from smaragdine.errors import UserError
-from smaragdine.sweep.engine_ray import slots_of
 from smaragdine.sweep.experiment import checked, read_experiments
 from smaragdine.sweep.plan import (
     command_environment,
@@ -23,8 +22,8 @@ from smaragdine.sweep.plan import (
     same_plan,
     save_plan,
 )
-from smaragdine.sweep.progress import expected_s, relative_interval
-from smaragdine.sweep.runner import Sweep
+from smaragdine.sweep.ray import slots_of
+from smaragdine.sweep.sweep import Sweep, expected_s, relative_interval
 from smaragdine.sweep.table import Repetition, write_results
 
 GOOD: dict[str, Any] = {

@@ -76,7 +76,7 @@ def keeper_of(pid: int) -> int:
         int(path.name)
         for path in below
         if (words := (path / "cmdline").read_bytes().split(b"\0"))[0] != b"/bin/sh"
-        and b"smaragdine.monitor.limits.keeper" in words
+        and b"smaragdine.limits.keeper" in words
     ]
     return keeper
 

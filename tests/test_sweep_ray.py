@@ -13,9 +13,9 @@ from cli import TIMEOUT_S, finish, smaragdine, start, wait_for, write_script
 from nvml_fake import GpuSpec
 from ray_nodes import Cluster, ray_cluster
 from smaragdine.errors import UserError
-from smaragdine.sweep import engine_ray
-from smaragdine.sweep.ray_cluster import Slot
-from smaragdine.sweep.repetition import Stop
+from smaragdine.jobs.job import Stop
+from smaragdine.jobs.ray import Slot
+from smaragdine.sweep import ray as engine_ray
 from smaragdine.sweep.table import read_results
 
 pytest.importorskip("ray", reason="Ray is not installed")

@@ -21,15 +21,15 @@ from long_run import T0, S, finish_run, make_run, run_info
 
 from cli import TIMEOUT_S, wait_for
 from smaragdine.accounting import thinning
-from smaragdine.accounting.overview import overview, overview_json
+from smaragdine.accounting.run import overview, overview_json
 from smaragdine.accounting.steps import announced_steps
 from smaragdine.accounting.summary import summarise, to_json
 from smaragdine.cli.main import main
 from smaragdine.errors import UserError
 from smaragdine.recording.folder import write_info
 from smaragdine.recording.reader import open_recording
-from smaragdine.recording.recorder_client import RecorderClient
-from smaragdine.recording.recorder_config import RecorderConfig
+from smaragdine.recording.recorder import RecorderConfig
+from smaragdine.recording.supervise import RecorderClient
 
 HOURS = 0.5
 # A region that runs four times a second, too often for each time to be kept.

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from smaragdine.tracing.assemble import hlo_message
-from smaragdine.tracing.assemble.jax_names import jax_name
-from smaragdine.tracing.assemble.xplane import events_of
-from smaragdine.tracing.files import xplane_message
+from smaragdine import protobuf
+from smaragdine.tracing.names import jax_name
+from smaragdine.tracing.xplane import hlo
+from smaragdine.tracing.xplane.window import events_of
 
 T0_NS = 1_000_000
 
@@ -71,7 +71,7 @@ class Space:
     """An XPlane file by hand, with one program: in nanoseconds since T0_NS."""
 
     def __init__(self, plane: str) -> None:
-        self.message = xplane_message.message_class()()
+        self.message = protobuf.message_class()()
         task = self.message.planes.add(name="Task Environment")
         task.stat_metadata[1].name = "profile_start_time"
         task.stats.add(metadata_id=1, uint64_value=T0_NS)
@@ -95,7 +95,7 @@ class Space:
 
     def program(self, number: int, name: str, module: dict) -> None:
         self.metadata.event_metadata[number].name = f"{name}({number})"
-        content = hlo_message.message_class()(hlo_module=module).SerializeToString()
+        content = hlo.message_class()(hlo_module=module).SerializeToString()
         self.metadata.event_metadata[number].stats.add(metadata_id=1, bytes_value=content)
 
     def read(self, path: Path, **meta):

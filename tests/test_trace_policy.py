@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from smaragdine.tracing.assemble.recording import assemble
+from smaragdine.tracing.assemble import assemble
 from smaragdine.tracing.hook import marks, trace, tracers, window, windows
 
 MS = 1_000_000

@@ -16,9 +16,9 @@ from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.steps import step_energies
 from smaragdine.cli import run as run_verb
 from smaragdine.recording.reader import Recording, open_recording
-from smaragdine.tracing.assemble import absence
-from smaragdine.tracing.assemble.kineto import events_of
-from smaragdine.tracing.assemble.recording import assemble
+from smaragdine.tracing import absence
+from smaragdine.tracing.assemble import assemble
+from smaragdine.tracing.kineto.window import events_of
 
 torch_only = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 

@@ -19,9 +19,8 @@ from cli import smaragdine, write_script
 from models import bert_v1
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
-from smaragdine.tracing.assemble import step_stats
-from smaragdine.tracing.assemble.names import Name
-from smaragdine.tracing.assemble.tensorflow_names import tensorflow_name
+from smaragdine.tracing import step_stats
+from smaragdine.tracing.names import Name, tensorflow_name
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 

@@ -12,11 +12,11 @@ import pytest
 
 import warm_torch
 from cli import TIMEOUT_S
-from smaragdine.tracing.assemble.coverage import coverage_of
-from smaragdine.tracing.assemble.kineto import events_of
-from smaragdine.tracing.assemble.kineto_compiled import Compiled, Follower
-from smaragdine.tracing.files.table import events_table
+from smaragdine.tracing.coverage import coverage_of
 from smaragdine.tracing.hook import environment as hook_environment
+from smaragdine.tracing.kineto.compiled import Compiled, Follower
+from smaragdine.tracing.kineto.window import events_of
+from smaragdine.tracing.table import events_table
 
 pytest.importorskip("torch")
 

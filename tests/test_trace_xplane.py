@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from smaragdine import protobuf
 from smaragdine.errors import UserError
 from smaragdine.recording.format import EVENTS
-from smaragdine.tracing.assemble import hlo_message
-from smaragdine.tracing.assemble.line_threads import NO_THREAD
-from smaragdine.tracing.assemble.names import Name
-from smaragdine.tracing.assemble.tensorflow_names import keras_scopes, tensorflow_name
-from smaragdine.tracing.assemble.xplane import events_of
-from smaragdine.tracing.files import xplane_message
 from smaragdine.tracing.hook.keras import steps_itself
+from smaragdine.tracing.names import Name, keras_scopes, tensorflow_name
+from smaragdine.tracing.xplane import hlo
+from smaragdine.tracing.xplane.rows import NO_THREAD
+from smaragdine.tracing.xplane.window import events_of
 
 # Between two steps it asks for a trace, as the hook does. `mode`: plain, traced, late (150 untraced steps),
 # busy (the program profiles already) or own (the program starts to profile while we do).
@@ -419,8 +418,8 @@ print(json.dumps(real))
         [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
     )
     real = json.loads(ended.stdout.splitlines()[-1])
-    ours = hlo_message.message_class().DESCRIPTOR.file.message_types_by_name
-    assert set(ours) == set(hlo_message.FIELDS)
+    ours = hlo.message_class().DESCRIPTOR.file.message_types_by_name
+    assert set(ours) == set(hlo.FIELDS)
     for name, message in ours.items():
         for field in message.fields:
             assert real[name][field.name] == [field.number, field.type], (name, field.name)
@@ -430,7 +429,7 @@ class Space:
     """An XPlane file by hand: XLA operations of one program on one line, in nanoseconds."""
 
     def __init__(self):
-        self.message = xplane_message.message_class()()
+        self.message = protobuf.message_class()()
         task = self.message.planes.add(name="Task Environment")
         task.stat_metadata[1].name = "profile_start_time"
         task.stats.add(metadata_id=1, uint64_value=1_000_000)
@@ -457,7 +456,7 @@ class Space:
     def program(self, number, module):
         key = len(self.metadata.event_metadata) + 1
         self.metadata.event_metadata[key].name = f"jit_step({number})"
-        content = hlo_message.message_class()(hlo_module=module).SerializeToString()
+        content = hlo.message_class()(hlo_module=module).SerializeToString()
         self.metadata.event_metadata[key].stats.add(metadata_id=1, bytes_value=content)
 
     def write(self, path: Path) -> Path:

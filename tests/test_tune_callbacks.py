@@ -15,7 +15,7 @@ import pytest
 import smaragdine as package
 from cli import environment, smaragdine, write_script
 from nvml_fake import write_spec
-from smaragdine.callbacks.tune import _is_tuned
+from smaragdine.callbacks.training import _is_tuned
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 from sweep_bench import GPU, Bench, make_bench

@@ -12,16 +12,11 @@ from typing import Any
 import pytest
 
 from smaragdine.clock import Clock
+from smaragdine.limits.nvml import LimitRange, Setting
 from smaragdine.sensors.base import SensorLost
-from smaragdine.sensors.nvml_limits import LimitRange, Setting
-from smaragdine.sweep.tune.collect import SliceOptions
-from smaragdine.sweep.tune.energy import Energy, PowerSensor
-from smaragdine.sweep.tune.outcome import Outcome, outcome
-from smaragdine.sweep.tune.policy import Policy
-from smaragdine.sweep.tune.setup import even_limits
-from smaragdine.sweep.tune.slices import Objective
-from smaragdine.sweep.tune.steps import Follower, Step
-from smaragdine.sweep.tune.tuner import MARKS_FILE, Tuner
+from smaragdine.tune.policy import Objective, Policy
+from smaragdine.tune.process import Outcome, even_limits, outcome
+from smaragdine.tune.tuner import MARKS_FILE, Energy, Follower, PowerSensor, SliceOptions, Step, Tuner
 
 MS = 1_000_000
 EPOCH_NS = 1_800_000_000_000_000_000

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from smaragdine.sweep.tune.policy import MOST_ROUNDS, Policy
-from smaragdine.sweep.tune.slices import Objective, Slice
+from smaragdine.tune.policy import MOST_ROUNDS, Objective, Policy, Slice
 
 LIMITS = (400.0, 350.0, 300.0, 250.0, 200.0, 150.0, 100.0)
 BLOCKS = 5

@@ -16,13 +16,13 @@ from scipy import stats
 from smaragdine.accounting.account import account
 from smaragdine.accounting.arithmetic import per_step
 from smaragdine.accounting.diagram import diagram, walk
-from smaragdine.accounting.grouping import grouped
+from smaragdine.accounting.joint import grouped
 from smaragdine.accounting.merge import merge
 from smaragdine.accounting.meters import Meter
 from smaragdine.accounting.power import PowerTrace, from_log
-from smaragdine.accounting.student import t_quantile
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.recording.format import EVENTS
+from smaragdine.stats import t_quantile
 
 BENCH = Path(__file__).parent.parent / "bench"
 MS = 1_000_000

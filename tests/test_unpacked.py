@@ -13,11 +13,11 @@ import pytest
 
 from refusal import refused
 from smaragdine.accounting import footprint
-from smaragdine.recording import unpacked
-from smaragdine.recording.power_log import read_power
+from smaragdine.recording import tables
+from smaragdine.recording.power_logs import read_power
 from smaragdine.recording.reader import open_recording
-from smaragdine.recording.unpacked import arrow_bytes
-from smaragdine.tracing.files.events import read_events
+from smaragdine.recording.tables import arrow_bytes
+from smaragdine.tracing.files import read_events
 
 ROWS = 40_000_000  # of eight bytes
 
@@ -80,7 +80,7 @@ def test_rows_of_one_value_are_few_bytes_of_parquet(tmp_path: Path, zeros: pa.Ta
 
 
 def test_what_is_not_packed_so_tightly_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacked, "_AT_LEAST", 0)
+    monkeypatch.setattr(tables, "_AT_LEAST", 0)
     table = pa.table(
         {
             "device": ["gpu:0"] * 5000,

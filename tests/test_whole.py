@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from smaragdine.errors import UserError
-from smaragdine.whole import users_file, write_whole
+from smaragdine.files import users_file, write_whole
 
 
 def test_a_text_replaces_what_was_there_with_the_mode_that_was_asked_for(tmp_path: Path) -> None:

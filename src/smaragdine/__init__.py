@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smaragdine.shown import show_with
+from smaragdine.display import show_with
 from smaragdine.version import __version__
 
 if TYPE_CHECKING:
     from smaragdine.accounting.footprint import Footprint as Footprint
+    from smaragdine.api import Region as region
+    from smaragdine.api import Trace as trace
     from smaragdine.api import account as account
     from smaragdine.api import mark as mark
     from smaragdine.api import record as record
     from smaragdine.api import summarise as summarise
     from smaragdine.callbacks.keras import KerasCallback as KerasCallback
+    from smaragdine.callbacks.keras import KerasTuneCallback as KerasTuneCallback
     from smaragdine.callbacks.lightning import LightningCallback as LightningCallback
     from smaragdine.callbacks.tensorflow import SessionRunHook as SessionRunHook
+    from smaragdine.callbacks.training import Tune as tune
     from smaragdine.callbacks.transformers import TrainerCallback as TrainerCallback
-    from smaragdine.callbacks.tune import Tune as tune
-    from smaragdine.callbacks.tune_keras import KerasTuneCallback as KerasTuneCallback
-    from smaragdine.callbacks.tune_transformers import TrainerTuneCallback as TrainerTuneCallback
+    from smaragdine.callbacks.transformers import TrainerTuneCallback as TrainerTuneCallback
     from smaragdine.recording.reader import Recording as Recording
     from smaragdine.recording.reader import open_recording as open
-    from smaragdine.regions import Region as region
-    from smaragdine.traced import Trace as trace
 
 __all__ = [
     "Footprint",
@@ -50,16 +50,16 @@ _WHERE = {
     "account": ("smaragdine.api", "account"),
     "mark": ("smaragdine.api", "mark"),
     "record": ("smaragdine.api", "record"),
-    "region": ("smaragdine.regions", "Region"),
+    "region": ("smaragdine.api", "Region"),
     "summarise": ("smaragdine.api", "summarise"),
-    "trace": ("smaragdine.traced", "Trace"),
-    "tune": ("smaragdine.callbacks.tune", "Tune"),
+    "trace": ("smaragdine.api", "Trace"),
+    "tune": ("smaragdine.callbacks.training", "Tune"),
     "KerasCallback": ("smaragdine.callbacks.keras", "KerasCallback"),
     "LightningCallback": ("smaragdine.callbacks.lightning", "LightningCallback"),
     "SessionRunHook": ("smaragdine.callbacks.tensorflow", "SessionRunHook"),
     "TrainerCallback": ("smaragdine.callbacks.transformers", "TrainerCallback"),
-    "KerasTuneCallback": ("smaragdine.callbacks.tune_keras", "KerasTuneCallback"),
-    "TrainerTuneCallback": ("smaragdine.callbacks.tune_transformers", "TrainerTuneCallback"),
+    "KerasTuneCallback": ("smaragdine.callbacks.keras", "KerasTuneCallback"),
+    "TrainerTuneCallback": ("smaragdine.callbacks.transformers", "TrainerTuneCallback"),
     "open": ("smaragdine.recording.reader", "open_recording"),
     "Footprint": ("smaragdine.accounting.footprint", "Footprint"),
     "Recording": ("smaragdine.recording.reader", "Recording"),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import importlib
+import inspect
+import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,10 +120,214 @@ def account_inputs(
 ) -> tuple[pa.Table, Meters]:
     """Events and power of `account`, as the accounting takes them."""
     from smaragdine.accounting.meters import NOTHING_KNOWN, from_power_table
-    from smaragdine.recording.power_log import power_table, read_power
-    from smaragdine.tracing.files.events import read_events
-    from smaragdine.tracing.files.table import events_table
+    from smaragdine.recording.power_logs import power_table, read_power
+    from smaragdine.tracing.files import read_events
+    from smaragdine.tracing.table import events_table
 
     event_rows = read_events(events) if isinstance(events, str | os.PathLike) else events_table(events)
     power_rows = read_power(power, tz) if isinstance(power, str | os.PathLike) else power_table(power)
     return event_rows, from_power_table(power_rows, facts or NOTHING_KNOWN, hold_s)
+
+
+# `region`: a stretch of the program that has a name, measured every time it runs.
+
+
+def _compiling() -> bool:
+    """A constant under torch.compile, which then sees an empty function."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and compiler.is_compiling()
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_numbers = itertools.count()  # what tells one time from another, also in threads
+
+
+class Region:
+    """Around a block, or a function; does nothing where nobody records.
+
+    with smaragdine.region("load"):          @smaragdine.region("forward", sync=True)
+        batch = next(batches)                def forward(batch): …
+
+    A GPU works behind the program: what a block has started may run after it. `sync` waits for PyTorch's
+    work at both ends, which takes the program time. Inside what torch.compile compiles there is no region:
+    its kernels have no begin and end that Python could see.
+    """
+
+    def __init__(self, name: str, *, sync: bool = False) -> None:
+        self.name = str(name)
+        self._sync = sync
+        self._begun: list[int] = []
+
+    def __enter__(self) -> Region:
+        if _compiling():
+            return self
+        self._begun.append(next(_numbers))
+        self._mark("region_begin", self._begun[-1])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if _compiling():
+            return
+        self._mark("region_end", self._begun.pop())
+
+    def __call__(self, function: _Function) -> _Function:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{function.__name__} runs in pieces: put `with smaragdine.region(…):` around one, inside it"
+            )
+
+        def again() -> Region:
+            return Region(self.name, sync=self._sync)
+
+        @functools.wraps(function)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            with again():
+                return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with again():
+                return await function(*args, **kwargs)
+
+        return cast(_Function, awaited if inspect.iscoroutinefunction(function) else measured)
+
+    def _mark(self, name: str, number: int) -> None:
+        marks = hook_module("marks")
+        if self._sync and "torch" in sys.modules and marks.wanted():
+            # What is wrong with the GPU, the program's own next call will say.
+            with contextlib.suppress(Exception):
+                hook_module("captures_torch").wait_for_gpu()
+        marks.mark(name, number, source="region", detail=self.name)
+
+
+# This process, recorded and traced from now on: what the one-liners of all frameworks are made of.
+
+_QUIET_S = 1.0  # who asks for a trace here wants it here: slices begin this soon where no steps are announced
+
+
+class Trace:
+    """A recording of this process with a few of its steps traced, until `stop`, the end of a `with` block or
+    of the process. `budget` is the part of the time that tracing may cost: 0.01.
+
+    Inside `smaragdine run`, which records and traces already, it only announces the model's calls.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        steps: int = 10,
+        skip: int = 10,
+        budget: float | None = None,
+        verbose: bool = True,
+    ) -> None:
+        _check(steps, skip, budget)
+        self.folder: Path | None = None  # of the recording
+        self.remarks: tuple[str, ...] = ()  # what is to be said about the trace
+        self._verbose = verbose
+        self._pid = os.getpid()
+        self._open: contextlib.ExitStack | None = None
+        if os.environ.get("SMARAGDINE_SPOOL"):
+            self._open = _announced(model)
+            return
+        hook_module("windows").asked = True
+        with contextlib.ExitStack() as opening:
+            self.folder = opening.enter_context(record_asked(_asked(steps, skip, budget), folder))
+            opening.callback(hook_module("trace").end)
+            settings = hook_module("windows").Settings(
+                str(self.folder / "traces"), steps, skip, budget, quiet_s=_QUIET_S
+            )
+            hook_module("trace").begin(settings)
+            opening.enter_context(_announced(model))
+            self._open = opening.pop_all()
+        atexit.register(self._at_exit)
+
+    def stop(self) -> None:
+        """End the recording; a second call does nothing."""
+        self._stop(None)
+
+    def _at_exit(self) -> None:
+        self._stop(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+
+    def _stop(self, error: BaseException | None) -> None:
+        opened, self._open = self._open, None
+        # A forked child has the object, but the recording is its parent's.
+        if opened is None or os.getpid() != self._pid:
+            return
+        if self.folder is None:
+            opened.close()
+            return
+        atexit.unregister(self._at_exit)
+        opened.__exit__(None if error is None else type(error), error, None)
+        self.remarks = tuple(_events(self.folder))
+        if self._verbose and sys.stderr is not None:
+            lines = [f"trace: {remark}" for remark in self.remarks] + [f"recording: {self.folder}"]
+            if any(self.folder.glob("events*.arrows")):
+                lines.append(f"operations: smaragdine report {self.folder}")
+            with contextlib.suppress(OSError, ValueError):  # a stream that was closed
+                print(*lines, sep="\n", file=sys.stderr)
+
+    @property
+    def recording(self) -> Recording:
+        from smaragdine.errors import UserError
+        from smaragdine.recording.reader import open_recording
+
+        if self.folder is None:
+            raise UserError("there is no recording of its own", "smaragdine run records the whole program")
+        return open_recording(self.folder)
+
+    @property
+    def footprint(self) -> Footprint:
+        """Of the traced steps, once stopped."""
+        from smaragdine.accounting.account import account_recording
+
+        return account_recording(self.recording)
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._stop(error)
+
+
+def _announced(model: Any) -> contextlib.ExitStack:
+    """A model's calls are steps until it is closed: without an optimizer nobody else tells where one ends."""
+    opened = contextlib.ExitStack()
+    if hasattr(model, "register_forward_hook") and hook_module("windows").wanted():
+        opened.callback(hook_module("forward").announce(model))
+    return opened
+
+
+def _check(steps: int, skip: int, budget: float | None) -> None:
+    from smaragdine.errors import UserError
+
+    for name, value in (("steps", steps), ("skip", skip)):
+        if value < 0:
+            raise UserError(f"{name}={value} is not a number of steps")
+    if budget is not None and not 0 < budget <= 1:
+        raise UserError(f"budget={budget} is not a part of the time", remedy="1 % is 0.01")
+
+
+def _asked(steps: int, skip: int, budget: float | None) -> dict[str, Any]:
+    from smaragdine.recording.asked import TraceAsked, asked
+
+    return asked("trace", TraceAsked(True, steps, skip, budget, _QUIET_S))
+
+
+def _events(folder: Path) -> list[str]:
+    """What was traced becomes events of the recording; what is to be said about them. Whatever fails here,
+    the program goes on."""
+    try:
+        from smaragdine.recording.reader import open_recording
+        from smaragdine.tracing.absence import hook_errors, why_nothing
+        from smaragdine.tracing.assemble import assemble
+
+        said = assemble(folder)
+        recording = open_recording(folder)
+        why = None if said else why_nothing(recording)
+        return [*hook_errors(recording), *said, *([why] if why else [])]
+    except Exception as error:
+        return [f"the trace cannot be used: {error}"]

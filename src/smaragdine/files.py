@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import math
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
+
+from smaragdine.errors import UserError, visible
 
 _MOST_BYTES = 256 << 20
 _MOST_WHOLE = 2**64  # beyond it no number of ours fits
@@ -50,3 +56,105 @@ def _int(word: str) -> int:
 
 def _constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number in JSON")
+
+
+# What a program printed: the end of its log, to say why it failed.
+
+_TAIL_BYTES = 1 << 16
+_MOST = 300  # it goes into a line of ours
+
+
+def tail(log: Path) -> str:
+    """The last of what was printed; nothing where there is no log."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_printed(log: Path) -> str:
+    """The last line that is not blank."""
+    return (lines_of(tail(log)) or [""])[-1]
+
+
+def lines_of(text: str) -> list[str]:
+    return [visible(line.strip()[:_MOST]) for line in text.splitlines() if line.strip()]
+
+
+# One process at a time works in a folder.
+
+
+def locked(folder: Path) -> TextIO:
+    """Held until it is closed, or its process ends."""
+    lock = open(folder / ".lock", "w")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UserError(
+            f"{folder} is at work already", remedy="Wait for it, or name another folder"
+        ) from None
+    return lock
+
+
+# Files that are written whole or not at all.
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write what becomes `path` when the block ends well. A pipe or a device is written to, never
+    replaced, and a link stays a link."""
+    if path.exists() and not path.is_file():
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        yield path
+        return
+    target = Path(os.path.realpath(path))
+    for folder in (path.parent, target.parent):
+        if not folder.is_dir():
+            raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}")
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        yield part
+        os.replace(part, target)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def write_whole(path: Path, text: str, mode: int = 0o600, *, durable: bool = False) -> None:
+    """Put this text in the place of what was there, link or file. Until it is whole nobody else may read it.
+
+    Raises OSError, and then what was there stands. `durable`: it outlives a power cut.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")  # threads may write at once
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(fd, mode)
+            if durable:
+                os.fsync(fd)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def users_file(path: Path) -> Iterator[Path]:
+    """The same, where a failure is the user's to mend: one line."""
+    try:
+        with whole_file(path) as part:
+            yield part
+    except OSError as error:
+        raise UserError(f"{path} cannot be written", _why(error)) from None
+
+
+def _why(error: OSError) -> str:
+    """Arrow names the part file and the kernel's number besides."""
+    why = error.strerror or str(error)
+    return re.sub(r"^.*Detail: \[errno \d+\] ", "", why, flags=re.DOTALL)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from smaragdine.accounting.footprint import Footprint
-    from smaragdine.accounting.overview import Overview
+    from smaragdine.accounting.run import Overview
     from smaragdine.recording.reader import Recording
 
 
@@ -34,7 +34,7 @@ class CellEnergy:
 
     @cached_property
     def overview(self) -> Overview:
-        from smaragdine.accounting.overview import overview
+        from smaragdine.accounting.run import overview
 
         return overview(self.recording)
 
@@ -110,7 +110,7 @@ def _record(shell: Any, cell: str, options: argparse.Namespace) -> CellEnergy:
         with contextlib.suppress(_CellFailed), record(where) as folder:
             _run(shell, cell)
         return CellEnergy(open_recording(folder))
-    from smaragdine.traced import Trace
+    from smaragdine.api import Trace
 
     trace = Trace(None, where, steps=options.steps, skip=options.skip, verbose=False)
     with contextlib.suppress(_CellFailed), trace:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import smaragdine.hetero
-from smaragdine.hetero.order import permutation
+from smaragdine.hetero.shards import permutation
 
 SEED, EPOCHS, IGNORED = 5, 3, -100
 

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.at_rest import baseline_remarks
-from smaragdine.accounting.columns import Columns, blocks, columns, device_counts
-from smaragdine.accounting.compiled import sweep_for
 from smaragdine.accounting.engine import (
     CHUNK,
     Chunk,
@@ -19,20 +17,31 @@ from smaragdine.accounting.engine import (
     chunks,
     in_threads,
     levels,
+    share,
+    sum_by,
+    sweep_for,
 )
-from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
+from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint, numbers
 from smaragdine.accounting.idle import busy_spans, sharpen, without_idle
 from smaragdine.accounting.joint import Joint, joint_of, sum_half_width_j
-from smaragdine.accounting.ledger import Entry, Ledger, entry, entry_compiled
+from smaragdine.accounting.ledger import (
+    Columns,
+    Entry,
+    Ledger,
+    blocks,
+    columns,
+    device_counts,
+    entry,
+    entry_compiled,
+)
 from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFacts, from_recording
-from smaragdine.accounting.mixing import Windows, join, windows
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
-from smaragdine.accounting.rows import numbers
-from smaragdine.accounting.step_spans import Spans, traced_spans
+from smaragdine.accounting.spans import Spans, traced_spans
 from smaragdine.accounting.traces import beyond, device_traces
-from smaragdine.accounting.uncertainty import Kinship, Look, combine, infer, sensor_of
+from smaragdine.accounting.uncertainty import Kinship, Look, Windows, combine, infer, join, sensor_of, windows
 from smaragdine.accounting.virtual import when
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.units import seconds
@@ -305,3 +314,36 @@ def _coverage(trace: PowerTrace, spans: Spans | None, first_ns: int, last_ns: in
         spans = [(min(edges), max(edges))] if edges else []
     asked_ns = sum(end_ns - begin_ns for begin_ns, end_ns in spans)
     return covered_ns / 1e9, (asked_ns - covered_ns) / 1e9
+
+
+# The energy of every single event, as the footprint shares it: rows are sums of these.
+
+
+def event_energies_j(events: pa.Table, meters: Meters) -> Floats:
+    """Per event, in the order of the table; nan where its device's power is not known while it ran.
+
+    An event that others of its lane lie inside has what is left beside them.
+    """
+    numbers = pa.array(np.arange(events.num_rows))
+    # Shares are asked for without steps, so that an event's number can travel in the place of its step.
+    source = columns(events.set_column(events.schema.get_field_index("step"), "step", numbers))
+    energy_j = np.full(events.num_rows, np.nan)
+    for device in device_counts(source):
+        if device in meters.of:
+            _add_device(energy_j, source, device, meters.of[device])
+    return energy_j
+
+
+def _add_device(energy_j: Floats, source: Columns, device: str, meter: Meter) -> None:
+    power = power_of(source, device, meter)
+    edges_ns = power.edge_ns[[0, -1]].tolist() if power.edge_ns.size else []
+    begin_ns, until_ns = min([source.first_ns, *edges_ns]), max([source.last_ns, *edges_ns])
+    parts = chunks(blocks(source, device), begin_ns, until_ns)
+    for chunk, shares in in_threads(lambda chunk: (chunk, share(chunk, power)), parts):
+        count = chunk.start_ns.size
+        added_j = sum_by(shares.of_pieces(np.arange(count)), shares.energy_j, count)
+        known_ns = meter.trace.covered_until_ns(chunk.end_ns) - meter.trace.covered_until_ns(chunk.start_ns)
+        # Without length an event uses nothing, whatever is known.
+        some = (known_ns > 0) | (chunk.end_ns == chunk.start_ns)
+        rows = chunk.step[some]
+        energy_j[rows] = np.nan_to_num(energy_j[rows]) + added_j[some]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.footprint import DeviceTotal, Footprint
-from smaragdine.accounting.joint import joined
-from smaragdine.accounting.rows import (
+from smaragdine.accounting.footprint import (
+    DeviceTotal,
+    Footprint,
     Groups,
     column,
     combine,
@@ -23,6 +23,7 @@ from smaragdine.accounting.rows import (
     ordered,
     replace,
 )
+from smaragdine.accounting.joint import joined
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 

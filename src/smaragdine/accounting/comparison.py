@@ -26,18 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import adding_devices, average, over_devices, per_step
-from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.noise import (
-    Spread,
-    chance_for_each,
-    deviation,
-    difference,
-    half_width,
-    of_difference,
-    of_steps,
-    probability,
-)
-from smaragdine.accounting.rows import column
+from smaragdine.accounting.footprint import Footprint, column
 from smaragdine.accounting.run_levels import Beside, beside_company
 from smaragdine.accounting.similarity import (
     Correlation,
@@ -49,6 +38,16 @@ from smaragdine.accounting.similarity import (
     values,
 )
 from smaragdine.errors import UserError
+from smaragdine.stats import (
+    Spread,
+    chance_for_each,
+    deviation,
+    difference,
+    half_width,
+    of_difference,
+    of_steps,
+    probability,
+)
 from smaragdine.units import joules
 
 Verdict = Literal["more", "less", "inside the noise", "unknown"]

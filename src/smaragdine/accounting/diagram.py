@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, column
 from smaragdine.accounting.joint import half_widths_j
-from smaragdine.accounting.rows import column
+from smaragdine.display import Shown
 from smaragdine.errors import UserError
-from smaragdine.shown import Shown
 
 
 @dataclass(frozen=True)

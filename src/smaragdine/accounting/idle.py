@@ -16,14 +16,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from smaragdine.accounting.engine import sum_by
-from smaragdine.accounting.mixing import Windows
 from smaragdine.accounting.power import PowerTrace, distinct
-from smaragdine.accounting.step_spans import (
-    Steps,
-    mean_s,
-    resumed_ns,
-    steps_of,
-)
+from smaragdine.accounting.spans import Steps, mean_s, resumed_ns, steps_of
+from smaragdine.accounting.uncertainty import Windows
 from smaragdine.arrays import Ints
 from smaragdine.recording.reader import Recording
 

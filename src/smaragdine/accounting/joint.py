@@ -15,15 +15,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, column, combine, group, numbers, ordered, replace
 from smaragdine.accounting.ledger import Ledger
-from smaragdine.accounting.rows import column, combine, group, numbers, ordered, replace
 from smaragdine.accounting.uncertainty import Look, Widths, around_zero
 from smaragdine.arrays import Floats, Ints
+
+By = Literal["name", "layer", "phase"]
+
+NO_PHASE = "(no phase)"
 
 Key = tuple[str, str | None]  # name, phase
 _AT_ONCE = 64  # directions: memory for so many numbers per row
@@ -194,3 +198,22 @@ def _regrouped(footprint: Footprint, joint: Joint, device: str, rows: pa.Table) 
         bias_j=summed(joint.bias_j),
         chance_j=summed(joint.chance_j),
     )
+
+
+def grouped(footprint: Footprint, by: By, depth: int = 3) -> Footprint:
+    """The same energy in fewer rows. By layer: the first `depth` parts of the path, less the operation."""
+    if by == "name":
+        return footprint
+    rows = footprint.rows
+    if by == "phase":
+        names = [phase or NO_PHASE for phase in rows["phase"].to_pylist()]
+    else:
+        names = [_layer(name, depth) for name in rows["name"].to_pylist()]
+    columns = {"name": pa.array(names, pa.string()), "phase": pa.nulls(rows.num_rows, pa.string())}
+    return joined(footprint, replace(rows, columns))
+
+
+def _layer(name: str, depth: int) -> str:
+    """An operation that is in no layer is its own."""
+    *layers, operation = name.split("/")
+    return "/".join(layers[: max(depth, 1)]) if layers else operation

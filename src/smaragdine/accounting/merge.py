@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, replace
 from smaragdine.accounting.joint import joined
-from smaragdine.accounting.rows import replace
 from smaragdine.errors import UserError
 
 _INDEX = re.compile(r"[0-9]+")

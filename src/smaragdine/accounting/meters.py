@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.idle import idle_w
 from smaragdine.accounting.power import PowerTrace, Readings, from_log, within
-from smaragdine.accounting.step_spans import Spans
+from smaragdine.accounting.spans import Spans
 from smaragdine.accounting.traces import main_channels
 from smaragdine.accounting.uncertainty import Sensor, sensor_of
 from smaragdine.accounting.virtual import foreign_load, split

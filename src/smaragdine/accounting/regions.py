@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.activity import activity_and_unseen
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.spans import region_spans
-from smaragdine.accounting.step_spans import Spans, joined
+from smaragdine.accounting.spans import Spans, joined, region_spans
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
 from smaragdine.units import seconds

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.overview import Overview
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.run import Overview
 from smaragdine.accounting.similarity import select
-from smaragdine.accounting.step_spans import Spans, Steps, joined
+from smaragdine.accounting.spans import Spans, Steps, joined
 from smaragdine.arrays import Floats
 from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording

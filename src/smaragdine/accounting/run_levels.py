@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smaragdine.accounting.noise import Spread, difference
 from smaragdine.arrays import Floats
+from smaragdine.stats import Spread, difference
 
 LEAST_NAMES = 5  # of fewer, what they have in common may be one of them
 _NOTHING = 1e-24  # of a relative variance: rounding

@@ -14,12 +14,7 @@ from typing import Literal
 import numpy as np
 
 from smaragdine.accounting.arithmetic import over_devices
-from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.rows import (
-    column,
-    numbers,
-    replace,
-)
+from smaragdine.accounting.footprint import Footprint, column, numbers, replace
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 

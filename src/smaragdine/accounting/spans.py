@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from smaragdine.arrays import Ints
 from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
 
@@ -105,3 +110,476 @@ def region_pairs(own: pa.Table) -> Iterator[tuple[int, int]]:
             begun[who[0], who[1]] = row
         elif (who[0], who[1]) in begun:
             yield begun.pop((who[0], who[1])), row
+
+
+# Which steps were traced and which were not, and what tracing cost.
+
+Spans = Sequence[tuple[int, int]]  # begin and end, ns; in order and disjoint
+
+# Between two ends of steps they say that more than a step lies there.
+BOUNDARIES = frozenset(
+    {
+        "train_begin",
+        "epoch_begin",
+        "epoch_end",
+        "evaluate_begin",
+        "evaluate_end",
+        "predict_begin",
+        "predict_end",
+    }
+)
+_CALLS = "torch:forward"  # the source of marks that are calls of a model
+_ENOUGH = 5
+FAR = 3.0  # times the median, or less than one such part of it: a compilation, a pause, a step of no work
+FEW = 0.25  # where more of the steps are as far from the median, they are no exceptions
+
+# What a step is to the figures of one step. `docs/tracing.md` has the same list.
+UNTRACED = "untraced"  # one of those whose mean one step is
+TRACED = "traced"  # the profiler listened from its beginning to its end
+PROFILER = "profiler"  # it started or stopped meanwhile, or ran on after the last traced step
+WRITING = "writing"  # the profiler's file was written beside the program
+FIRST = "first"  # of the program: it compiles and allocates
+MORE = "more"  # an epoch, an evaluation or a training begins or ends in it
+BEFORE = "before"  # before the first traced one, where enough come after
+ANOTHER = "far"  # its length is far from the others'
+HANDED = "handed over"  # its mark says when it was handed to the device, not when it was done
+
+
+@dataclass(frozen=True)
+class ThinnedSteps:
+    """Steps of a long run's earlier part whose readings were thinned: one after the other in each of some
+    runs of them, none traced, none in which anything else began or ended. Nobody knows the energy of one."""
+
+    begin_ns: Ints  # of each run
+    count: Ints  # how many it has
+    lengths_us: npt.NDArray[np.uint32]  # of all of them
+    kind: npt.NDArray[np.str_]  # of each run
+    far: npt.NDArray[np.bool_]  # of all of them
+
+    @cached_property
+    def end_ns(self) -> Ints:
+        edges = np.concatenate([[0], np.cumsum(self.count)])
+        sums_us = np.concatenate([[0], np.cumsum(self.lengths_us, dtype=np.int64)])
+        return self.begin_ns + (sums_us[edges[1:]] - sums_us[edges[:-1]]) * 1000
+
+    def of(self, kind: str) -> npt.NDArray[np.bool_]:
+        """Which steps are of a kind."""
+        if kind == ANOTHER:
+            return self.far
+        return np.repeat(self.kind == kind, self.count) & ~self.far
+
+    def counts(self) -> dict[str, int]:
+        kinds = [*dict.fromkeys(self.kind.tolist()), ANOTHER]
+        counted = {kind: int(self.of(kind).sum()) for kind in kinds}
+        return {kind: count for kind, count in counted.items() if count}
+
+    def called(self, kind: str, now: str) -> ThinnedSteps:
+        if kind == ANOTHER:
+            return dataclasses.replace(self, far=np.zeros_like(self.far))
+        return dataclasses.replace(self, kind=np.where(self.kind == kind, now, self.kind))
+
+    def untraced_ns(self) -> int:
+        """How long all that are untraced are together."""
+        return int(self.lengths_us.sum(where=self.of(UNTRACED), dtype=np.int64)) * 1000
+
+    def spans_ns(self) -> list[tuple[int, int]]:
+        """When those that are untraced were, in order and disjoint."""
+        spans: list[tuple[int, int]] = []
+        ends = np.cumsum(self.count)
+        for i in np.flatnonzero(self.kind == UNTRACED).tolist():
+            lengths_us = self.lengths_us[ends[i] - self.count[i] : ends[i]]
+            far = np.flatnonzero(self.far[ends[i] - self.count[i] : ends[i]])
+            edges_ns = self.begin_ns[i] + np.concatenate([[0], np.cumsum(lengths_us, dtype=np.int64)]) * 1000
+            begin = [int(edges_ns[0]), *edges_ns[far + 1].tolist()]
+            end = [*edges_ns[far].tolist(), int(edges_ns[-1])]
+            spans += [(b, e) for b, e in zip(begin, end, strict=True) if e > b]
+        return spans
+
+
+_NO_STEPS = ThinnedSteps(
+    np.zeros(0, dtype=np.int64),
+    np.zeros(0, dtype=np.int64),
+    np.zeros(0, dtype=np.uint32),
+    np.zeros(0, dtype="U12"),
+    np.zeros(0, dtype=np.bool_),
+)
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Every step of the process that speaks for all: from the end of the one before to its own end, a traced
+    one from where the profiler listens. The very first has no beginning and is not there."""
+
+    rank: int | None
+    pid: int | None
+    source: str | None  # None: nobody announced them, they were found in slices of time
+    count: int  # all that were announced
+    index: Ints  # -1: not known
+    spans_ns: Ints  # rows of begin and end
+    kind: npt.NDArray[np.str_]
+    elapsed_s: float  # from the first step's end to the last one's
+    thinned: ThinnedSteps = _NO_STEPS
+
+    @property
+    def length_s(self) -> npt.NDArray[np.float64]:
+        return np.asarray((self.spans_ns[:, 1] - self.spans_ns[:, 0]) * 1e-9, dtype=np.float64)
+
+    def of(self, kind: str) -> Ints:
+        """The spans of those of a kind."""
+        return self.spans_ns[self.kind == kind]
+
+    def counts(self) -> dict[str, int]:
+        """Kind → how many steps."""
+        kinds, counts = np.unique(self.kind, return_counts=True)
+        found = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
+        for kind, count in self.thinned.counts().items():
+            found[kind] = found.get(kind, 0) + count
+        return found
+
+    def called(self, kind: str, now: str) -> StepTable:
+        """With steps of one kind counted as another."""
+        kinds = np.where(self.kind == kind, now, self.kind)
+        return dataclasses.replace(self, kind=kinds, thinned=self.thinned.called(kind, now))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What one step is: the mean of these, of the process that traced, of the lowest rank of several."""
+
+    source: str | None  # None: nobody announced them, they were found in slices of time
+    count: int  # all that were announced
+    traced_ns: Ints  # rows of begin and end
+    untraced_ns: Ints  # the same, without those that are no step like the others, and without thinned ones
+    paused_s: float  # to start and stop the profiler
+    elapsed_s: float  # from the first step's end to the last one's
+    tails_s: float = 0.0  # the profiler ran on so long, after the last step of a window
+    early: bool = False  # announced when they are handed to the device: traced lengths say nothing
+    far: int = 0  # untraced ones left out because they are much longer or shorter than the others
+    uneven: int = 0  # as far from the median, but too many to be exceptions: they count
+    thinned: ThinnedSteps = _NO_STEPS
+
+    @property
+    def traced_s(self) -> float:
+        """Of all that were traced, as their footprint is."""
+        return mean_s(self.traced_ns)
+
+    @cached_property
+    def untraced_count(self) -> int:
+        return len(self.untraced_ns) + int(self.thinned.of(UNTRACED).sum())
+
+    @cached_property
+    def untraced_s(self) -> float | None:
+        """Of all that are untraced, with thinned ones; None: there are none."""
+        if not self.untraced_count:
+            return None
+        if not self.thinned.count.size:
+            return mean_s(self.untraced_ns)
+        sum_ns = int((self.untraced_ns[:, 1] - self.untraced_ns[:, 0]).sum()) + self.thinned.untraced_ns()
+        return sum_ns * 1e-9 / self.untraced_count
+
+    @property
+    def untraced_spans(self) -> Spans:
+        """When they were."""
+        own = [(int(begin_ns), int(end_ns)) for begin_ns, end_ns in self.untraced_ns]
+        return joined([*self.thinned.spans_ns(), *own])
+
+    def without_untraced(self) -> Steps:
+        return dataclasses.replace(self, untraced_ns=self.untraced_ns[:0], thinned=_NO_STEPS)
+
+    @property
+    def slower(self) -> float | None:
+        """How much longer a traced step takes, as a part of an untraced one."""
+        return None if not self.untraced_s or self.early else self.traced_s / self.untraced_s - 1
+
+    @property
+    def cost(self) -> float | None:
+        """How much longer all steps together took, as a part of what they would have taken."""
+        if self.untraced_s is None:
+            return None
+        longer_s = float(((self.traced_ns[:, 1] - self.traced_ns[:, 0]) * 1e-9 - self.untraced_s).sum())
+        if self.early:
+            longer_s = 0.0
+        elif self.traced_s > 0:
+            longer_s += self.tails_s * (1 - self.untraced_s / self.traced_s)
+        spent_s = max(longer_s, 0.0) + self.paused_s
+        return spent_s / (self.elapsed_s - spent_s) if self.elapsed_s > spent_s else None
+
+
+def main_steps(marks: pa.Table, thinned: pa.Table | None = None) -> pa.Table:
+    """The ends of the steps that count, by time: of the lowest rank, by the source that announced most in one
+    process; calls of a model only where it announced nothing else, for a training evaluates by them.
+    `thinned` ones have no mark, and count."""
+    ends = marks.filter(pc.equal(marks["name"], "step_end"))
+    nobody = {"rank": 0, "pid": 0, "source": ""}  # as a mark of a foreign hand may have it
+    who = pa.table({name: ends[name].fill_null(without) for name, without in nobody.items()})
+    groups = who.group_by(who.column_names).aggregate([([], "count_all")]).to_pylist()
+    if not groups:
+        return ends
+    if thinned is not None:
+        more = pa.table({name: thinned[name].fill_null(without) for name, without in nobody.items()})
+        more = more.append_column("count", pc.list_value_length(thinned["lengths_us"]))
+        for row in more.group_by(list(nobody)).aggregate([("count", "sum")]).to_pylist():
+            for of in groups:
+                if all(of[name] == row[name] for name in nobody):
+                    of["count_all"] += row["count_sum"]
+    of = min(groups, key=lambda of: (of["rank"], of["source"] == _CALLS, -of["count_all"], of["source"]))
+    mine = [pc.equal(who[name], of[name]) for name in nobody]
+    return ends.filter(pc.and_(pc.and_(mine[0], mine[1]), mine[2])).sort_by("t_ns")
+
+
+def resumed_ns(window: Mapping[str, Any]) -> int:
+    """When the program went on after a window."""
+    return window["stopped_ns"] if window["resumed_ns"] is None else window["resumed_ns"]
+
+
+def mean_s(spans_ns: Ints) -> float:
+    return float((spans_ns[:, 1] - spans_ns[:, 0]).mean()) * 1e-9
+
+
+def step_table(recording: Recording) -> StepTable | None:
+    """Of the process and source whose steps were traced, else of those that announced most; None where there
+    are no steps."""
+    windows = _windows(recording)
+    if windows:
+        rank, pid, source = (windows[0][who] for who in ("rank", "pid", "source"))
+        marks = recording.marks.filter(pc.equal(recording.marks["pid"], pid))
+        named = pc.and_(pc.equal(marks["name"], "step_end"), pc.equal(marks["source"], source))
+        ends = marks.filter(named).sort_by("t_ns")  # of steps found in slices of time there are none
+    else:
+        thinned = None if recording.thinned is None else recording.thinned.table("steps")
+        ends = main_steps(recording.marks, thinned)
+        if ends.num_rows < 2:
+            return None
+        rank, pid, source = (ends[who][0].as_py() for who in ("rank", "pid", "source"))
+        marks = recording.marks.filter(pc.equal(recording.marks["pid"].fill_null(0), pid or 0))
+    traced = sorted((s["begin_ns"], s["end_ns"], s["index"]) for w in windows for s in w["steps"])
+    ends_ns = ends["t_ns"].to_numpy()
+    heard_ns = np.array([(begin_ns, end_ns) for begin_ns, end_ns, _ in traced], dtype=np.int64).reshape(-1, 2)
+    runs = _thinned(recording, pid, source)
+    spans_ns = np.stack([_ends_before(ends_ns, runs.end_ns), ends_ns[1:]], axis=1)
+    others = ~np.isin(spans_ns[:, 1], heard_ns[:, 1])
+    spans_ns = spans_ns[others]
+    boundaries_ns = _times_ns(marks.filter(pc.is_in(marks["name"], pa.array(sorted(BOUNDARIES)))))
+    warm_ns = int(ends_ns[1]) if ends_ns.size > 1 else 0  # two steps compile and allocate
+    kind, runs = _kinds(spans_ns, warm_ns, boundaries_ns, windows, runs)
+    index = ends["index"].fill_null(-1).to_numpy()[1:][others]
+    all_ns = np.concatenate([spans_ns, heard_ns])
+    order = np.argsort(all_ns[:, 1], kind="stable")
+    return StepTable(
+        rank,
+        pid,
+        source,
+        ends_ns.size + runs.lengths_us.size,
+        np.append(index, [index for *_, index in traced]).astype(np.int64)[order],
+        all_ns[order],
+        np.append(kind, [TRACED] * len(traced))[order],
+        float(ends_ns[-1] - ends_ns[0]) * 1e-9 if ends_ns.size else 0.0,
+        runs,
+    )
+
+
+def _thinned(recording: Recording, pid: int | None, source: str | None) -> ThinnedSteps:
+    if recording.thinned is None:
+        return _NO_STEPS
+    table = recording.thinned.table("steps")
+    mine = pc.and_(
+        pc.equal(table["pid"].fill_null(0), pid or 0), pc.equal(table["source"].fill_null(""), source or "")
+    )
+    table = table.filter(mine).sort_by("begin_ns")
+    lengths_us = pc.list_flatten(table["lengths_us"]).to_numpy()
+    count = pc.list_value_length(table["lengths_us"]).to_numpy().astype(np.int64)
+    kind = np.full(count.size, UNTRACED, dtype="U12")
+    return ThinnedSteps(
+        table["begin_ns"].to_numpy(), count, lengths_us, kind, np.zeros(lengths_us.size, dtype=np.bool_)
+    )
+
+
+def _ends_before(ends_ns: Ints, runs_ns: Ints) -> Ints:
+    """Where each step but the first begins: at the end of the one before it, which may have been thinned."""
+    if not runs_ns.size:
+        return ends_ns[:-1]
+    run = np.searchsorted(runs_ns, ends_ns[1:]) - 1
+    return np.where(run >= 0, np.maximum(ends_ns[:-1], runs_ns[np.maximum(run, 0)]), ends_ns[:-1])
+
+
+def _windows(recording: Recording) -> list[dict[str, Any]]:
+    """Those in which steps were traced, of the process and the source that speak for all. A clock that was
+    set back meanwhile leaves steps that end before they begin: of these nothing is known."""
+    windows = [
+        {**window, "steps": [step for step in window["steps"] if step["end_ns"] > step["begin_ns"]]}
+        for window in recording.windows.to_pylist()
+    ]
+    windows = [window for window in windows if window["steps"]]
+    if not windows:
+        return []
+    first = min(windows, key=lambda window: (window["rank"], window["asked_ns"]))
+    mine = (first["pid"], first["source"])
+    return [first, *(w for w in windows if (w["pid"], w["source"]) == mine and w is not first)]
+
+
+def _kinds(
+    spans_ns: Ints,
+    warm_ns: int,
+    boundaries_ns: Ints,
+    windows: Sequence[dict[str, Any]],
+    thinned: ThinnedSteps,
+) -> tuple[npt.NDArray[np.str_], ThinnedSteps]:
+    """Of each of these steps that were announced and not traced; until `warm_ns` the program warms up. And of
+    thinned ones."""
+    begin_ns, end_ns = spans_ns[:, 0], spans_ns[:, 1]
+    kind = np.full(len(spans_ns), UNTRACED, dtype="U12")
+    kind[np.searchsorted(boundaries_ns, begin_ns) != np.searchsorted(boundaries_ns, end_ns)] = MORE
+    kind[end_ns <= warm_ns] = FIRST
+    if windows:
+        kind[~_outside(begin_ns, end_ns, windows, [resumed_ns(w) for w in windows])] = PROFILER
+        plain = kind == UNTRACED
+        writing = plain & ~_outside(begin_ns, end_ns, windows, [w["stopped_ns"] for w in windows])
+        first_ns = min(w["asked_ns"] for w in windows)
+        later = plain & (begin_ns > first_ns)
+        before = thinned.begin_ns <= first_ns
+        many = int(thinned.count[~before].sum())
+        # A short program may end while its trace is still being written beside it: those steps tell more
+        # than the first ones, which compile.
+        if (later & ~writing).sum() + many >= _ENOUGH:
+            kind[writing] = WRITING
+        if later.sum() + many >= _ENOUGH:
+            kind[plain & ~later] = BEFORE
+            kinds = np.where(before, BEFORE, thinned.kind).astype("U12")
+            thinned = dataclasses.replace(thinned, kind=kinds)
+    chosen = np.flatnonzero(kind == UNTRACED)
+    length_us = (end_ns[chosen] - begin_ns[chosen]) * 1e-3
+    if not thinned.count.size:
+        far, far_thinned = far_from_median(length_us), thinned.far
+    else:
+        those = thinned.of(UNTRACED)
+        # In single precision: of a week's steps there are millions.
+        all_us = np.concatenate([length_us.astype(np.float32), thinned.lengths_us[those].astype(np.float32)])
+        both = far_from_median(all_us)
+        far, far_thinned = both[: chosen.size], np.zeros_like(thinned.far)
+        far_thinned[those] = both[chosen.size :]
+    if far.sum() + far_thinned.sum() <= FEW * (chosen.size + thinned.of(UNTRACED).sum()):
+        kind[chosen[far]] = ANOTHER
+        thinned = dataclasses.replace(thinned, far=far_thinned)
+    return kind, thinned
+
+
+def far_from_median(lengths: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Those that are no step like the others; of fewer than five nobody can say."""
+    if lengths.size < _ENOUGH:
+        return np.zeros(lengths.size, dtype=np.bool_)
+    median = float(np.median(lengths))
+    return (lengths > FAR * median) | (lengths < median / FAR)
+
+
+def without_pauses(table: StepTable, fits: Callable[[float], bool]) -> StepTable:
+    """Where lengths of steps differ much, or most are only handed over and a few wait for the device: what of
+    the long ones belongs to the mean.
+
+    A wait recurs: in every stretch of enough steps there is one, and such stretches are alike. What alone
+    outlasts `FAR` typical stretches does not: a compilation, a pause. Stretches are of 1, 2, 4 … steps until
+    they are alike and the mean, in seconds, `fits`; or, if it never does, as long as five of them leave them.
+    """
+    whole = table.called(ANOTHER, UNTRACED)
+    chosen = np.flatnonzero(whole.kind == UNTRACED)
+    those = whole.thinned.of(UNTRACED)
+    own_us = (whole.spans_ns[chosen, 1] - whole.spans_ns[chosen, 0]) * 1e-3
+    lengths_us = np.concatenate([own_us, whole.thinned.lengths_us[those]], dtype=np.float32)
+    long, stretch = np.zeros(lengths_us.size, dtype=np.bool_), 1
+    while lengths_us.size // stretch >= _ENOUGH:
+        found = _outlasting(lengths_us, stretch)
+        long = np.zeros(lengths_us.size, dtype=np.bool_) if found is None else found
+        if found is not None and fits(float(lengths_us[~found].mean(dtype=np.float64)) * 1e-6):
+            break
+        stretch *= 2
+    kind, far = whole.kind.copy(), np.zeros_like(whole.thinned.far)
+    kind[chosen[long[: chosen.size]]] = ANOTHER
+    far[those] = long[chosen.size :]
+    return dataclasses.replace(whole, kind=kind, thinned=dataclasses.replace(whole.thinned, far=far))
+
+
+def _outlasting(lengths: npt.NDArray[np.float32], stretch: int) -> npt.NDArray[np.bool_] | None:
+    """Those that are longer than `FAR` typical stretches of so many; None where stretches are not alike."""
+    count = lengths.size // stretch
+    begins = np.arange(count) * lengths.size // count
+    sums = np.add.reduceat(lengths, begins, dtype=np.float64)
+    most = FAR * float(np.median(sums))
+    return None if (sums > most).sum() > FEW * count else np.asarray(lengths > most, dtype=np.bool_)
+
+
+def steps_of(recording: Recording, table: StepTable | None = None) -> Steps | None:
+    """None where no steps were traced."""
+    windows = _windows(recording)
+    table = step_table(recording) if table is None else table
+    if not windows or table is None:
+        return None
+    untraced_ns = table.of(UNTRACED)
+    lengths_us = (untraced_ns[:, 1] - untraced_ns[:, 0]) * 1e-3
+    if table.thinned.count.size:
+        thinned_us = table.thinned.lengths_us[table.thinned.of(UNTRACED)]
+        lengths_us = np.concatenate([lengths_us, thinned_us], dtype=np.float32)
+    uneven = int(far_from_median(lengths_us).sum())
+    return Steps(
+        table.source,
+        table.count,
+        table.of(TRACED),
+        untraced_ns,
+        sum(w["begin_ns"] - w["asked_ns"] + resumed_ns(w) - w["end_ns"] for w in windows) * 1e-9,
+        table.elapsed_s,
+        sum(max(w["end_ns"] - w["steps"][-1]["end_ns"], 0) for w in windows) * 1e-9 if table.source else 0.0,
+        far=table.counts().get(ANOTHER, 0),
+        uneven=uneven if uneven > FEW * lengths_us.size else 0,
+        thinned=table.thinned,
+    )
+
+
+def _outside(
+    begin_ns: Ints, end_ns: Ints, windows: Sequence[dict[str, Any]], over_ns: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """One after the other, windows overlap a step where as many began before its end as were over before its
+    beginning, and one more."""
+    asked_ns = np.sort([w["asked_ns"] for w in windows])
+    return np.searchsorted(asked_ns, end_ns) == np.searchsorted(np.sort(over_ns), begin_ns)
+
+
+def _times_ns(marks: pa.Table) -> Ints:
+    return np.sort(marks["t_ns"].to_numpy())
+
+
+def traced_spans(recording: Recording, events: pa.Table) -> dict[str, Spans]:
+    """Device → when it was traced.
+
+    A processor is idle, or not, from the first step's beginning to the last one's end. A GPU lags behind: it
+    is known from its first traced kernel on, before which it did what was asked of it untraced.
+    """
+    windows = recording.windows.to_pylist()
+    names: list[str] = sorted(set(events["device"].cast(pa.string()).unique().to_pylist()))
+    start_ns = events["start_ns"].to_numpy()
+    end_ns = start_ns + events["duration_ns"].to_numpy()
+    device = events["device"].cast(pa.string()).to_numpy(zero_copy_only=False)
+    found: dict[str, list[tuple[int, int]]] = {"": [], **{name: [] for name in names}}
+    for window in windows:
+        bounds = [(s["begin_ns"], s["end_ns"]) for s in window["steps"]] or [
+            (window["begin_ns"], window["end_ns"])
+        ]
+        begin, end = min(b for b, _ in bounds), max(e for _, e in bounds)
+        found[""].append((begin, end))
+        inside = (start_ns >= window["begin_ns"]) & (start_ns <= window["stopped_ns"])
+        for name in names:
+            here = inside & (device == name)
+            if name.startswith("gpu") and here.any():
+                found[name].append((int(start_ns[here].min()), int(end_ns[here].max())))
+            elif not name.startswith("gpu"):
+                last = int(end_ns[here].max()) if here.any() else end
+                found[name].append((begin, max(end, last)))
+    return {name: joined(spans) for name, spans in found.items()}
+
+
+def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """In order and disjoint."""
+    whole: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if whole and begin <= whole[-1][1]:
+            whole[-1] = (whole[-1][0], max(end, whole[-1][1]))
+        else:
+            whole.append((begin, end))
+    return whole

@@ -23,12 +23,13 @@ from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.idle import busy_spans
 from smaragdine.accounting.meters import Meter, Meters
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.spans import Span, all_spans
-from smaragdine.accounting.step_spans import (
+from smaragdine.accounting.spans import (
     FIRST,
     UNTRACED,
+    Span,
     Steps,
     StepTable,
+    all_spans,
     joined,
     mean_s,
     step_table,

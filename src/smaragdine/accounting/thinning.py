@@ -34,8 +34,7 @@ from smaragdine.accounting.power import (
     within,
 )
 from smaragdine.accounting.regions import Region, named_spans, region_of
-from smaragdine.accounting.spans import is_region, region_pairs
-from smaragdine.accounting.step_spans import BOUNDARIES, FEW, far_from_median, joined
+from smaragdine.accounting.spans import BOUNDARIES, FEW, far_from_median, is_region, joined, region_pairs
 from smaragdine.accounting.summary import PEAK_OVER_NS
 from smaragdine.accounting.traces import count_beyond, fine_traces, main_channels
 from smaragdine.accounting.virtual import FineSplit, split_fine

@@ -3,26 +3,382 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
+import math
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from smaragdine.allocate.measuring import Limits, measure
-from smaragdine.allocate.points import Point, disturbed
-from smaragdine.allocate.profiler import Need
-from smaragdine.allocate.profiling import UPDATES
-from smaragdine.allocate.rest_power import idle_power, python_of, wait_power
+from smaragdine.allocate.profile import profile_table
+from smaragdine.allocate.profiler import (
+    UPDATES,
+    Block,
+    Need,
+    Ran,
+    Steps,
+    mean_power_w,
+    needed_s,
+    recorded_program,
+    run_point,
+    steps_of,
+    update_period_s,
+)
 from smaragdine.errors import UserError
+from smaragdine.files import read_json, tail, users_file
+from smaragdine.jobs.lender import Say, devices_here, gpus_here, lender, ranges_here, wanted_limits
+from smaragdine.jobs.setting import Setting
+from smaragdine.recording.asked import BASELINE, asked
 from smaragdine.recording.command import build_command, without_secrets
-from smaragdine.sensors.cpu_limit import socket_limit_w
-from smaragdine.sensors.discover import settings_from_environment
-from smaragdine.sensors.nvml_gpu import ask, nvml, text
-from smaragdine.sweep.limits import Say, devices_here, gpus_here, lender, ranges_here, wanted_limits
-from smaragdine.sweep.plan import Setting
+from smaragdine.recording.format import INFO_FILE
+from smaragdine.recording.reader import open_recording
+from smaragdine.recording.session import RecordOptions, record_here
+from smaragdine.sensors.discover import settings_from_environment, socket_limit_w
+from smaragdine.sensors.nvml.gpus import ask, nvml, text
+from smaragdine.units import seconds
+
+# The points of a profile that is being made: each is on disk once it is measured, so that a profile goes on
+# where it was interrupted.
+#
+#     a10.profile/request.json        what is profiled
+#     a10.profile/batch32-150W.json   a point, beside its recording and what the program printed
+
+REQUEST = "request.json"
+# Beyond the columns that allocate reads.
+_MORE = ("energy_error_j", "updates", "provenance")
+
+
+_LONGER, _ERRORS = 1.1, 2.0  # when a step is clearly longer than another
+
+
+@dataclass(frozen=True)
+class Point:
+    """A batch size at a limit; without `steps` it did not fit into memory."""
+
+    batch: int
+    power_limit_w: float
+    steps: Steps | None
+
+    @property
+    def name(self) -> str:
+        return point_name(self.batch, self.power_limit_w)
+
+
+def point_name(batch: int, power_limit_w: float) -> str:
+    return f"batch{batch}-{power_limit_w:g}W"
+
+
+def disturbed(points: Sequence[Point]) -> list[str]:
+    """A remark on points whose steps are clearly longer than those of a larger batch: such a profile makes
+    small batches look dear, and `allocate` avoids them."""
+    remarks: list[str] = []
+    for limit_w in dict.fromkeys(point.power_limit_w for point in points):
+        here = [(point, point.steps) for point in points if point.power_limit_w == limit_w and point.steps]
+        for (small, slow), (large, fast) in itertools.pairwise(here):
+            error_s = math.hypot(slow.time_error_s or 0.0, fast.time_error_s or 0.0)
+            if slow.time_s > _LONGER * fast.time_s + _ERRORS * error_s:
+                what = f"a step of batch {small.batch} took longer than one of {large.batch} at {limit_w:g} W"
+                remarks.append(
+                    f"{what}: if something else ran then, remove {small.name}.json and run it again"
+                )
+    return remarks
+
+
+def file_stem(name: str) -> str:
+    """What the file of a GPU of this name is called."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def claim(folder: Path, request: Mapping[str, Any]) -> None:
+    """Take the folder for this request, or go on with it. Raises `UserError` where it is another's."""
+    if refuse_other(folder, request):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written", error.strerror or str(error)) from None
+    write_json(folder / REQUEST, request)
+
+
+def refuse_other(folder: Path, request: Mapping[str, Any]) -> bool:
+    """Whether the folder is this request's. Raises `UserError` where it is another's."""
+    file = folder / REQUEST
+    try:
+        known: Any = read_json(file)
+        differ = [(key, known.get(key), value) for key, value in request.items() if known.get(key) != value]
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"{file} cannot be read", error.strerror or str(error)) from None
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{file} cannot be read", str(error), f"Remove {folder} to begin anew") from None
+    for key, was, value in differ:
+        why = f"its {key.replace('_', ' ')} was {_words(was)}, not {_words(value)}"
+        raise UserError(f"{folder} is of another profile", why, "Remove it, or name another file with -o")
+    return True
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def save_point(folder: Path, point: Point) -> None:
+    write_json(folder / f"{point.name}.json", asdict(point))
+
+
+def load_point(folder: Path, batch: int, power_limit_w: float) -> Point | None:
+    """None where it was not measured yet."""
+    try:
+        values: Any = read_json(folder / f"{point_name(batch, power_limit_w)}.json")
+        steps = values["steps"]
+        if steps is None:
+            return Point(batch, power_limit_w, None)
+        blocks = tuple(Block(**block) for block in steps["blocks"])
+        return Point(batch, power_limit_w, Steps(blocks, steps["updates"], steps["provenance"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_profile(
+    path: Path, gpu: str, points: Sequence[Point], idle_w: float | None, wait_w: float | None
+) -> None:
+    """As Parquet with a row per block, or in the original's shape where the name ends in .json."""
+    if path.suffix == ".json":
+        write_json(path, original_shape(points))
+        return
+    import pyarrow.parquet as pq
+
+    with users_file(path) as part:
+        pq.write_table(parquet_table(gpu, points, idle_w, wait_w), part)
+
+
+def original_shape(points: Sequence[Point]) -> dict[str, list[dict[str, float]]]:
+    """{batch: [{power_limit, energy, time}, …]}, of one step; what did not fit is left out."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for point in points:
+        if point.steps is not None:
+            row = {"power_limit": point.power_limit_w, "energy": point.steps.energy_j}
+            found.setdefault(str(point.batch), []).append({**row, "time": point.steps.time_s})
+    return found
+
+
+def parquet_table(gpu: str, points: Sequence[Point], idle_w: float | None, wait_w: float | None) -> Any:
+    import pyarrow as pa
+
+    rows: list[dict[str, Any]] = []
+    for point in points:
+        every = {"gpu": gpu, "batch": point.batch, "power_limit_w": point.power_limit_w}
+        every |= {"idle_w": idle_w, "wait_w": wait_w, "out_of_memory": point.steps is None}
+        if point.steps is None:
+            rows.append({**every, "repeat": 0, "steps": 0})
+            continue
+        steps = point.steps
+        for repeat, block in enumerate(steps.blocks):
+            updates = steps.updates * block.time_s / sum(each.time_s for each in steps.blocks)
+            more = {"repeat": repeat, "updates": updates, "provenance": steps.provenance}
+            rows.append({**every, **asdict(block), **more})
+    table = profile_table(rows)
+    types = {"provenance": pa.string()}
+    for name in _MORE:
+        values = pa.array([row.get(name) for row in rows], types.get(name, pa.float64()))
+        table = table.append_column(name, values)
+    return table
+
+
+def write_json(path: Path, values: Any) -> None:
+    with users_file(path) as part, open(part, "w", encoding="utf-8") as file:
+        json.dump(values, file, indent=1)
+        file.write("\n")
+
+
+# Every point of a profile, one after the other.
+
+_MOST_VOID = 3
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Who sets the device's power limit."""
+
+    apply: Callable[[float], None]
+    held: Callable[[], bool]  # whether what was applied has stood since
+
+
+def measure(
+    program: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    batches: Sequence[int],
+    limits_w: Sequence[float],
+    need: Need,
+    blocks: int,
+    limits: Limits | None,
+    say: Callable[[str], None],
+    kept: Callable[[str], None],
+) -> list[Point]:
+    """Points by rising batch, up to the first that does not fit; those that `folder` has already are not
+    measured again. Without `limits` the only one of `limits_w` is what is set. `kept` is told the name of
+    each that is in the folder now, also of one that failed."""
+    points: list[Point] = []
+    count = len(set(batches)) * len(limits_w)
+    for batch in sorted(set(batches)):
+        for limit_w in limits_w:
+            point = load_point(folder, batch, limit_w)
+            if point is None:
+                say(f"{need.device}: batch {batch} at {limit_w:g} W ({len(points) + 1} of {count})")
+                words = [word.replace("{batch}", str(batch)) for word in program]
+                try:
+                    point = _measured(words, environment, folder, batch, limit_w, need, blocks, limits, say)
+                    save_point(folder, point)
+                finally:
+                    kept(point_name(batch, limit_w))
+            points.append(point)
+            if point.steps is None:
+                # Memory does not depend on the limit, and a larger batch needs more of it.
+                say(f"{need.device}: batch {batch} does not fit into memory, so nothing larger is tried")
+                return points
+    return points
+
+
+def _measured(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    batch: int,
+    limit_w: float,
+    need: Need,
+    blocks: int,
+    limits: Limits | None,
+    say: Callable[[str], None],
+) -> Point:
+    name, at = point_name(batch, limit_w), f"batch {batch} at {limit_w:g} W"
+    for _ in range(_MOST_VOID):
+        if limits is not None:
+            limits.apply(limit_w)
+        ran = run_point(words, folder / name, folder / f"{name}.log", environment, need)
+        if ran.how == "out_of_memory":
+            return Point(batch, limit_w, None)
+        if limits is None or limits.held():
+            break
+        say(f"{need.device}: {limit_w:g} W did not stand, so it runs again")
+    else:
+        raise UserError(f"{limit_w:g} W does not stand", "something takes the limit back")
+    _refuse(ran, at, folder / f"{name}.log", need)
+    recording = open_recording(folder / name)
+    for line in recording.damage:
+        say(f"{at}: {line}")
+    steps = steps_of(recording, need.device, need.warm_up, blocks)
+    if steps.updates < UPDATES or steps.count < need.steps:
+        why = f"the program ended after {steps.count} steps, {steps.updates:.0f} updates of the counter"
+        least_s = UPDATES * (update_period_s(recording.channels, need.device) or 0.0)
+        least = f"{need.steps} steps and {UPDATES} updates, {seconds(least_s)}"
+        remedy = f"Let it run longer: {least} after the first {need.warm_up} steps"
+        raise UserError(f"{at} is too short", why, remedy)
+    return Point(batch, limit_w, steps)
+
+
+def _refuse(ran: Ran, at: str, log: Path, need: Need) -> None:
+    if ran.how == "failed":
+        how = f"signal {-ran.returncode}" if ran.returncode < 0 else f"exit code {ran.returncode}"
+        raise UserError(f"{at}: the program failed with {how}", ran.said, f"See {log}")
+    if not ran.steps:
+        why = f"none came in {need.patience_s:g} s" if ran.how == "stuck" else "the program announced none"
+        remedy = 'Put smaragdine.mark("step_end", n) after each step'
+        raise UserError(f"{at}: no steps were seen", why, remedy)
+    if ran.how == "stuck":
+        raise UserError(
+            f"{at}: no step for {need.patience_s:g} s", ran.said, f"See {log}, or raise --patience"
+        )
+
+
+# What a device draws when it does not work: idle, and waiting for others in an all-reduce.
+#
+# A GPU waits in a kernel that spins until the others are there, at full clocks: far above idle. PyTorch has
+# such a kernel, which spins for a number of cycles. A processor's threads sleep while they wait: it draws
+# what it draws idle.
+
+_AT_LEAST_S = 2.0
+_SETTLE_S = 1.5  # some sensors average over a second
+_WORD = "smaragdine spun"
+_SPIN = f"""
+import sys, time
+import torch
+
+torch.cuda.init()
+millisecond = getattr(torch.cuda.get_device_properties(0), "clock_rate", 1_500_000)  # in cycles
+begin, end = time.time(), time.time() + float(sys.argv[1])
+while time.time() < end:
+    torch.cuda._sleep(50 * millisecond)
+    torch.cuda._sleep(50 * millisecond)
+    torch.cuda.synchronize()
+print("{_WORD}", int(begin * 1e9), int(time.time() * 1e9), flush=True)
+"""
+
+
+def idle_power(folder: Path, device: str) -> tuple[float | None, float | None]:
+    """Mean idle power in W, and how often the device has a new value, in s; measured once."""
+    if (known := _known(folder)) is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with record_here(folder, RecordOptions(asked=asked(BASELINE)), label="idle"):
+            channels = json.loads((folder / INFO_FILE).read_bytes())["channels"]
+            begin_ns = time.time_ns()
+            time.sleep(max(needed_s(channels, device) or 0.0, _AT_LEAST_S))
+            end_ns = time.time_ns()
+        recording = open_recording(folder)
+        power_w = mean_power_w(recording, device, begin_ns, end_ns)
+        known = {"power_w": power_w, "period_s": update_period_s(recording.channels, device)}
+        write_json(_file(folder), known)
+    return known["power_w"], known["period_s"]
+
+
+def wait_power(
+    folder: Path, device: str, python: str, environment: Mapping[str, str], length_s: float
+) -> tuple[float | None, str]:
+    """Mean power in W while a kernel spins, or None and why it is not known; measured once."""
+    if (known := _known(folder)) is not None:
+        return known["power_w"], ""
+    shutil.rmtree(folder, ignore_errors=True)
+    log = folder.with_suffix(".log")
+    seconds = max(length_s, _AT_LEAST_S) + _SETTLE_S
+    words = ["--", python, "-c", _SPIN, str(seconds)]
+    with recorded_program(words, folder, log, environment):
+        pass
+    lines = tail(log).splitlines()
+    spun = next((line.split() for line in lines if line.startswith(_WORD)), None)
+    if spun is not None:
+        with contextlib.suppress(UserError, ValueError):
+            begin_ns = int(spun[2]) + int(_SETTLE_S * 1e9)
+            power_w = mean_power_w(open_recording(folder), device, begin_ns, int(spun[3]))
+            write_json(_file(folder), {"power_w": power_w})
+            return power_w, ""
+    errors = [line.strip() for line in lines if "Error" in line]
+    return None, (errors or ["nothing was measured"])[-1][:200]
+
+
+def python_of(executable: str, fallback: str) -> str:
+    """The interpreter that a program runs in: itself, or the one beside a launcher."""
+    if os.path.basename(executable).startswith("python"):
+        return executable
+    beside = Path(executable).parent / "python"
+    return str(beside) if os.access(beside, os.X_OK) else fallback
+
+
+def _known(folder: Path) -> dict[str, Any] | None:
+    try:
+        known: Any = read_json(_file(folder))
+        return {"power_w": known["power_w"], "period_s": known.get("period_s")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _file(folder: Path) -> Path:
+    return folder.with_suffix(".json")
 
 
 @dataclass(frozen=True)

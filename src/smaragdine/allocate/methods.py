@@ -2,22 +2,201 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smaragdine.allocate.baseline import baseline
-from smaragdine.allocate.brute_force import MOST, allocations, brute_force
-from smaragdine.allocate.heuristic import heuristic
-from smaragdine.allocate.model import Choices, Model
-from smaragdine.allocate.objective import Allocation, Objective, check, step_time_s
-from smaragdine.allocate.optimal import longest_step_s, optimal
+import numpy as np
+
+from smaragdine.allocate.model import (
+    Allocation,
+    Choices,
+    Model,
+    Objective,
+    check,
+    cost,
+    share,
+    standard_error,
+    step_time_s,
+)
+from smaragdine.allocate.optimal import longest_step_s, no_split, optimal
 from smaragdine.allocate.profile import Profile
-from smaragdine.allocate.ties import better, highest_cost, preferred
-from smaragdine.allocate.uncertainty import standard_error
+from smaragdine.allocate.ties import Ranges, better, highest_cost, preferred
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 from smaragdine.units import watts
+
+# `baseline`: an even split, as if the GPUs were equal, with the best limits for it.
+
+
+def baseline(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> Allocation:
+    """A slowdown is of the best split: where an even one is slower at any limits, its fastest counts."""
+    check(objective, gpus, global_batch)
+    split = even_split(gpus, global_batch)
+    held = [dataclasses.replace(each, lowest=b, highest=b) for each, b in zip(gpus, split, strict=True)]
+    return optimal(held, objective, global_batch, longest_step_s(gpus, objective, global_batch))
+
+
+def even_split(gpus: Sequence[Choices], global_batch: int) -> list[int]:
+    """Equal batches, the first GPUs one more where that does not go even; what a full one cannot take goes on
+    to the others."""
+    split = [0] * len(gpus)
+    room = list(range(len(gpus)))
+    while (left := global_batch - sum(split)) > 0 and room:
+        each, more = divmod(left, len(room))
+        for n, g in enumerate(room):
+            split[g] = min(gpus[g].highest, split[g] + each + (n < more))
+        room = [g for g in room if split[g] < gpus[g].highest]
+    return split
+
+
+# `brute-force`: every split with every combination of limits, and nothing clever.
+
+MOST = 200_000_000  # allocations that are tried; beyond that it would take minutes
+
+
+def allocations(gpus: Sequence[Choices], global_batch: int) -> int:
+    """How many there are at most: splits × combinations of limits."""
+    splits = math.comb(global_batch + len(gpus) - 1, len(gpus) - 1)
+    return splits * math.prod(each.power_limit_w.size for each in gpus)
+
+
+def brute_force(
+    gpus: Sequence[Choices],
+    objective: Objective,
+    global_batch: int,
+    most: float | None = None,
+    profiled: Ranges | None = None,
+) -> Allocation:
+    """With `most`, what `ties` prefers of the allocations that cost no more: batches in the `profiled` range,
+    then the shortest step, then the least cost."""
+    check(objective, gpus, global_batch)
+    if allocations(gpus, global_batch) > MOST:
+        raise UserError(
+            "too many allocations for brute force",
+            f"{allocations(gpus, global_batch):.1e} of them",
+            "Use --method optimal",
+        )
+    longest_s = math.inf
+    if objective.slowdown is not None:
+        fastest = brute_force(gpus, Objective("time", 1.0, objective.all_reduce_s), global_batch).cost
+        longest_s = fastest * (1 + objective.slowdown) * (1 + 1e-12)
+    best: tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...]] | None = None
+    for limits in itertools.product(*(range(each.power_limit_w.size) for each in gpus)):
+        for batches in _splits(gpus, global_batch):
+            first, second = _costs(gpus, objective, limits, batches, longest_s)
+            # Of equal costs the second decides: energy, among the equally fast.
+            keys = [first, second]
+            if most is not None:
+                outside = _outside(gpus, batches, profiled or {})
+                keys = [outside, _step_s(gpus, limits, batches), *keys]
+            chosen = np.flatnonzero(np.isfinite(first) & (first <= (math.inf if most is None else most)))
+            if not chosen.size:
+                continue
+            i = int(chosen[np.lexsort([key[chosen] for key in reversed(keys)])[0]])
+            found = tuple(float(key[i]) for key in keys)
+            if best is None or found < best[0]:
+                best = (found, limits, tuple(int(batch[i]) for batch in batches))
+    if best is None:
+        raise no_split(global_batch)
+    _, limits, split = best
+    shares = tuple(share(each, b, limit) for each, b, limit in zip(gpus, split, limits, strict=True))
+    least = cost(objective, shares)
+    return Allocation(shares, least, least)
+
+
+def _outside(gpus: Sequence[Choices], batches: Sequence[np.ndarray], profiled: Ranges) -> Floats:
+    """1 where some GPU's batch was not profiled."""
+    outside = np.zeros(batches[0].size)
+    for each, batch in zip(gpus, batches, strict=True):
+        low, high = profiled.get(each.gpu, (0, int(batch.max())))
+        outside[(batch > 0) & ((batch < low) | (batch > high))] = 1.0
+    return outside
+
+
+def _step_s(gpus: Sequence[Choices], limits: Sequence[int], batches: Sequence[np.ndarray]) -> Floats:
+    parts = zip(gpus, limits, batches, strict=True)
+    times = [np.where(batch > 0, each.time_s[limit][batch], 0.0) for each, limit, batch in parts]
+    return np.asarray(np.maximum.reduce(times), dtype=np.float64)
+
+
+def _splits(gpus: Sequence[Choices], global_batch: int) -> Iterator[list[np.ndarray]]:
+    """All batches of all but the last two GPUs, one after the other; the splits of the rest as columns."""
+    if len(gpus) == 1:
+        if gpus[0].lowest <= global_batch <= gpus[0].highest:
+            yield [np.array([global_batch])]
+        return
+    fixed, (last_but_one, last) = gpus[:-2], gpus[-2:]
+    for batches in itertools.product(*(range(each.lowest, each.highest + 1) for each in fixed)):
+        rest = global_batch - sum(batches)
+        low = max(last_but_one.lowest, rest - last.highest)
+        high = min(last_but_one.highest, rest - last.lowest)
+        if low <= high:
+            split = np.arange(low, high + 1)
+            yield [*(np.full(split.size, b) for b in batches), split, rest - split]
+
+
+def _costs(
+    gpus: Sequence[Choices],
+    objective: Objective,
+    limits: Sequence[int],
+    batches: Sequence[np.ndarray],
+    longest_s: float,
+) -> tuple[Floats, Floats]:
+    """The objective, and energy, of many splits at once."""
+    eta = objective.eta
+    used = [batch > 0 for batch in batches]
+    pick = list(zip(gpus, limits, batches, used, strict=True))
+    times = [np.where(on, each.time_s[limit][batch], 0.0) for each, limit, batch, on in pick]
+    powers = [np.where(on, each.power_w[limit][batch], 0.0) for each, limit, batch, on in pick]
+    if objective.kind == "sum":
+        paid = sum(
+            on * (eta * power + (1 - eta) * each.power_limit_w[limit]) * time
+            for (each, limit, _, on), time, power in zip(pick, times, powers, strict=True)
+        )
+        return np.asarray(paid, dtype=np.float64), np.zeros(batches[0].size)
+    step_s = np.maximum.reduce(times) + objective.all_reduce_s
+    energy = np.zeros(batches[0].size)
+    limit_w = np.zeros(batches[0].size)
+    for (each, limit, _, on), took_s, power in zip(pick, times, powers, strict=True):
+        energy += np.where(on, power * took_s + (each.wait_w or 0.0) * (step_s - took_s), 0.0)
+        limit_w += on * each.power_limit_w[limit]
+    if objective.kind == "time":
+        return step_s, energy
+    if objective.kind == "energy":
+        return np.where(step_s <= longest_s, energy, np.inf), energy
+    if objective.kind == "edp":
+        return energy * step_s, energy
+    return eta * energy + (1 - eta) * step_s * limit_w, energy
+
+
+# `heuristic`: the original's shortcut: the strongest GPU at its lowest limit, the rest searched.
+
+
+def heuristic(
+    gpus: Sequence[Choices], objective: Objective, global_batch: int, strongest: str | None = None
+) -> Allocation:
+    """The first GPU is the strongest unless another is named. Its batch is searched too: only its limit is
+    given, so the search is the exact one with fewer limits. A slowdown is one of what the GPUs can do without
+    that."""
+    check(objective, gpus, global_batch)
+    name = gpus[0].gpu if strongest is None else strongest
+    if name not in [each.gpu for each in gpus]:
+        raise UserError(f"no GPU named {name}", remedy=f"There are: {', '.join(each.gpu for each in gpus)}")
+    held = [at_lowest_limit(each) if each.gpu == name else each for each in gpus]
+    return optimal(held, objective, global_batch, longest_step_s(gpus, objective, global_batch))
+
+
+def at_lowest_limit(each: Choices) -> Choices:
+    row = slice(int(each.power_limit_w.argmin()), int(each.power_limit_w.argmin()) + 1)
+    return dataclasses.replace(
+        each, power_limit_w=each.power_limit_w[row], time_s=each.time_s[row], power_w=each.power_w[row]
+    )
+
 
 METHODS = ("baseline", "heuristic", "brute-force", "optimal")
 
@@ -126,9 +305,9 @@ def _by_batch(answers: Sequence[Answer], gpu: str, which: Callable[[Any], bool])
     """1874 (heuristic, optimal) and 2048 (baseline)."""
     methods: dict[int, list[str]] = {}
     for each in answers:
-        for share in each.allocation.shares:
-            if share.gpu == gpu and share.batch and which(share):
-                methods.setdefault(share.batch, []).append(each.method)
+        for its in each.allocation.shares:
+            if its.gpu == gpu and its.batch and which(its):
+                methods.setdefault(its.batch, []).append(each.method)
     return " and ".join(f"{batch} ({', '.join(names)})" for batch, names in methods.items())
 
 
@@ -163,4 +342,86 @@ def allocation_json(allocation: Allocation) -> list[dict[str, Any]]:
     return [
         {"gpu": share.gpu, "batch": share.batch, "power_limit_w": share.power_limit_w}
         for share in allocation.shares
+    ]
+
+
+# The Pareto front over η: what energy costs in time, and time in energy.
+#
+# Both `sum` and `sync` are η·E + (1−η)·X, where X is the limits' power over time. Where two neighbours of the
+# front cost the same, a third allocation is cheaper than both or there is none between them: so the front is
+# found by its own corners, each with the range of η in which it is the best, and no grid can miss one.
+
+MOST_CORNERS = 32  # beyond that, corners are too close to tell apart
+
+
+@dataclass(frozen=True)
+class Corner:
+    """The best allocation for every η from `eta_low` to `eta_high`."""
+
+    eta_low: float
+    eta_high: float
+    energy: float  # what η weighs, J
+    limit_energy: float  # what 1 − η weighs: the limits' power over time, J
+    allocation: Allocation
+
+
+def pareto(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> list[Corner]:
+    """By rising η, from the least time to the least energy; at most `MOST_CORNERS`, widest apart first."""
+    if objective.kind not in ("sum", "sync"):
+        raise UserError(
+            f"--objective {objective.kind} has no η to go over", remedy="Use --pareto with sum or sync"
+        )
+
+    def corner_at(eta: float) -> Corner:
+        found = optimal(gpus, dataclasses.replace(objective, eta=eta), global_batch)
+        energy, limit_energy = (
+            cost(dataclasses.replace(objective, eta=only), found.shares) for only in (1.0, 0.0)
+        )
+        return Corner(0.0, 1.0, energy, limit_energy, found)
+
+    found = [corner_at(0.0), corner_at(1.0)]
+    if _same(*found) or found[0].energy <= found[1].energy:
+        return [found[0]]
+    if found[1].limit_energy <= found[0].limit_energy:
+        return [found[1]]
+    pairs = [(found[0], found[1])]
+    while pairs and len(found) < MOST_CORNERS:
+        pairs.sort(key=lambda pair: pair[0].energy - pair[1].energy)
+        left, right = pairs.pop()
+        eta = _meeting(left, right)
+        between = corner_at(eta)
+        level = eta * left.energy + (1 - eta) * left.limit_energy
+        here = eta * between.energy + (1 - eta) * between.limit_energy
+        if here < level * (1 - 1e-12):
+            found.append(between)
+            pairs += [(left, between), (between, right)]
+    return _with_ranges(_not_dominated(found))
+
+
+def _not_dominated(corners: Sequence[Corner]) -> list[Corner]:
+    """By falling energy. For an η of 0 or 1 the other part does not count: what was found there may be worse
+    in it than a neighbour of the same cost."""
+    kept: list[Corner] = []
+    for corner in sorted(corners, key=lambda corner: (corner.energy, corner.limit_energy)):
+        if not kept or corner.limit_energy < kept[-1].limit_energy:
+            kept.append(corner)
+    return kept[::-1]
+
+
+def _same(a: Corner, b: Corner) -> bool:
+    return math.isclose(a.energy, b.energy) and math.isclose(a.limit_energy, b.limit_energy)
+
+
+def _meeting(left: Corner, right: Corner) -> float:
+    """The η at which both cost the same."""
+    less = left.energy - right.energy
+    more = right.limit_energy - left.limit_energy
+    return more / (more + less)
+
+
+def _with_ranges(corners: Sequence[Corner]) -> list[Corner]:
+    edges = [0.0, *(_meeting(a, b) for a, b in itertools.pairwise(corners)), 1.0]
+    return [
+        dataclasses.replace(corner, eta_low=edges[i], eta_high=edges[i + 1])
+        for i, corner in enumerate(corners)
     ]

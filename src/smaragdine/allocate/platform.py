@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smaragdine.allocate.tables import Epoch
+from smaragdine.allocate.profile import Epoch
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 

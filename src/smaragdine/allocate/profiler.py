@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -19,15 +20,159 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from smaragdine.accounting.step_spans import main_steps
-from smaragdine.allocate.profiling import UPDATES, update_period_s
+import numpy as np
+import numpy.typing as npt
+
+from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.spans import BOUNDARIES, main_steps
+from smaragdine.accounting.steps import step_energies
+from smaragdine.accounting.traces import device_traces, main_channels
+from smaragdine.arrays import Ints
 from smaragdine.errors import UserError
+from smaragdine.files import lines_of, tail
 from smaragdine.recording.format import INFO_FILE, SPOOL_FOLDER, channel_from_dict
 from smaragdine.recording.marks import NewMarks
-from smaragdine.recording.printed import lines_of, tail
-from smaragdine.recording.reader import open_recording
+from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.supervise import dying_with_us
-from smaragdine.sweep.groups import GRACE_S, end, end_rest
+from smaragdine.sensors.base import Channel
+from smaragdine.sensors.discover import COUNTER_PERIOD_NS
+from smaragdine.system import GRACE_S, end, end_rest
+from smaragdine.units import seconds
+
+# What a recording says about one point of a profile: energy and time of a step, and how sure that is.
+#
+# Steps are the time between two ends of steps. Those that compile and allocate are dropped, and those with an
+# epoch's end or an evaluation in them. The rest is cut into blocks: each is a repeat of the profile, and the
+# spread over blocks knows that one step resembles the next.
+
+UPDATES = 50  # of the counter, that a point lasts at least
+_MOST_MISSING = 0.01  # part of a point's time that no reading covers
+_STEPS_EVERY = re.compile(r"\bcounter steps every (\d+) ms")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Steps in a row; figures are their sum."""
+
+    steps: int
+    time_s: float
+    energy_j: float
+    energy_error_j: float  # standard error: where a block begins is known to one update of the sensor
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A point as it was measured."""
+
+    blocks: tuple[Block, ...]
+    updates: float  # of the counter, in all blocks together
+    provenance: str
+
+    @property
+    def count(self) -> int:
+        return sum(block.steps for block in self.blocks)
+
+    @property
+    def time_s(self) -> float:
+        """Of one step."""
+        return sum(block.time_s for block in self.blocks) / self.count
+
+    @property
+    def energy_j(self) -> float:
+        """Of one step."""
+        return sum(block.energy_j for block in self.blocks) / self.count
+
+    @property
+    def time_error_s(self) -> float | None:
+        """Standard error of `time_s`; None for a single block."""
+        return _standard_error([block.time_s / block.steps for block in self.blocks])
+
+    @property
+    def energy_error_j(self) -> float | None:
+        """Standard error of `energy_j`: the spread over blocks, no less than the updates of the sensor."""
+        spread = _standard_error([block.energy_j / block.steps for block in self.blocks])
+        # Blocks touch: what one gets too much, the next gets too little.
+        edges_j = max(block.energy_error_j for block in self.blocks) / self.count
+        return None if spread is None else max(spread, edges_j)
+
+
+def update_period_s(channels: Sequence[Channel], device: str) -> float | None:
+    """How often the device's counter has a new value for us, or where it has no counter its power; None where
+    nothing is known of the device."""
+    mine = [channel for channel in channels if channel.device == device]
+    for quantity in ("energy", "power"):
+        for channel in mine:
+            if channel.quantity == quantity:
+                # A GPU's counter is looked at less often than it steps; how often that is, is said beside it.
+                steps = _STEPS_EVERY.search(channel.detail)
+                period_ms = float(steps[1]) if steps else channel.period_ms
+                return max(period_ms / 1e3, COUNTER_PERIOD_NS / 1e9)
+    return None
+
+
+def steps_of(recording: Recording, device: str, warm_up: int, blocks: int) -> Steps:
+    """Raises `UserError` where the recording does not make a point."""
+    channel = main_channels(recording).get(device)
+    period_s = update_period_s(recording.channels, device)
+    announced = step_energies(recording)
+    if channel is None or period_s is None or announced is None or device not in announced.energy_j:
+        what = "no steps" if channel is not None and announced is None else f"nothing of {device}"
+        remedy = 'Mark them with smaragdine.mark("step_end", i)' if what == "no steps" else ""
+        raise UserError(f"{recording.path} has {what}", remedy=remedy)
+    spans_ns = announced.steps.spans_ns[max(warm_up - 1, 0) :]
+    energy_j = announced.energy_j[device][max(warm_up - 1, 0) :]
+    plain = _plain(recording, spans_ns)
+    spans_ns, energy_j = spans_ns[plain], energy_j[plain]
+    if not len(spans_ns):
+        raise UserError(
+            f"{recording.path} has no steps after the first {warm_up}",
+            remedy="Let the program run longer, or drop fewer: --warm-up N",
+        )
+    refuse_gaps(recording, device_traces(recording)[device], spans_ns, device)
+    known = np.isfinite(energy_j)
+    spans_ns, energy_j = spans_ns[known], energy_j[known]
+    length_s = (spans_ns[:, 1] - spans_ns[:, 0]) * 1e-9
+    edge_s = max(channel.period_ms / 1e3, COUNTER_PERIOD_NS / 1e9)
+    found: list[Block] = []
+    count = min(blocks, len(spans_ns) // 2) or 1
+    for rows in np.array_split(np.arange(len(spans_ns)), count):
+        time_s, sum_j = float(length_s[rows].sum()), float(energy_j[rows].sum())
+        # Each of the two edges lies anywhere between two updates.
+        error_j = sum_j / time_s * edge_s / math.sqrt(6) if time_s > 0 else 0.0
+        found.append(Block(len(rows), time_s, sum_j, error_j))
+    return Steps(tuple(found), float(length_s.sum()) / period_s, channel.provenance)
+
+
+def mean_power_w(recording: Recording, device: str, begin_ns: int, end_ns: int) -> float | None:
+    """None where no reading covers that time."""
+    trace = device_traces(recording).get(device)
+    covered_s = 0.0 if trace is None else trace.covered_s(begin_ns, end_ns)
+    return trace.energy_j(begin_ns, end_ns) / covered_s if trace is not None and covered_s > 0 else None
+
+
+def _plain(recording: Recording, spans_ns: Ints) -> npt.NDArray[np.bool_]:
+    """Steps with nothing else in them."""
+    marks = recording.marks
+    boundary = np.isin(marks["name"].to_numpy(zero_copy_only=False).astype(str), [*BOUNDARIES, "train_end"])
+    t_ns = np.sort(marks["t_ns"].to_numpy()[boundary])
+    return np.searchsorted(t_ns, spans_ns[:, 0]) == np.searchsorted(t_ns, spans_ns[:, 1])
+
+
+def refuse_gaps(recording: Recording, trace: PowerTrace, spans_ns: Ints, device: str) -> None:
+    """Time that no reading covers would count as time without power."""
+    covered_ns = np.diff(trace.covered_until_ns(spans_ns), axis=1).sum()
+    length_ns = (spans_ns[:, 1] - spans_ns[:, 0]).sum()
+    if covered_ns < (1 - _MOST_MISSING) * length_ns:
+        missing_s = float(length_ns - covered_ns) * 1e-9
+        why = f"{seconds(missing_s)} of {device} are missing"
+        raise UserError(f"{recording.path} cannot be used", why, "Profile it again")
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
 
 # enough: it ran until we ended it · ended: by itself · out_of_memory · failed: with another error
 # stuck: no step came for too long

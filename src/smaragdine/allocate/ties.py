@@ -20,8 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from smaragdine.allocate.model import Choices
-from smaragdine.allocate.objective import Allocation, Objective, step_time_s
+from smaragdine.allocate.model import Allocation, Choices, Objective, step_time_s
 from smaragdine.allocate.optimal import longest_step_s, optimal, usable
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from smaragdine.callbacks.training import traced_training
+from smaragdine.callbacks.training import traced_training, tuned_training
 
 
 class KerasCallback(keras.callbacks.Callback):
@@ -26,3 +26,25 @@ class KerasCallback(keras.callbacks.Callback):
     @property
     def trace(self) -> Any:
         return self._training.last
+
+
+# One line for Keras: `model.fit(x, y, callbacks=[smaragdine.KerasTuneCallback()])`.
+
+
+class KerasTuneCallback(keras.callbacks.Callback):
+    """Tunes the power limit during a training. `tune` has the result; the arguments are those of
+    `smaragdine.tune`."""
+
+    def __init__(self, folder: str | None = None, **options: Any) -> None:
+        super().__init__()
+        self._tuning = tuned_training(folder, options)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._tuning.begin()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._tuning.end()
+
+    @property
+    def tune(self) -> Any:
+        return self._tuning.last

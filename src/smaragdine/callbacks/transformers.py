@@ -6,7 +6,7 @@ from typing import Any
 
 import transformers
 
-from smaragdine.callbacks.training import traced_training
+from smaragdine.callbacks.training import traced_training, tuned_training
 
 
 class TrainerCallback(transformers.TrainerCallback):
@@ -25,3 +25,24 @@ class TrainerCallback(transformers.TrainerCallback):
     @property
     def trace(self) -> Any:
         return self._training.last
+
+
+# One line for Hugging Face: `Trainer(…, callbacks=[smaragdine.TrainerTuneCallback()])`.
+
+
+class TrainerTuneCallback(transformers.TrainerCallback):
+    """Tunes the power limit during a training. `tune` has the result; the arguments are those of
+    `smaragdine.tune`."""
+
+    def __init__(self, folder: str | None = None, **options: Any) -> None:
+        self._tuning = tuned_training(folder, options)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._tuning.begin()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._tuning.end()
+
+    @property
+    def tune(self) -> Any:
+        return self._tuning.last

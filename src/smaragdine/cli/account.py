@@ -128,7 +128,7 @@ def main(words: list[str]) -> int:
     if options.json != "-":
         _print(footprint, edges, options)
         if precision:
-            from smaragdine.report.precision import thinned_table
+            from smaragdine.report.tables import thinned_table
             from smaragdine.report.terminal import console
 
             console().print(thinned_table(precision))
@@ -137,7 +137,7 @@ def main(words: list[str]) -> int:
 
 def _inputs(options: argparse.Namespace) -> tuple[pa.Table, Meters, pa.Table | None]:
     from smaragdine.api import account_inputs
-    from smaragdine.tracing.files.events import read_events
+    from smaragdine.tracing.files import read_events
 
     if options.idle_w and options.limit_w and options.idle_w >= options.limit_w:
         raise UserError("--idle-w is not below --limit-w")
@@ -176,12 +176,7 @@ def _write_json(footprint: Footprint, precision: Mapping[str, Sequence[Score]], 
 
 
 def _print(footprint: Footprint, edges: pa.Table | None, options: argparse.Namespace) -> None:
-    from smaragdine.report.footprint import (
-        diagram_tree,
-        footprint_remarks,
-        footprint_tables,
-        idle_remarks,
-    )
+    from smaragdine.report.tables import diagram_tree, footprint_remarks, footprint_tables, idle_remarks
     from smaragdine.report.terminal import console
 
     out = console()

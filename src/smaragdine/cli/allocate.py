@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 from smaragdine.allocate.methods import (
     METHODS,
     Answer,
+    Corner,
     allocation_json,
     answer,
     answers_json,
     left_out,
+    pareto,
     warnings,
 )
-from smaragdine.allocate.model import MODELS, Choices, choices, model_warnings
-from smaragdine.allocate.objective import OBJECTIVES, Objective, check
-from smaragdine.allocate.pareto import Corner, pareto
+from smaragdine.allocate.model import MODELS, OBJECTIVES, Choices, Objective, check, choices, model_warnings
 from smaragdine.allocate.profile import Profile, read_profile
 from smaragdine.cli.parsing import Parser, percentage, positive_count, positive_watts
 from smaragdine.errors import UserError, visible

@@ -13,7 +13,7 @@ from smaragdine.cli.parsing import Parser, positive_seconds
 from smaragdine.errors import UserError
 from smaragdine.recording.asked import BASELINE, asked
 from smaragdine.recording.session import RecordOptions, record_here
-from smaragdine.sensors.cuda_context import attached_context
+from smaragdine.sensors.nvml.cuda_context import attached_context
 
 
 def main(words: list[str]) -> int:

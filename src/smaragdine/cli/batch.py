@@ -10,9 +10,8 @@ import statistics
 import sys
 from typing import Any
 
-from smaragdine.allocate.bandit import Replay, replay
-from smaragdine.allocate.batch_size import BatchSize, batch_sizes, best_batch_size, epoch_cost
-from smaragdine.allocate.tables import Epoch, read_epochs, read_trainings
+from smaragdine.allocate.batch_size import BatchSize, Replay, batch_sizes, best_batch_size, epoch_cost, replay
+from smaragdine.allocate.profile import Epoch, read_epochs, read_trainings
 from smaragdine.cli.parsing import Parser, count, positive_count
 from smaragdine.errors import UserError
 
@@ -38,7 +37,7 @@ def main(words: list[str]) -> int:
         json.dump(_json(sizes, best, default, replays), sys.stdout, indent=1, allow_nan=False)
         print()
         return 0
-    from smaragdine.report.platform import batch_tables
+    from smaragdine.report.allocation import batch_tables
     from smaragdine.report.terminal import console
 
     console().print(batch_tables(sizes, best, default, replays))

@@ -11,7 +11,7 @@ from typing import Any
 from smaragdine.accounting.arithmetic import per_step
 from smaragdine.accounting.comparison import compare, to_json
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.grouping import grouped
+from smaragdine.accounting.joint import grouped
 from smaragdine.accounting.merge import merge_all, parse_rule
 from smaragdine.accounting.precision import assw, score_json, stability
 from smaragdine.accounting.similarity import Correlation, constant_power, matrix
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     comparison = compare(*sides, options.device, by_step)
     if options.json:
         return _print_json({"a": paths[:split], "b": paths[split:], **to_json(comparison, options.top)})
-    from smaragdine.report.comparison import comparison_tables, what_is_compared
+    from smaragdine.report.tables import comparison_tables, what_is_compared
     from smaragdine.report.terminal import console
 
     out = console()
@@ -131,7 +131,7 @@ def _print_matrix(paths: list[str], footprints: list[Footprint], options: argpar
         return _print_json(
             {"runs": paths, **{name.replace(" ", "_"): _values(rows) for name, rows in matrices.items()}}
         )
-    from smaragdine.report.comparison import matrix_tables
+    from smaragdine.report.tables import matrix_tables
     from smaragdine.report.terminal import console
 
     console().print(matrix_tables(paths, list(matrices.items())))
@@ -160,8 +160,7 @@ def _print_precision(paths: list[str], footprints: list[Footprint], options: arg
                 "stability": {name.replace(" ", "_"): _values(rows) for name, rows in matrices.items()},
             }
         )
-    from smaragdine.report.comparison import matrix_tables
-    from smaragdine.report.precision import widening_table
+    from smaragdine.report.tables import matrix_tables, widening_table
     from smaragdine.report.terminal import console
 
     out = console()

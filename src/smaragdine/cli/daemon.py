@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from smaragdine.cli.parsing import Parser, period_ms, positive_count
+from smaragdine.daemon.settings import Bounds, Settings, parse_endpoint
 from smaragdine.errors import UserError
-from smaragdine.monitor.daemon.settings import Bounds, Settings, parse_endpoint
 
 _EXAMPLE = """\
   sudo smaragdine daemon                      until Ctrl-C; members of the group smaragdine may use it
@@ -85,14 +85,14 @@ def main(words: list[str]) -> int:
     settings = _settings(options)
     settings.check()
     if options.systemd:
-        from smaragdine.monitor.daemon.unit import unit_text
+        from smaragdine.daemon.unit import unit_text
 
         kept = _absolute([word for word in words if word != "--systemd"])
         # Also where this is `python -m smaragdine`.
         beside = Path(sys.executable).with_name("smaragdine")
         print(unit_text(str(beside if beside.exists() else Path(sys.argv[0]).absolute()), kept), end="")
         return 0
-    from smaragdine.monitor.daemon.main import run
+    from smaragdine.daemon.main import run
 
     return run(settings)
 
@@ -133,7 +133,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _new_token(options: argparse.Namespace) -> int:
-    from smaragdine.monitor.daemon.tokens import add_token
+    from smaragdine.daemon.callers import add_token
 
     if options.tokens is None:
         raise UserError("--new-token needs a file to put it into", remedy="Give --tokens FILE")

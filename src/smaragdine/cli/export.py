@@ -12,7 +12,7 @@ from smaragdine.cli.parsing import Parser, add_merge_options, opened, opened_bas
 from smaragdine.errors import UserError, visible
 
 if TYPE_CHECKING:
-    from smaragdine.report.export.run import Run
+    from smaragdine.accounting.run import Run
 
 _EXAMPLE = """\
   smaragdine export runs/2026-11-15-train --to perfetto
@@ -76,7 +76,7 @@ def main(words: list[str]) -> int:
     if options.output == "-" and options.to not in _TEXT:
         raise UserError(f"{options.to} is no text", remedy="Name a file or a folder with -o")
     from smaragdine.accounting.merge import parse_rule
-    from smaragdine.report.export.run import gather
+    from smaragdine.accounting.run import gather
 
     run = gather(
         opened(options.recording),

@@ -14,7 +14,7 @@ from smaragdine.sweep.fit import QUANTITIES, Analysis, analyse, to_json
 from smaragdine.sweep.measurements import Columns, Group, Of, read_groups
 
 if TYPE_CHECKING:
-    from smaragdine.sweep.settings import SweepGroups
+    from smaragdine.sweep.measurements import SweepGroups
 
 _MOSTLY_STEPS = 0.5
 _SHOWN = ("energy", "time", "edp")
@@ -110,7 +110,7 @@ def _of_table(path: Path, options: argparse.Namespace) -> tuple[list[Group], lis
 
 
 def _of_sweep(folder: Path, options: argparse.Namespace) -> SweepGroups:
-    from smaragdine.sweep.settings import groups_of_sweep
+    from smaragdine.sweep.measurements import groups_of_sweep
     from smaragdine.sweep.table import read_results
 
     for name in ("time", "power", "by"):
@@ -132,7 +132,7 @@ def _remarks(swept: SweepGroups) -> list[str]:
 
 
 def _print(found: Analysis, quantities: tuple[str, ...]) -> None:
-    from smaragdine.report.fit import fit_tables, front_table
+    from smaragdine.report.limits import fit_tables, front_table
     from smaragdine.report.terminal import console
 
     out = console()
@@ -142,8 +142,7 @@ def _print(found: Analysis, quantities: tuple[str, ...]) -> None:
 
 
 def _draw(found: Analysis, swept: SweepGroups | None, options: argparse.Namespace) -> None:
-    from smaragdine.report.figures.limits import draw_fits
-    from smaragdine.report.figures.sweep import draw_sweep
+    from smaragdine.report.figures.limits import draw_fits, draw_sweep
 
     folder, formats = Path(options.figures), options.format.split(",")
     if swept is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smaragdine.allocate.platform import Prediction, best_platform, leave_one_out, standard_device
-from smaragdine.allocate.tables import Epoch, read_epochs
+from smaragdine.allocate.profile import Epoch, read_epochs
 from smaragdine.cli.parsing import Parser, positive_count
 from smaragdine.errors import UserError
 
@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
             _known(epochs, options.workload, options.batch),
             _COSTS[options.objective],
         )
-    from smaragdine.report.platform import misses_json, platform_tables, scale_json
+    from smaragdine.report.allocation import misses_json, platform_tables, scale_json
 
     if options.json:
         values: dict[str, Any] = {"scale": scale_json(scale)}

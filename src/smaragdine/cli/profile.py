@@ -13,10 +13,12 @@ from smaragdine.allocate.device import (
     Profiled,
     Request,
     check_request,
+    claim,
     devices_to_profile,
+    file_stem,
     profile_device,
+    write_profile,
 )
-from smaragdine.allocate.points import claim, file_stem, write_profile
 from smaragdine.cli.parsing import Parser, count, counts, positive_count, positive_seconds, positive_watts
 from smaragdine.errors import UserError, visible
 from smaragdine.recording.command import build_command
@@ -154,8 +156,8 @@ def _profile(device: Device, request: Request, output: Path, gpu: str) -> None:
 
 
 def _profile_on_ray(request: Request, limits_w: dict[str, list[float]], options: argparse.Namespace) -> int:
-    from smaragdine.allocate.profile_ray import profile_types
-    from smaragdine.sweep.repetition import Stop
+    from smaragdine.allocate.ray import profile_types
+    from smaragdine.jobs.job import Stop
 
     for name in ("device", "name"):
         if getattr(options, name) is not None:
@@ -187,7 +189,7 @@ def _folder(output: str) -> Path | None:
 
 
 def _write(output: Path, gpu: str, profiled: Profiled) -> None:
-    from smaragdine.report.profile import profile_table
+    from smaragdine.report.allocation import profile_table
     from smaragdine.report.terminal import console
 
     write_profile(output, gpu, profiled.points, profiled.idle_w, profiled.wait_w)

@@ -12,7 +12,7 @@ from typing import Any
 
 from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.overview import Overview, alike, overview, overview_json
+from smaragdine.accounting.run import Overview, alike, overview, overview_json
 from smaragdine.cli.parsing import Parser, add_merge_options, count, opened_baseline, say_damage
 from smaragdine.errors import UserError, visible
 from smaragdine.recording.format import TRACES_FOLDER
@@ -108,7 +108,7 @@ def _opened(path: str) -> Recording:
     recording = open_recording(path)
     if recording.status == "running" or not (recording.path / TRACES_FOLDER).is_dir():
         return recording
-    from smaragdine.tracing.assemble.recording import assemble, is_left
+    from smaragdine.tracing.assemble import assemble, is_left
 
     if not is_left(recording):
         return recording
@@ -136,8 +136,9 @@ def _merged(found: Sequence[Overview], options: argparse.Namespace) -> Sequence[
 def _print_one(
     recording: Recording, found: Overview, options: argparse.Namespace, baseline: Recording | None
 ) -> None:
-    from smaragdine.accounting.grouping import grouped, in_order
-    from smaragdine.report.overview import overview_tables, step_tables
+    from smaragdine.accounting.footprint import in_order
+    from smaragdine.accounting.joint import grouped
+    from smaragdine.report.tables import overview_tables, step_tables
     from smaragdine.report.terminal import console, run_tables
 
     shown = found.footprint if options.traced else found.shown
@@ -161,7 +162,7 @@ def _print_both(
     recordings: Sequence[Recording], found: Sequence[Overview], options: argparse.Namespace
 ) -> int:
     from smaragdine.accounting.comparison import compare, to_json
-    from smaragdine.accounting.grouping import grouped
+    from smaragdine.accounting.joint import grouped
 
     sides: list[Footprint] = []
     alone: list[UserError] = []
@@ -181,8 +182,7 @@ def _print_both(
         paths = [str(recording.path) for recording in recordings]
         reports = [overview_json(each) for each in found]
         return _print_json({"a": paths[0], "b": paths[1], **to_json(comparison), "reports": reports})
-    from smaragdine.report.comparison import comparison_tables, what_is_compared
-    from smaragdine.report.overview import both_summaries
+    from smaragdine.report.tables import both_summaries, comparison_tables, what_is_compared
     from smaragdine.report.terminal import console
 
     out = console()

@@ -232,7 +232,7 @@ def _prepare(
 def _assemble(recorded: Recorded, keep: bool) -> list[str]:
     if not (recorded.folder / TRACES_FOLDER).is_dir():
         return []
-    from smaragdine.tracing.assemble.recording import assemble
+    from smaragdine.tracing.assemble import assemble
 
     try:
         return assemble(recorded.folder, keep)
@@ -242,7 +242,7 @@ def _assemble(recorded: Recorded, keep: bool) -> list[str]:
 
 def _why_nothing(recorded: Recorded, wanted: bool) -> list[str]:
     """Whoever asked for steps wants to know; else only who computed with a framework need hear of them."""
-    from smaragdine.tracing.assemble.absence import computed_without_steps, why_nothing
+    from smaragdine.tracing.absence import computed_without_steps, why_nothing
 
     try:
         recording = Recording(recorded.folder, recorded.info)

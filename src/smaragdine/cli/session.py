@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from smaragdine.cli.parsing import Parser, count, period_ms
 from smaragdine.errors import UserError, visible
-from smaragdine.monitor.address import DEFAULT_SOCKET
-from smaragdine.monitor.client import connect
+from smaragdine.monitor.client import DEFAULT_SOCKET, connect
 from smaragdine.units import joules
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ def _channels(daemon: Client, session_id: str) -> _Names:
 
 
 def _print_csv(batches: Iterable[pb.ReadResponse], names: _Names) -> None:
-    from smaragdine.recording.table_files import guarded
+    from smaragdine.recording.tables import guarded
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["t_ns", "device", "quantity", "value", "unit"])

@@ -10,15 +10,167 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from smaragdine.cli.study_options import custom_parser, figures_parser, study_parser, wanted_of
+from smaragdine.cli.parsing import Parser, count, counts, parameter, positive_count, positive_seconds
 from smaragdine.errors import UserError
-from smaragdine.study.catalogue import STUDIES, Planned, runs_of
-from smaragdine.study.folder import LOGS, Study, check_script, check_words, expected_s, left_of, read_made
-from smaragdine.study.machine import machine_here
-from smaragdine.study.programs import check_packages
-from smaragdine.study.settings import Run
-from smaragdine.sweep.limits import Say
-from smaragdine.sweep.repetition import Stop
+from smaragdine.jobs.job import Stop
+from smaragdine.jobs.lender import Say
+from smaragdine.study.folder import (
+    KEEPS,
+    LOGS,
+    Study,
+    check_script,
+    check_words,
+    expected_s,
+    left_of,
+    read_made,
+)
+from smaragdine.study.plan import (
+    FRAMEWORKS,
+    PRECISIONS,
+    SIZES,
+    STAGES,
+    STUDIES,
+    Planned,
+    Run,
+    Wanted,
+    check_packages,
+    machine_here,
+    runs_of,
+    size_here,
+)
+
+# The options of `smaragdine study`.
+
+_STUDIES = {
+    "bert": (
+        "What BERT uses in each stage.",
+        "smaragdine study bert --stage pretrain,predict --runs 5 -o out",
+    ),
+    "variants": (
+        "What BERT's pre-training uses with other numbers of layers and hidden sizes.",
+        "smaragdine study variants --layers 6,8,10,12 --hidden 512,768 -o out",
+    ),
+    "albert": ("What ALBERT uses, beside BERT.", "smaragdine study albert --precision bf16,fp32 -o out"),
+    "precision": (
+        "How alike footprints stay with fewer readings (ASSS), more runs (ASSW) and between experiments,\n"
+        "what sampling costs a program, and how the cost of it all grows.",
+        "smaragdine study precision --experiments 9 -o out",
+    ),
+    "all": ("bert, variants, albert, precision and figures.", "smaragdine study all -o out"),
+}
+
+
+def study_parser(name: str) -> Parser:
+    description, example = _STUDIES[name]
+    parser = Parser(f"study {name}", description, f"  {example}")
+    _add_common(parser)
+    parser.add_argument(
+        "--size", choices=tuple(SIZES), help="of it all (base where there is a GPU, else small)"
+    )
+    parser.add_argument("--runs", metavar="N", type=positive_count, help="of each setting (base 5, small 3)")
+    if name in ("precision", "all"):
+        parser.add_argument(
+            "--experiments", metavar="N", type=positive_count, help="of so many runs each, for precision (9)"
+        )
+    model = parser.add_argument_group("what is run; several, separated by commas: all combinations")
+    model.add_argument("--framework", metavar="F", help=f"{', '.join(FRAMEWORKS)} (torch)")
+    model.add_argument("--stage", metavar="S", help=", ".join(STAGES))
+    model.add_argument("--precision", metavar="P", help=f"{', '.join(PRECISIONS)} (fp32)")
+    model.add_argument("--layers", metavar="N", type=counts, default=[], help="transformers in the encoder")
+    model.add_argument("--hidden", metavar="N", type=counts, default=[], help="hidden size")
+    model.add_argument("--batch", metavar="N", type=positive_count, help="sequences in a step")
+    model.add_argument("--length", metavar="N", type=positive_count, help="tokens in a sequence")
+    model.add_argument("--seconds", metavar="S", type=positive_seconds, help="of steps in a run, at least")
+    model.add_argument("--data", metavar="DIR", help="CoLA's files or texts (default: generated)")
+    parser.add_argument("--trace-steps", metavar="N", type=positive_count, help="how many steps are traced")
+    return parser
+
+
+def custom_parser() -> Parser:
+    parser = Parser(
+        "study custom",
+        "Run a program of your own with every combination of values, and compare what its steps use.\n"
+        "{NAME} in its arguments is replaced by the value; without it, --NAME VALUE is added.",
+        "  smaragdine study custom train.py --vary layers=2,4,8 --runs 3\n"
+        "  smaragdine study custom train.py --vary batch=16,32 -- --epochs 1 --batch-size {batch}",
+    )
+    parser.usage = "smaragdine study custom PROGRAM --vary NAME=V,… [options] [-- the program's arguments]"
+    parser.add_argument("program", metavar="PROGRAM", nargs="?", help="as smaragdine run takes it")
+    parser.add_argument(
+        "--vary", metavar="NAME=V,…", type=parameter, action="append", default=[], help="what varies; again"
+    )
+    _add_common(parser)
+    parser.add_argument("--runs", metavar="N", type=positive_count, default=3, help="of each setting (3)")
+    parser.add_argument(
+        "--trace-steps", metavar="N", type=positive_count, default=20, help="how many steps are traced (20)"
+    )
+    parser.add_argument(
+        "--trace-skip", metavar="N", type=count, default=10, help="steps before the first traced one (10)"
+    )
+    return parser
+
+
+def figures_parser() -> Parser:
+    parser = Parser(
+        "study figures",
+        "Every figure and table of what has been run, and a page that compares it with the paper.",
+        "  smaragdine study figures out",
+    )
+    parser.add_argument("folder", metavar="OUT", nargs="?", default="study", help="of the study (study)")
+    parser.add_argument("--json", action="store_true", help="print the findings, for machines")
+    return parser
+
+
+def wanted_of(options: argparse.Namespace, machine: dict[str, Any]) -> Wanted:
+    data = None if options.data is None else Path(options.data).absolute()
+    if data is not None and not data.is_dir():
+        raise UserError(f"--data {options.data} is no folder", remedy="Name one with CoLA's files or texts")
+    if data is not None and not any(path.suffix in (".txt", ".tsv") for path in data.rglob("*")):
+        raise UserError(
+            f"--data {options.data} has no data",
+            "there is no .txt and no .tsv file in it",
+            "Name a folder with CoLA's files or texts",
+        )
+    return Wanted(
+        SIZES[options.size or size_here(machine)],
+        _listed(options.stage),
+        _listed(options.framework) or FRAMEWORKS[:1],
+        _listed(options.precision) or PRECISIONS[:1],
+        tuple(options.layers),
+        tuple(options.hidden),
+        options.batch,
+        options.length,
+        options.runs,
+        getattr(options, "experiments", None),
+        options.seconds,
+        options.trace_steps,
+        data,
+    )
+
+
+def _add_common(parser: Parser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        default="study",
+        help="the study's folder; commands share it (study)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print what would run, and how long it takes")
+    parser.add_argument(
+        "--keep",
+        choices=KEEPS,
+        default="first",
+        help="whose events stay: each setting's first run's (first)",
+    )
+    parser.add_argument("--timeout", metavar="S", type=positive_seconds, help="end a run after this")
+    parser.add_argument("--seed", metavar="N", type=count, help="of the order (the study's, or a new one)")
+    parser.add_argument("--json", action="store_true", help="print what was found, for machines")
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(text.split(","))
+
 
 _HELP = """\
 usage: smaragdine study bert | variants | albert | precision | all | custom | figures  [options]
@@ -96,11 +248,11 @@ def _study(name: str, words: list[str]) -> int:
 
 
 def _custom(words: list[str]) -> int:
-    from smaragdine.report.study.custom import customs_json, customs_tables
     from smaragdine.report.terminal import console
     from smaragdine.study.custom import custom_settings, customs_of
+    from smaragdine.study.plan import PROGRAM
     from smaragdine.study.results import load_results
-    from smaragdine.study.settings import PROGRAM
+    from smaragdine.study.tables import customs_json, customs_tables
 
     cut = words.index("--") if "--" in words else len(words)
     options = custom_parser().parse_args(words[:cut])
@@ -153,8 +305,8 @@ def _run(
     experiment_runs: int | None = None,
 ) -> int:
     """0: all have a result; 1: some have not; more: it was stopped."""
-    from smaragdine.report.study.running import StudyDisplay
     from smaragdine.report.terminal import shortest_path
+    from smaragdine.study.page import StudyDisplay
     from smaragdine.study.results import hardware_named, machines_of
     from smaragdine.study.runner import run_missing
 
@@ -188,8 +340,8 @@ def _run(
 
 def _dry_run(folder: Path, runs: Sequence[Run], as_json: bool, overhead: bool = False) -> int:
     """`overhead`: that of sampling is to be measured as well."""
-    from smaragdine.report.study.running import runs_table
     from smaragdine.report.terminal import console
+    from smaragdine.study.page import runs_table
     from smaragdine.units import seconds
 
     made = read_made(folder)
@@ -218,8 +370,8 @@ def _overhead_left(folder: Path, repeated: Sequence[Planned], pairs: int) -> boo
 
 
 def _draw(folder: Path) -> None:
-    from smaragdine.report.study.page import FIGURES_FOLDER, TABLES_FOLDER, write_study
     from smaragdine.report.terminal import shortest_path
+    from smaragdine.study.page import FIGURES_FOLDER, TABLES_FOLDER, write_study
 
     files = write_study(folder)
     for path in files:
@@ -232,10 +384,10 @@ def _draw(folder: Path) -> None:
 
 def _print_findings(folder: Path, names: Sequence[str], as_json: bool) -> None:
     """Of these studies, or of all."""
-    from smaragdine.report.study.tables import findings_table
     from smaragdine.report.terminal import console
     from smaragdine.study.findings import findings
     from smaragdine.study.results import load_results
+    from smaragdine.study.tables import findings_table
 
     results = load_results(folder)
     found = (

@@ -16,9 +16,8 @@ from typing import Any
 from smaragdine.cli.parsing import Parser, count, parameter, percentage, positive_count, positive_seconds
 from smaragdine.errors import UserError
 from smaragdine.sweep.experiment import ExperimentFile, checked, name_of, read_experiments
-from smaragdine.sweep.folders import find_sweep, gone_if_refused
 from smaragdine.sweep.plan import Plan, make_plan, save_plan
-from smaragdine.sweep.runner import BASELINE, Queue, Sweep
+from smaragdine.sweep.sweep import BASELINE, Queue, Sweep, find_sweep, gone_if_refused
 
 _FILES = (".yaml", ".yml", ".toml", ".json")
 _EXAMPLE = """\
@@ -53,7 +52,7 @@ def main(words: list[str]) -> int:
     if known is not None:
         return _run(folder, options)
     if options.engine == "local":
-        from smaragdine.sweep.engine_local import jobs_here
+        from smaragdine.sweep.local import jobs_here
 
         jobs_here(plan, plan.tasks, os.environ)
     with gone_if_refused(folder):
@@ -198,10 +197,10 @@ def _made() -> dict[str, Any]:
 
 
 def _dry_run(plan: Plan, folder: Path | None, options: argparse.Namespace) -> int:
-    from smaragdine.report.sweep import plan_table
+    from smaragdine.report.limits import plan_table
     from smaragdine.report.terminal import console
-    from smaragdine.sweep.engine_local import jobs_here
-    from smaragdine.sweep.progress import expected_s, with_warm_up
+    from smaragdine.sweep.local import jobs_here
+    from smaragdine.sweep.sweep import expected_s, with_warm_up
     from smaragdine.units import seconds
 
     left, took_s = list(plan.tasks), dict[str, list[float]]()
@@ -236,9 +235,9 @@ def _run(folder: Path, options: argparse.Namespace) -> int:
 
 
 def _run_sweep(sweep: Sweep, options: argparse.Namespace) -> int:
-    from smaragdine.report.sweep import SweepDisplay
+    from smaragdine.jobs.job import Stop
+    from smaragdine.report.limits import SweepDisplay
     from smaragdine.report.terminal import shortest_path
-    from smaragdine.sweep.repetition import Stop
 
     where = shlex.quote(shortest_path(sweep.folder))
     before = len(sweep.rows) - len(sweep.failed())
@@ -246,11 +245,11 @@ def _run_sweep(sweep: Sweep, options: argparse.Namespace) -> int:
     with SweepDisplay(sweep.note, len(sweep.left()), first) as display, Stop() as stop:
         queue = Queue(sweep, options.retry)
         if options.engine == "ray":
-            from smaragdine.sweep.engine_ray import run_ray
+            from smaragdine.sweep.ray import run_ray
 
             run_ray(queue, display, stop, options.address)
         else:
-            from smaragdine.sweep.engine_local import run_local
+            from smaragdine.sweep.local import run_local
 
             run_local(queue, display, stop)
         sweep.save()

@@ -14,12 +14,10 @@ from smaragdine.errors import UserError
 from smaragdine.recording.asked import asked
 from smaragdine.recording.command import build_command
 from smaragdine.recording.session import Recorded, RecordOptions, record_program
+from smaragdine.report.limits import tune_lines, tune_tables
 from smaragdine.report.terminal import console
-from smaragdine.report.tune import tune_lines, tune_tables
-from smaragdine.sweep.tune.client import TUNED_VARIABLE, TunerClient, save_outcome
-from smaragdine.sweep.tune.outcome import Outcome
-from smaragdine.sweep.tune.setup import TuneOptions
 from smaragdine.tracing.hook.environment import environment as hook_environment
+from smaragdine.tune.process import TUNED_VARIABLE, Outcome, TuneOptions, TunerClient, save_outcome
 
 _EXAMPLE = """\
   smaragdine tune -- train.py --epochs 3

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smaragdine.errors import UserError
-from smaragdine.sensors.kernel import boot_id
+from smaragdine.system import boot_id
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _place() -> Place:
 def gpus_of(uuids: Sequence[str | None]) -> tuple[list[str], list[str]]:
     """The GPUs of a machine's ranks that NVML knows here, and those that it does not: each rank may see its
     own alone."""
-    from smaragdine.sweep.limits import devices_here
+    from smaragdine.jobs.lender import devices_here
 
     found = list(dict.fromkeys(uuid for uuid in uuids if uuid is not None))
     known = devices_here([], {}).values() if found else ()
@@ -159,8 +159,8 @@ def gpus_of(uuids: Sequence[str | None]) -> tuple[list[str], list[str]]:
 
 def set_limits(opened: contextlib.ExitStack, wanted: Sequence[tuple[str | None, float]]) -> None:
     """Set (UUID of a GPU, W) until `opened` closes: by lease where there is a daemon."""
-    from smaragdine.sweep.limits import devices_here, lender, ranges_here, wanted_limits
-    from smaragdine.sweep.plan import Setting
+    from smaragdine.jobs.lender import devices_here, lender, ranges_here, wanted_limits
+    from smaragdine.jobs.setting import Setting
 
     by_uuid = {uuid: device for device, uuid in devices_here([], {}).items()}
     ranges, limits = ranges_here(), dict[Any, Any]()

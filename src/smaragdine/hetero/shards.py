@@ -8,17 +8,159 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from smaragdine.errors import UserError
-from smaragdine.hetero.allocation import Allocation, checked_batches, checked_limits, read_allocation
+from smaragdine.files import read_json
 from smaragdine.hetero.node import Measured
-from smaragdine.hetero.order import Part, ShardSampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
+
+
+# What `split` was given: samples per rank, and the limits that go with them.
+
+_MOST = 10**9
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """By rank."""
+
+    batches: tuple[int, ...]
+    power_limits_w: tuple[float, ...] | None = None
+    gpus: tuple[str, ...] = ()  # names in the file
+
+
+def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> Allocation:
+    """An answer of `smaragdine allocate --json`: `method`'s, else the cheapest that is fast enough."""
+    file = Path(path)
+    try:
+        values = read_json(file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read", error.strerror or str(error)) from None
+    except ValueError as error:
+        raise _bad(file, f"not JSON: {error}") from None
+    try:
+        answers: dict[str, Any] = {str(each["method"]): each for each in values["methods"]}
+        chosen = method or min(answers, key=lambda name: _preference(answers[name]))
+        if chosen not in answers:
+            raise UserError(f"{file} has no method {chosen}", remedy=f"There are: {', '.join(answers)}")
+        rows: Sequence[Mapping[str, Any]] = answers[chosen]["allocation"]
+        found = Allocation(
+            checked_batches([row["batch"] for row in rows], str(file)),
+            tuple(float(row["power_limit_w"]) for row in rows),
+            tuple(str(row["gpu"]) for row in rows),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _bad(file, f"{type(error).__name__} {error}") from None
+    return found
+
+
+def _preference(answer: Mapping[str, Any]) -> tuple[bool, float, bool]:
+    """What keeps to the slowdown that was asked for comes first, however much cheaper a slower one is. An
+    answer that was preferred to one it cannot be told from stands for it."""
+    least = float(answer.get("tie", answer)["cost"])
+    return bool(answer.get("too_slow")), float(f"{least:.9g}"), answer["method"] != "optimal"
+
+
+def checked_batches(batches: Sequence[Any], where: str = "the split") -> tuple[int, ...]:
+    if not batches:
+        raise UserError(f"{where} has no rank", remedy="Give the samples of each rank: split([3, 5])")
+    for rank, batch in enumerate(batches):
+        if not isinstance(batch, int) or isinstance(batch, bool) or not 0 <= batch <= _MOST:
+            raise UserError(f"{where} has a bad batch for rank {rank}", f"{batch!r} is no number of samples")
+        if not batch:
+            raise UserError(f"{where} gives rank {rank} no samples", remedy="Start the job without that rank")
+    return tuple(batches)
+
+
+def checked_limits(limits_w: Sequence[Any], ranks: int) -> tuple[float, ...]:
+    if len(limits_w) != ranks:
+        raise UserError(f"{len(limits_w)} power limits for {ranks} ranks", remedy="Give one for each")
+    for limit in cast("Sequence[object]", limits_w):
+        if not isinstance(limit, int | float) or isinstance(limit, bool) or not 0 < limit < 1e5:
+            raise UserError(f"a power limit of {limit!r}", "not a power above 0 W")
+    return tuple(float(limit) for limit in limits_w)
+
+
+def _bad(file: Path, why: str) -> UserError:
+    return UserError(f"{file} is no allocation", why, "Make one: smaragdine allocate … --json > FILE")
+
+
+# Which samples a rank gets of every global batch. Every rank computes the same, and nobody has to ask.
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part of one global batch."""
+
+    samples: int  # of this rank
+    global_samples: int
+
+
+def shares(total: int, batches: Sequence[int]) -> list[int]:
+    """`total` samples in proportion to `batches`, by largest remainder; the lower rank first in a tie."""
+    whole = sum(batches)
+    found = [total * batch // whole for batch in batches]
+    by_remainder = sorted(range(len(batches)), key=lambda rank: (-(total * batches[rank] % whole), rank))
+    for rank in by_remainder[: total - sum(found)]:
+        found[rank] += 1
+    return found
+
+
+def permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """The order of an epoch. numpy promises this generator's numbers for all its versions: unequal machines
+    need not have equal ones."""
+    return np.random.RandomState([seed, epoch]).permutation(count)
+
+
+class ShardSampler:
+    """The batches of one rank, as a DataLoader's `batch_sampler`."""
+
+    def __init__(
+        self, count: int, batches: Sequence[int], rank: int, shuffle: bool, seed: int, drop_last: bool
+    ) -> None:
+        self._count = count
+        self._batches = tuple(batches)
+        self._rank = rank
+        self._shuffle = shuffle
+        self._seed = seed
+        self._drop_last = drop_last
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        whole = sum(self._batches)
+        return self._count // whole if self._drop_last else -(-self._count // whole)
+
+    def parts(self) -> Iterator[Part]:
+        """What `__iter__` gives, as counts."""
+        for begin in self._begins():
+            total = min(sum(self._batches), self._count - begin)
+            yield Part(shares(total, self._batches)[self._rank], total)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = permutation(self._count, self._seed, self.epoch) if self._shuffle else np.arange(self._count)
+        for begin in self._begins():
+            indices = order[begin : begin + sum(self._batches)]
+            counts = shares(len(indices), self._batches)
+            first = sum(counts[: self._rank])
+            mine = indices[first : first + counts[self._rank]]
+            # A rank without samples must still take part in the all-reduce: a sample stands in, and has no
+            # weight.
+            yield (mine if mine.size else indices[:1]).tolist()
+
+    def _begins(self) -> range:
+        whole = sum(self._batches)
+        return range(0, len(self) * whole, whole)
+
 
 _OURS = ("batch_size", "sampler", "batch_sampler")
 

@@ -17,7 +17,7 @@ from smaragdine.errors import UserError
 from smaragdine.recording.damage import is_as_written, sealed_json
 from smaragdine.recording.format import FORMAT_VERSION, INFO_FILE, SPOOL_FOLDER
 from smaragdine.recording.seal import last_seals
-from smaragdine.sensors.kernel import boot_id, start_ticks
+from smaragdine.system import boot_id, start_ticks
 from smaragdine.version import __version__
 
 # All that is stored of the environment: what changes how fast or where the program computes. Never more,

@@ -22,13 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from smaragdine.display import Shown
 from smaragdine.errors import UserError
 from smaragdine.files import parse_json
 from smaragdine.recording import damage
-from smaragdine.recording.checks import oddity
-from smaragdine.recording.columns import MOST_T_NS
-from smaragdine.recording.damage import TableFile, table_files
-from smaragdine.recording.events import fit, one_dictionary
+from smaragdine.recording.damage import TableFile, oddity, table_files
 from smaragdine.recording.format import (
     EDGES,
     EVENTS,
@@ -44,10 +42,11 @@ from smaragdine.recording.format import (
     channels_of,
 )
 from smaragdine.recording.marks import by_time, read_spool
+from smaragdine.recording.tables import MOST_T_NS
 from smaragdine.recording.thinned import Thinned, read_thinned
+from smaragdine.recording.writer import fit, one_dictionary
 from smaragdine.sensors.base import Channel
-from smaragdine.sensors.kernel import boot_id, start_ticks
-from smaragdine.shown import Shown
+from smaragdine.system import boot_id, start_ticks
 
 _SILENT_S = 60.0  # tables are written every second
 

@@ -14,30 +14,155 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import gc
 import json
 import os
+import re
 import resource
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smaragdine.monitor.clock_watch import ClockWatch
-from smaragdine.monitor.daemon_sensor import DaemonSensor
-from smaragdine.monitor.priority import prioritise_thread
-from smaragdine.monitor.sampler import Sampler
-from smaragdine.monitor.through_daemon import through_daemon
+from smaragdine.monitor.sampler import ClockWatch, Sampler, prioritise_thread
+from smaragdine.monitor.through_daemon import DaemonSensor, through_daemon
 from smaragdine.recording.format import SPOOL_FOLDER, channel_to_dict, table_of
-from smaragdine.recording.outbox import Outbox
-from smaragdine.recording.recorder_config import GROUP_SIGNALS, RecorderConfig
-from smaragdine.recording.survivors import runs, survivors
-from smaragdine.recording.waiting import readable
 from smaragdine.recording.writer import ReadingsWriter
 from smaragdine.sensors.base import Absent
 from smaragdine.sensors.discover import Machine, discover, settings_from_environment
+from smaragdine.system import readable
+
+# Lines into a pipe whose reader may be stopped (Ctrl-Z) or gone: nothing here waits for it for ever.
+
+# A reader that has left this much unread is not listening. The rest of the pipe is for what it must hear.
+_MOST_UNREAD_BYTES = 4096
+
+
+class Outbox:
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._rest = b""  # of lines that did not fit
+
+    def offer(self, message: dict[str, Any]) -> None:
+        """Say it, unless the reader is not listening: then it is left out."""
+        if self._push() and self._unread_bytes() <= _MOST_UNREAD_BYTES:
+            self._rest = _line(message)
+            self._push()
+
+    def say(self, message: dict[str, Any], wait_s: float) -> None:
+        """Say it, and wait so long until the pipe has all of it."""
+        self._rest += _line(message)
+        deadline_s = time.monotonic() + wait_s
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        while not self._push() and (left_s := deadline_s - time.monotonic()) > 0:
+            poll.poll(left_s * 1e3)
+
+    def _push(self) -> bool:
+        """Whether nothing is left to write. A line may go in parts, but never without its end."""
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._fd, self._rest) :]
+        except BlockingIOError:
+            return False
+        except OSError:
+            # Whoever listened is gone; the recording goes on without them.
+            self._rest = b""
+        return True
+
+    def _unread_bytes(self) -> int:
+        try:
+            return struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)))[0]
+        except OSError:
+            return 0
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+# What a recorder is told when it starts.
+
+# What anybody may send to us and mean the program: all that can be caught, save signs of a fault of our own.
+GROUP_SIGNALS: tuple[int, ...] = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGXCPU,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)
+
+
+# How long readings go into one file: of two sockets it has half a million of them then.
+PIECE_NS = 180_000_000_000
+
+
+@dataclass(frozen=True)
+class RecorderConfig:
+    folder: str
+    segment: int = 0
+    period_ns: int = 4_000_000
+    pcie: bool = False
+    live: bool = False
+    keep_all: bool = False  # of the readings; else old ones are thinned
+    piece_ns: int = PIECE_NS
+
+
+# Which processes outlived the program, but for those of Python's own that leave by themselves.
+
+# As multiprocessing starts them, and loky after it. A resource tracker leaves once all it cleans up after
+# are gone. So does a fork server; but its workers have its command line too.
+_TRACKER = re.compile(rb"from [\w.]*\bresource_tracker import main\b")
+_FORK_SERVER = re.compile(rb"from [\w.]*\bforkserver import main\b")
+
+
+def survivors(pids: Iterable[int]) -> list[int]:
+    """Those of `pids` that run on, and that somebody may want to know of."""
+    left = sorted(pid for pid in pids if runs(pid))
+    commands = {pid: _read(pid, "cmdline") for pid in left}
+    servers = {pid for pid, command in commands.items() if _FORK_SERVER.search(command)}
+    # A server leaves after the last of its workers: whose parent is none is one itself.
+    workers = {pid for pid in servers if _parent(pid) in servers}
+    return [pid for pid in left if pid in workers or not (pid in servers or _TRACKER.search(commands[pid]))]
+
+
+def runs(pid: int) -> bool:
+    status = _status(pid)
+    return bool(status) and status[0] not in (b"Z", b"X")
+
+
+def _parent(pid: int) -> int | None:
+    status = _status(pid)
+    return int(status[1]) if status else None
+
+
+def _status(pid: int) -> list[bytes]:
+    """Its state, its parent and so on: what follows its name, in which there may be anything."""
+    return _read(pid, "stat").rpartition(b")")[2].split()
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return b""
+
 
 FLUSH_EVERY_NS = 1_000_000_000
 # It knows what readings mean, so it is no part of this package; it ends by itself, and may be killed.

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.errors import UserError
-from smaragdine.monitor.clock_watch import ClockWatch
+from smaragdine.monitor.sampler import ClockWatch
 from smaragdine.recording import folder as folders
 from smaragdine.recording import marks
 from smaragdine.recording.asked import asked
 from smaragdine.recording.command import Command, without_secrets
 from smaragdine.recording.format import SPOOL_FOLDER
-from smaragdine.recording.recorder_config import RecorderConfig
+from smaragdine.recording.recorder import RecorderConfig
 from smaragdine.recording.seal import last_seals
 from smaragdine.recording.supervise import Recorders, Supervision, supervise
 from smaragdine.recording.thinned import read_thinned

@@ -26,11 +26,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.errors import UserError
+from smaragdine.files import write_whole
 from smaragdine.recording.damage import TableFile, is_as_written, sealed_json
 from smaragdine.recording.format import MARKS, THINNED_FOLDER
 from smaragdine.recording.seal import map_file, survey
 from smaragdine.recording.writer import Position, TableWriter
-from smaragdine.whole import write_whole
 
 STATE_FILE = "state.json"
 _FLOATS = (

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from smaragdine.allocate.methods import Answer, Tie
-from smaragdine.allocate.objective import Objective, Share, step_time_s, unit
-from smaragdine.allocate.pareto import Corner
+from smaragdine.allocate.batch_size import BatchSize, Replay
+from smaragdine.allocate.device import Point
+from smaragdine.allocate.methods import Answer, Corner, Tie
+from smaragdine.allocate.model import Objective, Share, step_time_s, unit
+from smaragdine.allocate.platform import Choice, Miss, Standard
 from smaragdine.errors import visible
 from smaragdine.units import joules, plain, seconds, watts
 
@@ -141,3 +147,148 @@ def _table(*headers: str) -> Table:
     for i, header in enumerate(headers):
         table.add_column(header, justify="left" if i < 2 else "right", no_wrap=header != "allocation")
     return table
+
+
+# Platforms and batch sizes as tables for a terminal.
+
+_LAST = 20  # recurrences, by which the bandit should have settled
+
+
+def platform_tables(
+    scale: Standard, missed: Mapping[str, Sequence[Miss]], ranked: Sequence[Choice]
+) -> RenderableType:
+    table = _table_platform("GPU", "slowness", "draw", "highest limit")
+    for row in scale_json(scale):
+        table.add_row(
+            visible(row["gpu"]), f"{row['slowness']:.3f}", f"{row['draw']:.3f}", f"{row['highest_w']:g} W"
+        )
+    parts: list[RenderableType] = [table]
+    parts.append(Text("time and power of an unlimited epoch, the standard device's being 1", style="dim"))
+    for name, misses in missed.items():
+        errors = _table_platform(
+            f"known there: {name}", "epochs", "time: median", "90 %", "energy: median", "90 %"
+        )
+        for row in misses_json({name: misses}):
+            figures = (row[f"{of}_{at}"] for of in ("time", "energy") for at in ("median", "p90"))
+            errors.add_row(visible(row["gpu"]), str(row["epochs"]), *(f"{value:.1%}" for value in figures))
+        parts += [Text(""), errors]
+    if missed:
+        parts.append(Text("absolute errors, each workload left out on each GPU in turn", style="dim"))
+    if ranked:
+        choice = _table_platform("best first", "limit", "time", "energy")
+        for each in ranked:
+            of = each.prediction
+            choice.add_row(
+                visible(each.gpu), f"{each.power_limit_w:g} W", seconds(of.time_s), joules(of.energy_j)
+            )
+        parts += [Text(""), choice]
+    return Group(*parts)
+
+
+def scale_json(scale: Standard) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpu": gpu,
+            "slowness": math.exp(scale.slowness[gpu]),
+            "draw": math.exp(scale.draw[gpu]),
+            "highest_w": scale.highest_w[gpu],
+        }
+        for gpu in scale.slowness
+    ]
+
+
+def misses_json(missed: Mapping[str, Sequence[Miss]]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name, misses in missed.items():
+        for gpu in [*sorted({miss.measured.gpu for miss in misses}), "all"]:
+            of = [miss for miss in misses if gpu in ("all", miss.measured.gpu)]
+            row: dict[str, Any] = {"known": name, "gpu": gpu, "epochs": len(of)}
+            for what, errors in (
+                ("time", [abs(miss.time_error) for miss in of]),
+                ("energy", [abs(miss.energy_error) for miss in of]),
+            ):
+                row[f"{what}_median"], row[f"{what}_p90"] = map(float, np.quantile(errors, [0.5, 0.9]))
+            rows.append(row)
+    return rows
+
+
+def batch_tables(
+    sizes: Sequence[BatchSize], best: BatchSize, default: BatchSize, replays: Sequence[Replay]
+) -> RenderableType:
+    table = _table_platform("batch", "limit", "epochs", "cost", "energy", "time", "")
+    for size in sizes:
+        mark = "best" if size is best else "default" if size.batch == default.batch else ""
+        style = "bold" if size is best else "" if size.reaches else "dim"
+        table.add_row(*_row(size), Text(mark), style=style)
+    table.add_row(*_row(default), Text("default, as it is"))
+    parts: list[RenderableType] = [table]
+    parts.append(Text(f"the best costs {best.cost / default.cost:.1%} of the default", style="bold"))
+    if replays:
+        count = len(replays[0].costs)
+        regret = statistics.fmean(each.regret[-1] for each in replays) / best.cost
+        last = statistics.fmean(cost for each in replays for cost in each.costs[-_LAST:]) / best.cost
+        lost = count * (default.cost / best.cost - 1)
+        parts.append(
+            Text(
+                f"bandit, {len(replays)} replays of {count} recurrences: regret {regret:.1f} jobs (default "
+                f"{lost:.1f}); the last {min(_LAST, count)} cost {last:.3f} of the oracle's"
+            )
+        )
+    return Group(*parts)
+
+
+def _row(size: BatchSize) -> tuple[str, ...]:
+    figures: tuple[str, ...] = ("never" if not any(size.epochs) else "not always", "–", "–", "–")
+    if size.reaches:
+        figures = (
+            f"{size.mean_epochs:.1f}",
+            joules(size.cost),
+            joules(size.mean_epochs * size.epoch_energy_j),
+            seconds(size.mean_epochs * size.epoch_time_s),
+        )
+    return (str(size.batch), f"{size.power_limit_w:g} W", *figures)
+
+
+def _table_platform(*headers: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, header in enumerate(headers):
+        table.add_column(header, justify="right" if i and header else "left", no_wrap=True)
+    return table
+
+
+# A profile as a table for a terminal.
+
+
+def profile_table(
+    gpu: str, points: Sequence[Point], idle_w: float | None, wait_w: float | None, remarks: Sequence[str]
+) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(gpu)
+    for name in ("limit", "steps", "time per step", "", "energy per step", "", "mean power"):
+        table.add_column(name, justify="right")
+    estimated = False
+    for point in points:
+        steps, limit = point.steps, f"{point.power_limit_w:g} W"
+        if steps is None:
+            table.add_row(f"batch {point.batch}", limit, "", "out of memory", style="dim")
+            continue
+        estimated = estimated or steps.provenance == "estimated"
+        table.add_row(
+            f"batch {point.batch}",
+            limit,
+            str(steps.count),
+            seconds(steps.time_s),
+            _part(steps.time_error_s, steps.time_s),
+            joules(steps.energy_j),
+            _part(steps.energy_error_j, steps.energy_j),
+            f"{steps.energy_j / steps.time_s:.4g} W",
+        )
+    powers = [("idle", idle_w), ("waiting", wait_w)]
+    known = ", ".join(f"{name} {power_w:.4g} W" for name, power_w in powers if power_w is not None)
+    notes = [*([known] if known else []), *(["energy is estimated"] if estimated else []), *remarks]
+    return Group(table, *(Text(note, style="dim") for note in notes))
+
+
+def _part(error: float | None, value: float) -> str:
+    """The standard error, as a part of the value."""
+    return "" if error is None or value <= 0 else f"± {error / value:.1%}"

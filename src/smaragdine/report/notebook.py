@@ -9,7 +9,7 @@ from typing import Any
 from smaragdine.accounting.diagram import Node
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
 from smaragdine.accounting.merge import merge
-from smaragdine.accounting.overview import Overview, overview
+from smaragdine.accounting.run import Overview, overview
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.errors import visible
 from smaragdine.recording.reader import Recording
@@ -57,7 +57,7 @@ def text(found: Overview) -> str:
     """The same in a terminal."""
     import io
 
-    from smaragdine.report.footprint import footprint_tables
+    from smaragdine.report.tables import footprint_tables
     from smaragdine.report.terminal import console, run_tables
 
     written = io.StringIO()

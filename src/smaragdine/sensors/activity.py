@@ -17,7 +17,7 @@ from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.sensors.base import Absent, Channel
-from smaragdine.sensors.cpuinfo import CpuInfo
+from smaragdine.sensors.cpu import CpuInfo
 from smaragdine.sensors.processes import Place, ProcessTree
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")

@@ -2,15 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
-from smaragdine.sensors import cpuinfo, estimate, hwmon, nvml, perf, plugin, rapl
+from smaragdine.sensors import cpu, estimate, hwmon, perf, rapl
 from smaragdine.sensors.activity import Activity, open_activity
-from smaragdine.sensors.base import Absent, Channel, Found, Sensor
+from smaragdine.sensors.base import Absent, Channel, Found, Sensor, checked
+from smaragdine.sensors.cpu import read_cpuinfo
+from smaragdine.sensors.estimate import socket_model
+from smaragdine.sensors.nvml import discover as nvml
+from smaragdine.sensors.processes import attribute_text
+from smaragdine.sensors.rapl import find_zones
+
+# Third-party sensors, checked: one that goes wrong ends alone, and writes into no channel but its own.
+
+PLUGIN_GROUP = "smaragdine.sensors"
+
+
+def open_sensors() -> Found:
+    """Those of every installed package: a function without arguments that returns `Found`. A broken one is
+    absent."""
+    found = Found()
+    for entry in entry_points(group=PLUGIN_GROUP):
+        try:
+            plugin: Found = entry.load()()
+            sensors = [PluginSensor(sensor) for sensor in plugin.sensors]
+        except Exception as error:
+            reason = f"the plug-in {entry.value} failed: {type(error).__name__}: {error}"
+            found.absent.append(Absent(f"{entry.name} (plug-in)", reason, "update or uninstall that package"))
+            continue
+        found.sensors.extend(sensors)
+        found.absent.extend(plugin.absent)
+        found.facts.update(plugin.facts)
+    return found
+
+
+class PluginSensor:
+    """Somebody else's sensor. `read` raises where its readings are none: whoever reads counts failures."""
+
+    def __init__(self, sensor: Sensor) -> None:
+        self._sensor = sensor
+        self._channels = tuple(checked(channel) for channel in sensor.channels())
+        self.period_ns = sensor.period_ns
+        self.lane = sensor.lane
+        self._failed: dict[str, str] = {}
+
+    @property
+    def ended(self) -> Mapping[str, str]:
+        return {**getattr(self._sensor, "ended", {}), **self._failed}
+
+    def channels(self) -> Sequence[Channel]:
+        return self._channels
+
+    def read(self) -> Sequence[tuple[int, int, float]]:
+        return self._checked(self._sensor.read())
+
+    def close(self) -> Sequence[tuple[int, int, float]]:
+        try:
+            return self._checked(self._sensor.close())
+        except Exception as error:
+            self._failed = {channel.name: f"{type(error).__name__}: {error}" for channel in self._channels}
+            return ()
+
+    def _checked(self, readings: Iterable[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+        checked = [(int(t_ns), int(channel), float(value)) for t_ns, channel, value in readings]
+        for t_ns, channel, _ in checked:
+            if not 0 <= channel < len(self._channels):
+                raise ValueError(f"a reading of channel {channel}, of {len(self._channels)}")
+            if not 0 <= t_ns < 1 << 62:
+                raise ValueError(f"a reading at {t_ns}, which is no time in nanoseconds since 1970")
+        return checked
+
 
 COUNTER_PERIOD_NS = 4_000_000
 ESTIMATE_SHARE_PERIOD_NS = 20_000_000
@@ -66,7 +133,7 @@ class Machine:
 
 
 def discover(settings: SensorSettings, clock: Clock = SYSTEM, elsewhere: Elsewhere | None = None) -> Machine:
-    cpus = cpuinfo.read_cpuinfo(settings.proc_root)
+    cpus = cpu.read_cpuinfo(settings.proc_root)
     # A tree made for its cpuinfo alone need not have the rest.
     stat_root = settings.proc_root if (settings.proc_root / "stat").exists() else Path("/proc")
     # The busy time that shares are taken of moves in ticks of 10 ms: half the counters' rate loses nothing.
@@ -115,7 +182,7 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM, elsewhere: Elsewhe
             visible=settings.cuda_visible, device_order=settings.cuda_order, pcie=settings.pcie, clock=clock
         )
     )
-    take(plugin.open_sensors())
+    take(open_sensors())
     return Machine(sensors, absent, facts, activity)
 
 
@@ -133,12 +200,12 @@ def _finer_than_estimates(sensors: Iterable[Sensor]) -> bool:
 
 
 def _memory_bytes(settings: SensorSettings) -> int:
-    return cpuinfo.read_memory_bytes(settings.proc_root) or cpuinfo.read_memory_bytes()
+    return cpu.read_memory_bytes(settings.proc_root) or cpu.read_memory_bytes()
 
 
 def host_facts(settings: SensorSettings) -> dict[str, object]:
     """What a reader needs to know of the machine; no user names, no addresses."""
-    cpus = cpuinfo.read_cpuinfo(settings.proc_root)
+    cpus = cpu.read_cpuinfo(settings.proc_root)
     system = os.uname()
     return {
         "hostname": system.nodename,
@@ -150,3 +217,17 @@ def host_facts(settings: SensorSettings) -> dict[str, object]:
         },
         "memory_bytes": _memory_bytes(settings),
     }
+
+
+# The power limit of a socket: what powercap says is set, else the power the processor is rated for.
+
+
+def socket_limit_w(socket: int, settings: SensorSettings) -> float | None:
+    """In W; None where there is no such socket."""
+    with contextlib.suppress(OSError):
+        for zone in find_zones(settings.powercap_root):
+            limit_uw = attribute_text(zone.path / "constraint_0_power_limit_uw")
+            if zone.name == f"package-{socket}" and limit_uw.isdigit() and int(limit_uw):
+                return int(limit_uw) / 1e6
+    cpus = read_cpuinfo(settings.proc_root)
+    return socket_model(cpus, socket, settings.estimate).rated_w if socket in cpus.sockets else None

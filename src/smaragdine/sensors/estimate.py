@@ -15,8 +15,7 @@ from typing import Protocol
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.errors import UserError
 from smaragdine.sensors.base import Absent, Channel, Found, SensorLost
-from smaragdine.sensors.cpu_models import find_model, short_name
-from smaragdine.sensors.cpuinfo import CpuInfo
+from smaragdine.sensors.cpu import CpuInfo, find_model, short_name
 
 DEFAULT_CORE_W = 7.0
 DEFAULT_IDLE_FRACTION = 0.2

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.sensors.base import Absent, Channel, Found, Kind
-from smaragdine.sensors.descriptors import DescriptorSensor, OpenChannel, attribute_text, open_decimal
+from smaragdine.sensors.processes import DescriptorSensor, OpenChannel, attribute_text, open_decimal
 
 ROOT = Path("/sys/class/hwmon")
 DEFAULT_PERIOD_MS = 100.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.sensors.base import Absent, Channel, Found, Scope
-from smaragdine.sensors.descriptors import DescriptorSensor, OpenChannel
+from smaragdine.sensors.processes import DescriptorSensor, OpenChannel
 
 ROOT = Path("/sys/bus/event_source/devices")
 CPU_ROOT = Path("/sys/devices/system/cpu")

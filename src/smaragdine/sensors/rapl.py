@@ -10,7 +10,7 @@ from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.sensors.base import Absent, Channel, Found, Scope
-from smaragdine.sensors.descriptors import DescriptorSensor, OpenChannel, attribute_text, open_decimal
+from smaragdine.sensors.processes import DescriptorSensor, OpenChannel, attribute_text, open_decimal
 
 ROOT = Path("/sys/class/powercap")
 UPDATE_MS = 1.0  # how often the hardware brings its energy register up to date

@@ -17,8 +17,8 @@ from smaragdine.accounting.merge import merge_all
 from smaragdine.accounting.similarity import Correlation, constant_power, correlation, matrix, mean_difference
 from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command
+from smaragdine.study.plan import PROGRAM, SCRIPT, Fact, Setting
 from smaragdine.study.results import Result, by_setting
-from smaragdine.study.settings import PROGRAM, SCRIPT, Fact, Setting
 from smaragdine.sweep.experiment import filled
 
 _VARIED = "--"  # before the name of what varies: a user's `model` or `scale` is not the study's

@@ -3,7 +3,7 @@
 OUT/study.json      commands, seed, version, machine, and how long each run took
     runs/NAME       recordings; a folder is here only when it is whole. A raw trace stays until the result
     results/        what is kept of them: smaragdine.study.results
-    sketches/       what figures take beside that: smaragdine.study.sketches
+    sketches/       what figures take beside that: smaragdine.study.results
     logs/NAME.log   what the program printed
     unfinished/     recordings that were cut off or failed, the last of each run
     study.log       what was said, with its time
@@ -24,15 +24,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smaragdine.errors import UserError
-from smaragdine.files import read_json
+from smaragdine.files import locked, read_json, users_file
 from smaragdine.recording.command import build_command, without_secrets
 from smaragdine.recording.format import TRACES_FOLDER
-from smaragdine.study.results import RESULTS, load_result, load_results
-from smaragdine.study.settings import PROGRAM, SCRIPT, Run, Setting
-from smaragdine.study.sketches import SKETCHES, has_sketch
-from smaragdine.sweep.lock import locked
+from smaragdine.study.plan import PROGRAM, SCRIPT, Run, Setting
+from smaragdine.study.results import RESULTS, SKETCHES, has_sketch, load_result, load_results
 from smaragdine.version import __version__
-from smaragdine.whole import users_file
 
 STUDY, RUNS, LOGS, UNFINISHED, LOG = "study.json", "runs", "logs", "unfinished", "study.log"
 Keep = Literal["first", "all", "none"]

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from smaragdine.study.plan import Fact, Setting
 from smaragdine.study.results import Result
-from smaragdine.study.settings import Fact, Setting
 
 FACTORS: Mapping[str, tuple[float, ...]] = {"layers": (0.5, 2), "batch": (2,), "seconds": (3,)}
 Row = dict[str, str | float | int | None]

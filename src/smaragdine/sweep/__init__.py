@@ -1,1 +1,0 @@
-"""Many runs → curves → the best limit. Numbers in, numbers out."""

@@ -15,35 +15,14 @@ from typing import Any
 import msgspec
 
 from smaragdine.errors import UserError
-from smaragdine.files import read_json
+from smaragdine.files import read_json, write_whole
+from smaragdine.jobs.setting import Setting, Value
 from smaragdine.recording.command import without_secrets
-from smaragdine.sweep.experiment import Benchmark, Experiment, Value, checked, filled
-from smaragdine.sweep.table import LimitKind
+from smaragdine.sweep.experiment import Benchmark, Experiment, checked, filled
 from smaragdine.version import __version__
-from smaragdine.whole import write_whole
 
 PLAN = "plan.json"
 _FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a sweep varies. None and {}: left alone."""
-
-    limit_kind: LimitKind
-    power_limit_w: float | None = None
-    memory_clock_mhz: float | None = None
-    graphics_clock_mhz: float | None = None
-    parameters: Mapping[str, Value] = field(default_factory=dict[str, Value])
-    gpu_type: str | None = None  # of the node it runs on
-
-    def __str__(self) -> str:
-        """`150 W`, `877/1005 MHz`, `batch 16`."""
-        words = [f"{self.power_limit_w:g} W"] if self.power_limit_w is not None else []
-        if self.graphics_clock_mhz is not None:
-            words.append(f"{self.memory_clock_mhz:g}/{self.graphics_clock_mhz:g} MHz")
-        words += [f"{name} {value}" for name, value in self.parameters.items()]
-        return ", ".join([*words, *([self.gpu_type] if self.gpu_type else [])])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from smaragdine.errors import UserError
-from smaragdine.whole import users_file
+from smaragdine.files import users_file
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
+from smaragdine.accounting.run import Run, hardware, program
 from smaragdine.errors import UserError, visible
-from smaragdine.report.export.run import Run, hardware, program
 from smaragdine.units import joules, si
 from smaragdine.version import __version__
 

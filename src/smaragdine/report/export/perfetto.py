@@ -5,22 +5,242 @@ Native protobuf, written packet by packet. Times are Unix nanoseconds, and the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import heapq
+import zlib
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.coarse import coarse
-from smaragdine.accounting.power import within
+from smaragdine.accounting.power import coarse, within
+from smaragdine.accounting.run import Run, hardware, program, traced_energies
 from smaragdine.accounting.spans import REGION, Span, all_spans, region_spans
 from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.accounting.traces import device_traces
 from smaragdine.arrays import Floats
-from smaragdine.report.export.nesting import Edge, Slice, edges
-from smaragdine.report.export.perfetto_message import INSTANT
-from smaragdine.report.export.perfetto_packets import Packets
-from smaragdine.report.export.run import Run, hardware, program, traced_energies
+from smaragdine.protobuf import Fields, build_class
+from smaragdine.recording.reader import Recording
+
+# Slices on tracks: what is drawn must nest, so what merely overlaps goes to another track of its lane.
+
+Lane = TypeVar("Lane", bound=Hashable)
+
+
+class Slice(NamedTuple, Generic[Lane]):
+    start_ns: int
+    end_ns: int
+    lane: Lane
+    nests: bool  # it may be drawn inside another one of its lane
+    item: int  # what it shows, to whoever draws it
+
+
+class Edge(NamedTuple, Generic[Lane]):
+    """A slice begins, or (`slice` None) the last one begun on a track ends."""
+
+    t_ns: int
+    track: tuple[Lane, int]  # the lane, and which of its tracks
+    slice: Slice[Lane] | None
+
+
+def edges(slices: Iterable[Slice[Lane]]) -> Iterator[Edge[Lane]]:
+    """Beginnings and ends in the order of time, of slices by start and, of equal starts, the longest first.
+
+    On each track ends come before the beginnings of the same instant.
+    """
+    ends: list[tuple[int, int, tuple[Lane, int]]] = []
+    stacks: dict[Lane, list[list[int]]] = {}  # lane → per track, the ends of what is open
+    for number, one in enumerate(slices):
+        yield from _ended(ends, stacks, one.start_ns)
+        tracks = stacks.setdefault(one.lane, [])
+        at = next((i for i, stack in enumerate(tracks) if _fits(stack, one)), len(tracks))
+        if at == len(tracks):
+            tracks.append([])
+        tracks[at].append(one.end_ns)
+        # The number is there because lanes cannot be compared.
+        heapq.heappush(ends, (one.end_ns, number, (one.lane, at)))
+        yield Edge(one.start_ns, (one.lane, at), one)
+    yield from _ended(ends, stacks, None)
+
+
+def _fits(stack: list[int], one: Slice[Lane]) -> bool:
+    return not stack or (one.nests and one.end_ns <= stack[-1])
+
+
+def _ended(
+    ends: list[tuple[int, int, tuple[Lane, int]]], stacks: dict[Lane, list[list[int]]], until_ns: int | None
+) -> Iterator[Edge[Lane]]:
+    while ends and (until_ns is None or ends[0][0] <= until_ns):
+        end_ns, _, (lane, at) = heapq.heappop(ends)
+        stacks[lane][at].pop()
+        yield Edge(end_ns, (lane, at), None)
+
+
+# The messages of a Perfetto trace, of protos/perfetto/trace/perfetto_trace.proto: the fields we write.
+#
+# Enumerations are plain numbers here, which is the same on the wire.
+
+FIELDS: Fields = {
+    "TracePacket": [
+        (6, "clock_snapshot", "ClockSnapshot"),
+        (8, "timestamp", "uint64"),
+        (10, "trusted_packet_sequence_id", "uint32"),
+        (11, "track_event", "TrackEvent"),
+        (12, "interned_data", "InternedData"),
+        (13, "sequence_flags", "uint32"),
+        (59, "trace_packet_defaults", "TracePacketDefaults"),
+        (60, "track_descriptor", "TrackDescriptor"),
+    ],
+    "ClockSnapshot": [(1, "clocks", "repeated Clock"), (2, "primary_trace_clock", "int32")],
+    "Clock": [(1, "clock_id", "uint32"), (2, "timestamp", "uint64")],
+    "TracePacketDefaults": [(58, "timestamp_clock_id", "uint32")],
+    "TrackDescriptor": [
+        (1, "uuid", "uint64"),
+        (2, "name", "string"),
+        (3, "process", "ProcessDescriptor"),
+        (5, "parent_uuid", "uint64"),
+        (8, "counter", "CounterDescriptor"),
+        (11, "child_ordering", "int32"),
+        (12, "sibling_order_rank", "int32"),
+        (14, "description", "string"),
+    ],
+    "ProcessDescriptor": [
+        (1, "pid", "int32"),
+        (6, "process_name", "string"),
+        (8, "process_labels", "repeated string"),
+    ],
+    "CounterDescriptor": [(6, "unit_name", "string")],
+    "InternedData": [
+        (2, "event_names", "repeated EventName"),
+        (3, "debug_annotation_names", "repeated DebugAnnotationName"),
+        (29, "debug_annotation_string_values", "repeated InternedString"),
+    ],
+    "EventName": [(1, "iid", "uint64"), (2, "name", "string")],
+    "DebugAnnotationName": [(1, "iid", "uint64"), (2, "name", "string")],
+    "InternedString": [(1, "iid", "uint64"), (2, "str", "bytes")],
+    "TrackEvent": [
+        (4, "debug_annotations", "repeated DebugAnnotation"),
+        (9, "type", "int32"),
+        (10, "name_iid", "uint64"),
+        (11, "track_uuid", "uint64"),
+        (44, "double_counter_value", "value double"),
+    ],
+    "DebugAnnotation": [
+        (1, "name_iid", "uint64"),
+        (4, "int_value", "value int64"),
+        (5, "double_value", "value double"),
+        (17, "string_value_iid", "value uint64"),
+    ],
+}
+REALTIME, MONOTONIC = 1, 3
+SLICE_BEGIN, SLICE_END, INSTANT, COUNTER = 1, 2, 3, 4
+STATE_CLEARED, NEEDS_STATE = 1, 2
+EXPLICIT_ORDER = 3
+
+
+@cache
+def packet_class() -> Any:
+    return build_class("perfetto", FIELDS, "TracePacket")
+
+
+# The packets of a Perfetto trace, one after the other into a file.
+
+
+class Packets:
+    """Tracks, and what happens on them. Names are sent once, and a number for them afterwards."""
+
+    def __init__(self, file: IO[bytes], recording: Recording) -> None:
+        self._file = file
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._uuid = zlib.crc32(str(recording.info.get("run_id", recording.path)).encode()) << 24
+        packet = packet_class()()
+        packet.clock_snapshot.primary_trace_clock = REALTIME
+        begin: dict[str, int] = recording.info["clock"]["begin"]
+        packet.clock_snapshot.clocks.add(clock_id=REALTIME, timestamp=begin["wall_ns"])
+        if "mono_ns" in begin:
+            packet.clock_snapshot.clocks.add(clock_id=MONOTONIC, timestamp=begin["mono_ns"])
+        packet.timestamp = begin["wall_ns"]
+        packet.sequence_flags = STATE_CLEARED
+        packet.trace_packet_defaults.timestamp_clock_id = REALTIME
+        self._send(packet)
+
+    def track(self, name: str, parent: int = 0, order: int = 0, **more: Any) -> int:
+        """A new track; those below it stand in the order they are given."""
+        self._uuid += 1
+        packet = packet_class()()
+        track = packet.track_descriptor
+        track.uuid, track.parent_uuid = self._uuid, parent
+        track.child_ordering, track.sibling_order_rank = EXPLICIT_ORDER, order
+        if "pid" in more:
+            track.process.pid, track.process.process_name = more["pid"], name
+            track.process.process_labels.extend(more["labels"])
+        else:
+            track.name = name
+        track.description = more.get("description", "")
+        if "unit" in more:
+            track.counter.unit_name = more["unit"]
+        self._send(packet)
+        return self._uuid
+
+    def begin(
+        self, t_ns: int, track: int, name: str, notes: Mapping[str, object] = {}, kind: int = SLICE_BEGIN
+    ) -> None:
+        """A slice; with `kind` INSTANT, an instant. A note that is None is left out."""
+        packet = self._event(t_ns, track, kind)
+        packet.track_event.name_iid = self._number(packet, "event_names", name)
+        for note, value in notes.items():
+            if value is None:
+                continue
+            noted = packet.track_event.debug_annotations.add()
+            noted.name_iid = self._number(packet, "debug_annotation_names", note)
+            if isinstance(value, float):
+                noted.double_value = value
+            elif isinstance(value, int):
+                noted.int_value = value
+            else:
+                noted.string_value_iid = self._number(packet, "debug_annotation_string_values", str(value))
+        self._send(packet)
+
+    def end(self, t_ns: int, track: int) -> None:
+        self._send(self._event(t_ns, track, SLICE_END))
+
+    def count(self, t_ns: int, track: int, value: float) -> None:
+        packet = self._event(t_ns, track, COUNTER)
+        packet.track_event.double_counter_value = value
+        self._send(packet)
+
+    def _event(self, t_ns: int, track: int, kind: int) -> Any:
+        # A foreign writer's times may lie before the epoch, where a trace cannot go.
+        packet = packet_class()(timestamp=max(t_ns, 0), sequence_flags=NEEDS_STATE)
+        packet.track_event.type, packet.track_event.track_uuid = kind, track
+        return packet
+
+    def _number(self, packet: Any, table: str, text: str) -> int:
+        number = self._numbers.get((table, text))
+        if number is None:
+            number = self._numbers[table, text] = len(self._numbers) + 1
+            strings = table == "debug_annotation_string_values"
+            said = {"str": text.encode()} if strings else {"name": text}
+            getattr(packet.interned_data, table).add(iid=number, **said)
+        return number
+
+    def _send(self, packet: Any) -> None:
+        packet.trusted_packet_sequence_id = 1
+        content = packet.SerializeToString()
+        # A trace is a message whose field 1, repeated, is the packet.
+        self._file.write(b"\x0a" + _varint(len(content)) + content)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
 
 _BATCH = 1 << 16
 _MOST_POINTS = 500_000  # of a counter: the browser has to hold them

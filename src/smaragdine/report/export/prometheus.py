@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.run import Run
 from smaragdine.errors import visible
-from smaragdine.report.export.run import Run
 from smaragdine.version import __version__
 
 Labels = Mapping[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smaragdine.accounting.diagram import diagram, walk
-from smaragdine.report.export.run import Run, hardware
+from smaragdine.accounting.run import Run, hardware
 from smaragdine.version import __version__
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"

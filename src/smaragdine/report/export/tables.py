@@ -15,16 +15,15 @@ from smaragdine.accounting.power import (
     PowerTrace,
     within,
 )
-from smaragdine.accounting.spans import Span
-from smaragdine.accounting.step_spans import TRACED, joined, resumed_ns
+from smaragdine.accounting.run import Run, traced_energies
+from smaragdine.accounting.spans import TRACED, Span, joined, resumed_ns
 from smaragdine.accounting.steps import announced_steps
 from smaragdine.accounting.summary import DeviceSummary, whose_power
 from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.virtual import when
 from smaragdine.arrays import Floats, Ints
 from smaragdine.arrow import pc
-from smaragdine.recording.table_files import write_csv
-from smaragdine.report.export.run import Run, traced_energies
+from smaragdine.recording.tables import write_csv
 
 TABLES = ("devices", "footprint", "totals", "epochs", "steps", "regions", "power", "marks", "events", "edges")
 

@@ -14,15 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from smaragdine.accounting.coarse import coarse
-from smaragdine.accounting.power import within
-from smaragdine.accounting.step_spans import MORE
+from smaragdine.accounting.power import coarse, within
+from smaragdine.accounting.run import Run
+from smaragdine.accounting.spans import MORE
 from smaragdine.accounting.steps import announced_steps
 from smaragdine.accounting.traces import device_traces
 from smaragdine.errors import UserError
+from smaragdine.protobuf import Fields, build_class
 from smaragdine.recording.reader import Recording
-from smaragdine.report.export.run import Run
-from smaragdine.tracing.files.xplane_message import Fields, build_class
 
 # Of tensorflow/core/util/event.proto and framework/summary.proto: the fields we write.
 FIELDS: Fields = {

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smaragdine.allocate.methods import Answer
-from smaragdine.allocate.model import Choices
-from smaragdine.allocate.objective import Objective, cost, share, unit
-from smaragdine.allocate.pareto import Corner
+from smaragdine.allocate.methods import Answer, Corner
+from smaragdine.allocate.model import Choices, Objective, cost, share, unit
 from smaragdine.allocate.profile import Profile
 from smaragdine.arrays import Floats
-from smaragdine.report.figures import lettering, style
+from smaragdine.report.figures import style
+from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.draw import save, write_captions
 from smaragdine.report.figures.style import styled
 from smaragdine.units import seconds, si, watts

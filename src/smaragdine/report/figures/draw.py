@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smaragdine.errors import UserError
+from smaragdine.files import users_file
 from smaragdine.recording.reader import Recording
-from smaragdine.report.figures.cumulative import cumulative_of_runs
 from smaragdine.report.figures.diagram import diagram_of_runs
-from smaragdine.report.figures.epoch_power import epoch_power_of_runs
-from smaragdine.report.figures.epochs import epochs_of_runs
-from smaragdine.report.figures.layers import layers_of_runs
+from smaragdine.report.figures.epochs import cumulative_of_runs, epoch_power_of_runs, epochs_of_runs
+from smaragdine.report.figures.layers import (
+    layers_of_runs,
+    phases_of_runs,
+    stages_of_runs,
+    top_energy_of_runs,
+    top_power_of_runs,
+)
 from smaragdine.report.figures.matrices import difference_of_runs, similarity_of_runs
-from smaragdine.report.figures.phases import phases_of_runs
-from smaragdine.report.figures.power import power_of_runs
+from smaragdine.report.figures.power import power_of_runs, sampling_of_runs
 from smaragdine.report.figures.precision import asss_of_runs, assw_of_runs
 from smaragdine.report.figures.runs import NotDrawn, Run, runs_of
-from smaragdine.report.figures.sampling import sampling_of_runs
-from smaragdine.report.figures.stages import stages_of_runs
 from smaragdine.report.figures.style import alt_text, look
-from smaragdine.report.figures.top import top_energy_of_runs, top_power_of_runs
-from smaragdine.whole import users_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

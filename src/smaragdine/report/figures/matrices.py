@@ -12,7 +12,8 @@ from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.similarity import constant_power, matrix, mean_difference
 from smaragdine.arrays import Floats
-from smaragdine.report.figures import lettering, style
+from smaragdine.report.figures import style
+from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.runs import NotDrawn, Run, by_folder, footprint_notes, only, working_device
 from smaragdine.report.figures.style import styled
 

@@ -14,15 +14,14 @@ import pyarrow as pa
 from smaragdine.accounting import arithmetic
 from smaragdine.accounting.account import account_meters, recording_inputs
 from smaragdine.accounting.diagram import Node, diagram
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, numbers, replace
 from smaragdine.accounting.merge import merge_edges, renamed, renaming
-from smaragdine.accounting.overview import Overview, overview
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.rows import numbers, replace
+from smaragdine.accounting.run import Overview, overview
 from smaragdine.accounting.steps import at_level
 from smaragdine.accounting.traces import device_traces, main_channels
-from smaragdine.recording.events import one_dictionary
 from smaragdine.recording.reader import Recording
+from smaragdine.recording.writer import one_dictionary
 from smaragdine.sensors.base import Channel
 
 # base-2, base_run2, 2, auto2; not base512, nor lr-0.1

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,25 +20,232 @@ import pyarrow as pa
 from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.comparison import Comparison, compare
 from smaragdine.accounting.comparison import to_json as comparison_json
-from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.merge import Rule
-from smaragdine.accounting.overview import Overview, alike, overview_json
+from smaragdine.accounting.diagram import diagram, walk
+from smaragdine.accounting.footprint import Footprint, column
+from smaragdine.accounting.joint import half_widths_j
+from smaragdine.accounting.merge import Rule, merge_edges, renamed, renaming
+from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.regions import longest
-from smaragdine.accounting.rows import column
+from smaragdine.accounting.run import Overview, alike, overview_json
+from smaragdine.accounting.spans import joined
 from smaragdine.accounting.traces import device_traces
-from smaragdine.arrays import Ints
+from smaragdine.arrays import Floats, Ints
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError, signal_name
 from smaragdine.recording.reader import Recording
-from smaragdine.report.html.timeline import MOST_POINTS, MOST_STRETCHES, layer_columns, power_columns
-from smaragdine.report.html.tree import (
-    Tree,
-    interval_columns,
-    merged_tree,
-    tree_of,
-)
-from smaragdine.report.overview import tracing_lines
+from smaragdine.report.tables import tracing_lines
 from smaragdine.report.terminal import headline
-from smaragdine.tracing.assemble.absence import why_no_operations
+from smaragdine.tracing.absence import why_no_operations
+
+# The layers and operations of a footprint as columns: a node comes after its parent, the root is 0.
+
+
+@dataclass(frozen=True)
+class Tree:
+    paths: list[str]  # of the root, nothing
+    number: dict[str, int]  # path → node; the root is not in it
+    columns: dict[str, Any]  # what the page gets
+
+
+def tree_of(footprint: Footprint, edges: pa.Table | None) -> Tree:
+    segments: dict[str, int] = {}
+    paths: list[str] = []
+    number: dict[str, int] = {}
+    parent, segment = [0], list[int]()
+    flows: list[tuple[int, str, str, int]] = []  # in, source, target, how many edges it stands for
+    waiting: list[int] = []  # parents of the nodes to come
+    for i, node in enumerate(walk(diagram(footprint, edges))):
+        paths.append(node.path)
+        segment.append(segments.setdefault(node.name, len(segments)))
+        if not node.is_root:
+            parent.append(waiting.pop())
+            number[node.path] = i
+        waiting += [i] * len(node.children)
+        prefix = "" if node.is_root else f"{node.path}/"
+        flows += [(i, prefix + edge.source, prefix + edge.target, edge.count) for edge in node.edges]
+    columns = {
+        "parent": np.array(parent, dtype=np.int64),
+        "segment": np.array(segment, dtype=np.int64),
+        "segments": list(segments),
+        "edge_in": np.array([flow[0] for flow in flows], dtype=np.int64),
+        "edge_source": np.array([number[flow[1]] for flow in flows], dtype=np.int64),
+        "edge_target": np.array([number[flow[2]] for flow in flows], dtype=np.int64),
+        "edge_count": np.array([flow[3] for flow in flows], dtype=np.int64),
+    }
+    return Tree(paths, number, columns)
+
+
+def merged_tree(
+    footprint: Footprint, edges: pa.Table | None, plain: Tree, rules: Sequence[Rule] = ()
+) -> tuple[Tree, Ints] | None:
+    """The tree of the summary footprint, and for each node of the plain tree its node there.
+
+    None where nothing merges.
+    """
+    names = renaming([footprint], rules)
+    if all(old == new for old, new in names.items()):
+        return None
+    tree = tree_of(renamed(footprint, names), None if edges is None else merge_edges(edges, names))
+    to = np.zeros(len(plain.paths), dtype=np.int64)
+    for old, new in names.items():
+        while True:  # a merged name has as many segments as before
+            to[plain.number[old]] = tree.number[new]
+            if "/" not in old:
+                break
+            old, new = old.rpartition("/")[0], new.rpartition("/")[0]
+            if to[plain.number[old]]:
+                break
+    return tree, to
+
+
+def interval_columns(footprint: Footprint, tree: Tree, merged: tuple[Tree, Ints] | None) -> dict[str, Any]:
+    """How far sums of rows may be off, for every choice that the page offers: tree, device, phase, node.
+
+    Only of nodes with several rows of a device: one row has its own, and devices add up. `below` is of a node
+    with all below it, `own` of the rows that are called as it is.
+    """
+    node = np.array([tree.number[name] for name in footprint.rows["name"].to_pylist()], dtype=np.int64)
+    trees = {"plain": (len(tree.paths), node)}
+    if merged is not None:
+        trees["merged"] = len(merged[0].paths), merged[1][node]
+    device = footprint.rows["device"].to_numpy(zero_copy_only=False)
+    phase = footprint.rows["phase"].to_numpy(zero_copy_only=False)
+    devices = {name: device == name for name in footprint.devices}
+    phases = {name or "not known": phase == name for name in dict.fromkeys(phase.tolist())}
+    phases = {"all": np.ones(phase.size, dtype=np.bool_), **phases}
+    found: dict[str, Any] = {}
+    for which, (count, place) in trees.items():
+        parents = (tree if which == "plain" or merged is None else merged[0]).columns["parent"]
+        last = _last_below(parents, count)
+        for of_device, here in devices.items():
+            for of_phase, then in phases.items():
+                rows = np.flatnonzero(here & then)
+                order = rows[np.argsort(place[rows], kind="stable")]
+                found.setdefault(which, {}).setdefault(of_device, {})[of_phase] = {
+                    "below": _widths(footprint, order, place[order], np.arange(count), last),
+                    "own": _widths(footprint, order, place[order], np.arange(count), np.arange(count)),
+                }
+    return found
+
+
+def _last_below(parents: Ints, count: int) -> Ints:
+    """The last node below each, or itself: what is below a node follows it."""
+    last = np.arange(count)
+    for node in range(count - 1, 0, -1):
+        last[parents[node]] = max(last[parents[node]], last[node])
+    return last
+
+
+def _widths(footprint: Footprint, order: Ints, place: Ints, first: Ints, last: Ints) -> dict[str, Any]:
+    begin, end = np.searchsorted(place, first), np.searchsorted(place, last, side="right")
+    several = np.flatnonzero(end - begin > 1)
+    widths_j = half_widths_j(footprint, order, begin[several], end[several])
+    return {"node": several, "uncertainty_j": widths_j.astype(np.float32)}
+
+
+# What a page draws over time: each device's power, and the layer that ran in the traced windows.
+
+Span = tuple[int, int]  # begin and end, ns
+
+MOST_POINTS = 24_000  # of all devices: more than any screen is wide, and below 300 kB
+MOST_STRETCHES = 40_000  # of layers, of all devices
+
+
+def power_columns(trace: PowerTrace, begin_ns: int, end_ns: int, windows: Sequence[Span], most: int) -> Any:
+    """Stretches of a power trace, each with its lowest, highest and mean power; finer inside the windows."""
+    clipped = [(max(begin_ns, begin), min(end_ns, end)) for begin, end in windows]
+    fine = joined([(begin, end) for begin, end in clipped if begin < end])
+    edges_ns = [begin_ns, *(edge for span in fine for edge in span), end_ns]
+    every = [(begin, end) for begin, end in pairwise(edges_ns) if begin < end] or [(begin_ns, end_ns)]
+    coarse_ns = max(1, sum(end - begin for begin, end in every if (begin, end) not in fine))
+    parts = [
+        # Half of the points for the windows, half for the rest by its length.
+        _points(trace, span, most // 2 // len(fine))
+        if span in fine
+        else _points(trace, span, int(most / 2 * (span[1] - span[0]) / coarse_ns))
+        for span in every
+    ]
+    start_ns, stop_ns, low_w, high_w, mean_w = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return {
+        "start_ns": start_ns - begin_ns,
+        "end_ns": stop_ns - begin_ns,
+        "low_w": low_w.astype(np.float32),
+        "high_w": high_w.astype(np.float32),
+        "mean_w": mean_w.astype(np.float32),
+    }
+
+
+def _points(trace: PowerTrace, span: Span, most: int) -> tuple[Ints, Ints, Floats, Floats, Floats]:
+    begin_ns, end_ns = span
+    first = int(np.searchsorted(trace.end_ns, begin_ns, side="right"))
+    last = int(np.searchsorted(trace.start_ns, end_ns, side="left"))
+    if last - first <= most:
+        power_w = trace.power_w[first:last]
+        start_ns = np.maximum(trace.start_ns[first:last], begin_ns)
+        return start_ns, np.minimum(trace.end_ns[first:last], end_ns), power_w, power_w, power_w
+    edges_ns = np.linspace(begin_ns, end_ns, max(2, most + 1)).astype(np.int64)
+    start_ns, stop_ns = edges_ns[:-1], edges_ns[1:]
+    i = np.searchsorted(trace.end_ns, start_ns, side="right")
+    j = np.searchsorted(trace.start_ns, stop_ns, side="left")
+    covered_ns = trace.covered_until_ns(stop_ns) - trace.covered_until_ns(start_ns)
+    known = (j > i) & (covered_ns > 0)
+    i, j, start_ns, stop_ns, covered_ns = (a[known] for a in (i, j, start_ns, stop_ns, covered_ns))
+    used_j = trace.energy_until_j(stop_ns) - trace.energy_until_j(start_ns)
+    # Between pairs of places, `reduceat` also looks from each end to the next begin: every second one counts.
+    places = np.stack([i, j], axis=1).ravel()
+    padded_w = np.append(trace.power_w, trace.power_w[-1:])
+    low_w, high_w = (of.reduceat(padded_w, places)[::2] for of in (np.minimum, np.maximum))
+    return start_ns, stop_ns, low_w, high_w, used_j / (covered_ns * 1e-9)
+
+
+def layer_columns(events: pa.Table, device: str, tree: Tree, begin_ns: int, most: int) -> Any:
+    """Stretches in which one layer was at work, by the operations that started one after the other.
+
+    Where there are too many, layers deep down stand for nothing by themselves; where that is not enough, the
+    later ones are left out.
+    """
+    here = events.filter(pc.equal(events["device"].cast(pa.string()), device))
+    here = here.unify_dictionaries()
+    order = np.argsort(here["start_ns"].to_numpy(), kind="stable")
+    start_ns = here["start_ns"].to_numpy()[order]
+    end_ns = start_ns + here["duration_ns"].to_numpy()[order]
+    names = here["name"].combine_chunks()
+    phases = here["phase"].combine_chunks()
+    known: list[str] = names.dictionary.to_pylist()
+    code = names.indices.to_numpy()[order]
+    phase = pc.fill_null(phases.indices, -1).to_numpy()[order]
+    depth = max((name.count("/") for name in known), default=0)
+    node, first = _stretches(known, code, phase, depth, tree)
+    while first.size > most and depth > 3:
+        depth -= 1
+        node, first = _stretches(known, code, phase, depth, tree)
+    left_out = max(0, first.size - most)
+    if left_out:
+        end_ns = end_ns[: first[most]]
+        first = first[:most]
+    stop_ns = np.maximum.reduceat(end_ns, first)
+    # What began later has the floor.
+    stop_ns[:-1] = np.minimum(stop_ns[:-1], start_ns[first[1:]])
+    return {
+        "start_ns": start_ns[first] - begin_ns,
+        "length_ns": stop_ns - start_ns[first],
+        "node": node[first],
+        "phase": phase[first] + 1,
+        "phases": [None, *phases.dictionary.to_pylist()],
+        "left_out": left_out,
+    }
+
+
+def _stretches(names: list[str], code: Ints, phase: Ints, depth: int, tree: Tree) -> tuple[Ints, Ints]:
+    """The layer of each event, down to a depth, and where another layer or phase begins."""
+    node = np.array([_layer(name, depth, tree) for name in names], dtype=np.int64)[code]
+    return node, np.flatnonzero((np.diff(node, prepend=-1) != 0) | (np.diff(phase, prepend=-2) != 0))
+
+
+def _layer(name: str, depth: int, tree: Tree) -> int:
+    parts = name.split("/")[:-1][: max(depth, 1)]
+    return tree.number.get("/".join(parts), 0) if parts else tree.number.get(name, 0)
+
 
 _FIGURES = ("energy_j", "busy_s", "count", "uncertainty_j")
 _TEXTS = ["name", "device", "phase", "basis"]

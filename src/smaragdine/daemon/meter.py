@@ -1,0 +1,306 @@
+"""Running energy of every device, and whose it was. One gauge per device, however many sessions look at it.
+
+A socket and its memory are shared by CPU time:
+
+    static × program ÷ (wall × CPUs)     static: the lowest power of any second so far
+    dynamic × program ÷ busy             dynamic: the rest
+
+and a GPU equally among the sessions that computed on it then, with a share more for processes of none.
+`own_j` is what a session's processes used. Where sessions lie in one another, `own_exclusive_j` counts each
+process for the innermost alone: these add up over all sessions, to the device's energy at most.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from smaragdine.daemon.log import Batch
+from smaragdine.daemon.totals import Counter, Device, DeviceTotal, Gauges, Line, Socket, Used, equal_shares
+from smaragdine.sensors.base import Channel
+
+# Whose a GPU's energy was: in equal parts of those that were on it when it was used.
+#
+# Its readings come late, a second's at a time. Who is on it is known at once and kept until they come.
+
+_MOST_LOOKS = 1000  # of a GPU that is not read
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Who was on it from then until the next look; None: nobody can tell."""
+
+    from_ns: int
+    on_it: frozenset[str] | None
+    inside: Mapping[str, str]
+
+
+@dataclass
+class Gpu:
+    """One GPU: what it used, and who was on it since the last reading."""
+
+    device: Device
+    _looks: list[_Look] = field(default_factory=list[_Look])
+    _cut_uj: int = 0
+
+    def look(self, now_ns: int, on_it: frozenset[str] | None, inside: Mapping[str, str]) -> None:
+        last = self._looks[-1] if self._looks else None
+        if last is None or (on_it, inside) != (last.on_it, last.inside):
+            self._looks.append(_Look(now_ns, on_it, dict(inside)))
+            del self._looks[:-_MOST_LOOKS]
+
+    def restart(self) -> None:
+        """The clock was set or stood still: nobody can tell who was on it at the times of readings before."""
+        self._looks.clear()
+        self._cut_uj = self.device.at(self.device.last_ns)
+
+    def cut(self, sessions: Sequence[str]) -> dict[str, Used]:
+        """What each session used since the last cut, up to the last reading; none where nobody can tell.
+
+        Those that have ended keep their part: what is theirs is not shared among the others.
+        """
+        last_ns = self.device.last_ns
+        used: dict[str, Used] = {}
+        ends_ns = [*(look.from_ns for look in self._looks[1:]), last_ns]
+        for look, end_ns in zip(self._looks, ends_ns, strict=False):
+            begin_uj = max(self.device.at(min(look.from_ns, last_ns)), self._cut_uj)
+            self._cut_uj = max(self.device.at(min(end_ns, last_ns)), begin_uj)
+            if look.on_it is None:
+                continue
+            for key, part in equal_shares(self._cut_uj - begin_uj, look.on_it, sessions, look.inside).items():
+                total = used.setdefault(key, Used())
+                total.own += part.own
+                total.exclusive += part.exclusive
+        # The look that holds at the last reading, and those after it, are still needed.
+        past = [look for look in self._looks if look.from_ns <= last_ns]
+        del self._looks[: max(len(past) - 1, 0)]
+        return used
+
+
+_SOCKET = re.compile(r"(?:cpu|dram):(\d+)")
+_GPU_BASIS = "equal shares among the sessions with a process on it, and one for all other processes"
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What a device used during a session, and what of it was the session's own (None: nobody can tell)."""
+
+    device: str
+    energy_j: float
+    own_j: float | None
+    provenance: str
+    basis: str
+    own_exclusive_j: float | None = None
+
+
+@dataclass
+class _Session:
+    begin_ns: int
+    programs: dict[int, tuple[int, Counter]]  # channel number → socket and CPU time
+    begin: dict[str, int] = field(default_factory=dict)  # µJ of each device by then
+    used: dict[str, Used] = field(default_factory=dict)
+
+
+class Meter:
+    """Feed it every batch (`update`). Not for several threads at once.
+
+    `inside` and `gpu_sessions` are the source's; `cpus` the logical CPUs of each socket.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[int, Channel],
+        cpus: Mapping[int, int],
+        inside: Callable[[], Mapping[str, str]] = dict,
+        gpu_sessions: Callable[[], Mapping[str, frozenset[str]]] = dict,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.sequence = 0  # of the last batch
+        self._inside = inside
+        self._gpu_sessions = gpu_sessions
+        self._wall_ns = wall_ns
+        self._gauges = Gauges(channels)
+        self._sessions: dict[str, _Session] = {}
+        self._latest_s: dict[int, float] = {}
+        self._gpus: dict[str, Gpu] = {}  # those of which somebody told who is on them
+        self._sockets = {socket: Socket(count) for socket, count in cpus.items()}
+        self._activity: dict[int, Counter] = {}  # CPU time, by channel number
+        for number, channel in channels.items():
+            socket = self._sockets.get(_socket(channel.device))
+            if socket is not None and channel.quantity in ("busy", "monitor"):
+                self._activity[number] = socket.busy if channel.quantity == "busy" else socket.monitor
+        for name, device in self._gauges.devices.items():
+            socket = self._sockets.get(_socket(name))
+            if socket is not None and self._gauges.channel_of[name].scope == "device":
+                socket.devices[name] = device
+
+    def add(self, session_id: str, channels: Mapping[int, Channel], begin_ns: int | None = None) -> None:
+        """A session is metered from now on; one that `load` brought goes on."""
+        begin_ns = self._wall_ns() if begin_ns is None else begin_ns
+        session = self._sessions.setdefault(session_id, _Session(begin_ns, {}))
+        for number, channel in channels.items():
+            socket, counter = _socket(channel.device), Counter(Line())
+            session.programs[number] = socket, counter
+            self._activity[number] = counter
+            if socket in self._sockets:
+                self._sockets[socket].programs[session_id] = counter
+
+    def remove(self, session_id: str, at_ns: int | None = None) -> list[Energy]:
+        """A session ends: its energies, own shares up to its last reading."""
+        session = self._sessions[session_id]
+        at_ns = self._wall_ns() if at_ns is None else at_ns
+        for socket, counter in session.programs.values():
+            if socket in self._sockets:
+                self._take(self._sockets[socket].cut_early(counter.line.last_ns, self._inside()))
+        energies = self.energies(session_id, at_ns)
+        del self._sessions[session_id]
+        self._look_at_gpus(at_ns)
+        for number, (socket, _) in session.programs.items():
+            del self._activity[number]
+            self._latest_s.pop(number, None)
+            if socket in self._sockets:
+                del self._sockets[socket].programs[session_id]
+        return energies
+
+    def update(self, batch: Batch, sequence: int = 0) -> None:
+        """Readings and notes; `sequence` is the batch's in the log."""
+        self.sequence = sequence or batch.sequence or self.sequence
+        lost_ns = {n: note.t_ns for note in batch.notes if note.name == "sensor_lost" for n in note.channels}
+        order = np.argsort(batch.channel, kind="stable")
+        numbers, starts = np.unique(batch.channel[order], return_index=True)
+        edges = [*starts.tolist(), order.size]
+        for i, number in enumerate(numbers.tolist()):
+            rows = order[edges[i] : edges[i + 1]]
+            t_ns, value = batch.t_ns[rows], batch.value[rows]
+            if number in self._activity:
+                # Running totals that long intervals are cut from: the last of a batch is enough.
+                self._activity[number].add(t_ns[-1:], [round(float(value[-1]) * 1e9)])
+                self._latest_s[number] = float(value[-1])
+            else:
+                self._gauges.read(number, t_ns, value, lost_ns.pop(number, None))
+        for number in lost_ns:
+            self._gauges.break_off(number)
+        names = {note.name for note in batch.notes}
+        if "suspended" in names:
+            self._gauges.break_off()  # counters may have begun anew
+        if names & {"suspended", "clock_step"}:
+            for shared in (*self._sockets.values(), *self._gpus.values()):
+                shared.restart()
+        self._look_at_gpus(self._wall_ns())
+        self._share()
+
+    def energies(self, session_id: str, at_ns: int | None = None) -> list[Energy]:
+        """What each device used since the session began; own shares up to about a second ago.
+
+        Asking changes nothing: an interval that is cut short to answer would be missing from the seconds
+        that static power is found in. So shares never fall, and add up at any time.
+        """
+        session = self._sessions[session_id]
+        at_ns = self._wall_ns() if at_ns is None else at_ns
+        return [
+            self._energy(session, name, device, at_ns)
+            for name, device in self._gauges.devices.items()
+            if device.is_known and self._gauges.channel_of[name].scope == "device"
+        ]
+
+    def devices(self) -> list[DeviceTotal]:
+        return self._gauges.totals(self._wall_ns())
+
+    def last_values(self, numbers: Iterable[int]) -> list[float]:
+        """The last CPU time read in each of these channels, for a session that goes on after a restart."""
+        return [self._latest_s.get(number, 0.0) for number in numbers]
+
+    def state(self) -> dict[str, Any]:
+        """All that a restarted daemon needs to go on, for a JSON file. Later batches are fed to it again."""
+        sessions = {
+            key: {
+                "begin_ns": session.begin_ns,
+                "begin": session.begin,
+                "used": {name: [used.own, used.exclusive] for name, used in session.used.items()},
+                "latest_s": {n: self._latest_s[n] for n in session.programs if n in self._latest_s},
+            }
+            for key, session in self._sessions.items()
+        }
+        return {"sequence": self.sequence, "gauges": self._gauges.state(), "sessions": sessions}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`; then `add` each session that goes on, feed later batches, and `go_on`.
+
+        Raises where it makes no sense.
+        """
+        self._gauges.load(state["gauges"], self._wall_ns())
+        for key, kept in state["sessions"].items():
+            used = {name: Used(own, alone) for name, (own, alone) in kept["used"].items()}
+            self._sessions[key] = _Session(kept["begin_ns"], {}, dict(kept["begin"]), used)
+            self._latest_s |= {int(number): value for number, value in kept["latest_s"].items()}
+        self.sequence = state["sequence"]
+
+    def go_on(self) -> None:
+        """What was read before a restart has been fed again."""
+        self._gauges.go_on(self._wall_ns())
+
+    def _share(self) -> None:
+        inside = self._inside()
+        for socket in self._sockets.values():
+            at_ns = socket.next_cut_ns()
+            if at_ns is not None:
+                self._take(socket.cut(at_ns, inside))
+            socket.forget()
+        self._share_gpus()
+        for session in self._sessions.values():
+            for name, device in self._gauges.devices.items():
+                if name not in session.begin and device.last_ns >= session.begin_ns:
+                    session.begin[name] = device.at(session.begin_ns)
+        self._gauges.forget()
+
+    def _look_at_gpus(self, now_ns: int) -> None:
+        told, inside = self._gpu_sessions(), self._inside()
+        for name in told.keys() - self._gpus.keys():
+            if name in self._gauges.devices:
+                self._gpus[name] = Gpu(self._gauges.devices[name])
+        for name, gpu in self._gpus.items():
+            on_it = told.get(name)
+            # The list is up to a second old: those that have ended meanwhile are on it no more.
+            gpu.look(now_ns, None if on_it is None else on_it & {"", *self._sessions}, inside)
+
+    def _share_gpus(self) -> None:
+        for name, gpu in self._gpus.items():
+            if gpu.device.is_known:
+                self._take({(key, name): part for key, part in gpu.cut([*self._sessions]).items()})
+
+    def _take(self, used: Mapping[tuple[str, str], Used]) -> None:
+        for (key, name), part in used.items():
+            total = self._sessions[key].used.setdefault(name, Used())
+            total.own += part.own
+            total.exclusive += part.exclusive
+
+    def _energy(self, session: _Session, name: str, device: Device, at_ns: int) -> Energy:
+        begin = session.begin.get(name)
+        if begin is None:
+            begin = device.carried_to(session.begin_ns)
+        energy = max(device.carried_to(at_ns) - begin, 0)
+        used = session.used.get(name)
+        basis = ""
+        if used is not None:
+            span = "second" if device.lowest.whole else "interval"
+            static = f"CPU time; static power {device.lowest.power_w:.4g} W, the lowest {span} so far"
+            basis = static if _SOCKET.fullmatch(name) else _GPU_BASIS
+        return Energy(
+            device=name,
+            energy_j=energy / 1e6,
+            # An interval of shared time may have begun before the session.
+            own_j=None if used is None else min(used.own, energy) / 1e6,
+            provenance=self._gauges.channel_of[name].provenance,
+            basis=basis,
+            own_exclusive_j=None if used is None else min(used.exclusive, energy) / 1e6,
+        )
+
+
+def _socket(device: str) -> int:
+    match = _SOCKET.fullmatch(device)
+    return int(match[1]) if match else -1

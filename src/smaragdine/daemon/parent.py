@@ -1,0 +1,349 @@
+"""The process the operator starts: it stays root, and does next to nothing.
+
+It forks the daemon, which gives up its privileges once its sensors are open, and from then on
+
+  opens energy counters for it, when a driver was loaded anew (nothing else: see counter_files.py);
+  starts the keeper of limits for it, a fixed command;
+  passes signals on, and ends with it, after the keeper has put every limit back.
+
+The daemon asks over a socket that no other process has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from smaragdine import privilege
+from smaragdine.errors import UserError
+
+# Which files a privileged process opens for one that is not: energy counters, and nothing posing as one.
+
+ALLOWED_NAMES = frozenset({"energy_uj", "max_energy_range_uj"})
+SYSFS_ROOT = Path("/sys/class/powercap")
+SYSFS_REAL_ROOT = Path("/sys/devices/virtual/powercap")
+
+
+def allowed_file(path: str, roots: Sequence[Path], trees: Sequence[Path]) -> int:
+    """Open an energy counter below one of `roots` whose real place is in one of `trees`; OSError otherwise.
+
+    It is looked at before it is opened for reading, and what was looked at is what is opened: links that are
+    changed in between, pipes and devices lead nowhere.
+    """
+    asked = Path(path)
+    named = asked.name in ALLOWED_NAMES and ".." not in asked.parts
+    if not named or not any(asked.is_relative_to(root) for root in roots):
+        raise OSError(errno.EPERM, "not an energy counter", path)
+    place = os.open(asked, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(place)
+        real = Path(os.readlink(f"/proc/self/fd/{place}"))
+        inside = any(real.is_relative_to(tree) for tree in trees)
+        if not inside or real.name != asked.name or not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise OSError(errno.EPERM, "not an energy counter", path)
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
+def real_trees(roots: Sequence[Path]) -> list[Path]:
+    """Where files below these roots really lie: sysfs' class folders hold only links."""
+    trees: list[Path] = []
+    for root in roots:
+        trees.append(Path(os.path.realpath(root)))
+        if trees[-1] == SYSFS_ROOT:
+            # Also where no zone is there yet.
+            trees.append(SYSFS_REAL_ROOT)
+        with contextlib.suppress(OSError):
+            trees += [Path(os.path.realpath(entry)) for entry in root.iterdir() if entry.is_symlink()]
+    return trees
+
+
+# The parent's own: to pass a signal on to another user's process, and for the keeper to set limits.
+KEEPER = "keeper"  # the helper that sets limits
+PARENT_CAPABILITIES = frozenset({"CAP_KILL", "CAP_SYS_ADMIN"})
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_REQUEST_BYTES = 4096
+_OPEN, _START = b"o", b"s"
+_HEAD = struct.Struct("cI")  # what for, and the question's number; a name follows
+_ANSWER = struct.Struct("iI")  # an errno or 0, and the number; descriptors come with it
+_HELPERS_END_WITHIN_S = 10.0
+_MOST_HELPERS = 4  # one works, one may be ending; a daemon gone mad gets no more
+
+Prepared = TypeVar("Prepared")
+
+
+class Parent:
+    """The daemon's side: what it can still get from its parent. Safe to call from any thread."""
+
+    def __init__(self, connection: socket.socket, timeout_s: float = 5.0) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def open_file(self, path: Path | str) -> int:
+        """A descriptor for reading an energy counter. Raises OSError as `os.open` would."""
+        return self._ask(_OPEN, os.fspath(path), 1)[0]
+
+    def start(self, helper: str) -> tuple[int, int]:
+        """Start a helper by its name: descriptors to read what it writes, and to write what it reads."""
+        read_fd, write_fd = self._ask(_START, helper, 2)
+        return read_fd, write_fd
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _ask(self, kind: bytes, what: str, fds: int) -> list[int]:
+        with self._lock:
+            self._number += 1
+            request = _HEAD.pack(kind, self._number) + os.fsencode(what)
+            if len(request) > _REQUEST_BYTES:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), what)
+            try:
+                code, received = self._exchange(request)
+            except TimeoutError:
+                raise OSError(errno.ETIMEDOUT, "the privileged parent does not answer", what) from None
+        if code or len(received) != fds:
+            _close(received)
+            raise OSError(code or errno.EMFILE, os.strerror(code or errno.EMFILE), what)
+        return received
+
+    def _exchange(self, request: bytes) -> tuple[int, list[int]]:
+        deadline_s = time.monotonic() + self._timeout_s
+        self._connection.settimeout(self._timeout_s)
+        self._connection.send(request)
+        while True:
+            self._connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+            answer, received, _, _ = socket.recv_fds(self._connection, _ANSWER.size, 2)
+            for fd in received:
+                os.set_inheritable(fd, False)
+            if len(answer) != _ANSWER.size:
+                return errno.EPIPE, received
+            code, number = _ANSWER.unpack(answer)
+            if number == self._number:
+                return code, received
+            # The late answer to a question that was given up.
+            _close(received)
+
+
+def run_unprivileged(
+    prepare: Callable[[], Prepared],
+    serve: Callable[[Prepared, Parent], int],
+    *,
+    user: str | None = None,
+    keep: frozenset[str] = frozenset(),
+    counters: Sequence[Path] = (SYSFS_ROOT,),
+    helpers: Mapping[str, Sequence[str]] | None = None,
+    say: Callable[[str], None] = lambda words: None,
+) -> int:
+    """Fork; in the child `prepare` as root (open sensors, bind sockets), drop everything, `serve`.
+
+    The parent stays, for reopening files below `counters` and starting `helpers`. Its return value is the
+    child's exit code, 128 + N after signal N. Call it before there are threads.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Held back until the child is known, so that none is lost in between.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    parent_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _child(prepare, serve, user, keep, Parent(theirs), parent_pid, before, say)
+    theirs.close()
+    try:
+        return _Loop(pid, ours, counters, helpers or {}, before).run()
+    finally:
+        ours.close()
+
+
+def _child(
+    prepare: Callable[[], Prepared],
+    serve: Callable[[Prepared, Parent], int],
+    user: str | None,
+    keep: frozenset[str],
+    parent: Parent,
+    parent_pid: int,
+    mask: Iterable[int],
+    say: Callable[[str], None],
+) -> NoReturn:
+    """Never returns: the caller's stack belongs to the parent."""
+    code = 70
+    try:
+        # A terminal's Ctrl-C comes once, through the parent; and root's terminal is nothing for this process,
+        # which could else type into it.
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        privilege.fence()
+        prepared = prepare()
+        say(privilege.drop(user, keep))
+        # A change of user forgets it, so it comes after.
+        privilege.end_with_parent(parent_pid)
+        code = serve(prepared, parent)
+    except UserError as error:
+        print(f"smaragdine: {error}", file=sys.stderr)
+        code = 2
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+class _Loop:
+    """The parent's loop: requests, signals, and the end of its children."""
+
+    def __init__(
+        self,
+        child: int,
+        connection: socket.socket,
+        counters: Sequence[Path],
+        helpers: Mapping[str, Sequence[str]],
+        mask: Iterable[int],
+    ) -> None:
+        self._child = child
+        self._connection: socket.socket | None = connection
+        self._trees = real_trees(counters)
+        self._roots = [Path(os.path.abspath(root)) for root in counters]
+        self._commands = helpers
+        self._mask = mask
+        self._helpers: list[subprocess.Popen[bytes]] = []
+
+    def run(self) -> int:
+        with _signal_pipe(self._mask) as signals:
+            if os.geteuid() == 0:
+                privilege.bound(PARENT_CAPABILITIES)
+            while True:
+                watched: list[int | socket.socket] = [signals]
+                if self._connection is not None:
+                    watched.append(self._connection)
+                ready, _, _ = select.select(watched, [], [], 1.0)
+                if signals in ready:
+                    self._pass_on(os.read(signals, 64))
+                if self._connection in ready:
+                    self._answer()
+                code = self._ended()
+                if code is not None:
+                    self._wait_for_helpers()
+                    return code
+
+    def _pass_on(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number != signal.SIGCHLD:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(self._child, number)
+
+    def _ended(self) -> int | None:
+        for helper in self._helpers:
+            helper.poll()
+        pid, status = os.waitpid(self._child, os.WNOHANG)
+        if pid == 0:
+            return None
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
+
+    def _wait_for_helpers(self) -> None:
+        # Their input has ended with the daemon, and that tells them to put everything back.
+        deadline_s = time.monotonic() + _HELPERS_END_WITHIN_S
+        for helper in self._helpers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                helper.wait(max(0.0, deadline_s - time.monotonic()))
+
+    def _answer(self) -> None:
+        assert self._connection is not None
+        try:
+            request = self._connection.recv(_REQUEST_BYTES)
+        except OSError:
+            request = b""
+        if len(request) < _HEAD.size:
+            self._connection.close()
+            self._connection = None
+            return
+        fds: list[int] = []
+        code = 0
+        kind, number = _HEAD.unpack_from(request)
+        try:
+            fds = self._do(kind, os.fsdecode(request[_HEAD.size :]))
+        except OSError as error:
+            code = error.errno or errno.EIO
+        except Exception:
+            code = errno.EINVAL
+        with contextlib.suppress(OSError):
+            # Never wait for a daemon that does not read: it would hold up signals.
+            socket.send_fds(self._connection, [_ANSWER.pack(code, number)], fds, socket.MSG_DONTWAIT)
+        _close(fds)
+
+    def _do(self, kind: bytes, what: str) -> list[int]:
+        if kind == _OPEN:
+            return [allowed_file(what, self._roots, self._trees)]
+        if kind == _START and what in self._commands:
+            return self._start(self._commands[what])
+        raise OSError(errno.EPERM, "not allowed")
+
+    def _start(self, command: Sequence[str]) -> list[int]:
+        self._helpers = [helper for helper in self._helpers if helper.poll() is None]
+        if len(self._helpers) >= _MOST_HELPERS:
+            raise OSError(errno.EAGAIN, "so many are running")
+        read_fd, their_output = os.pipe()
+        their_input, write_fd = os.pipe()
+        try:
+            # In a session of its own: a terminal's Ctrl-C is not for it.
+            self._helpers.append(
+                subprocess.Popen(command, stdin=their_input, stdout=their_output, start_new_session=True)
+            )
+        except BaseException:
+            os.close(read_fd)
+            os.close(write_fd)
+            raise
+        finally:
+            os.close(their_input)
+            os.close(their_output)
+        # Only the daemon will hold these: they close with it, however it ends.
+        return [read_fd, write_fd]
+
+
+@contextlib.contextmanager
+def _signal_pipe(mask: Iterable[int]) -> Iterator[int]:
+    """A descriptor that gives the number of each signal as a byte."""
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    handlers = {number: signal.signal(number, _nothing) for number in (*_SIGNALS, signal.SIGCHLD)}
+    before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        yield read_fd
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _nothing(number: int, frame: object) -> None:
+    pass

@@ -1,0 +1,256 @@
+"""One repetition: warm-up, cool-down, limits, and the recording, made by a process of its own.
+
+    python -m smaragdine.jobs.job      # the request is JSON on stdin, the answer JSON on stdout
+
+A process of its own, because recording a program takes over signals and the working folder. It dies with
+whoever started it, and the program with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from smaragdine.errors import UserError
+from smaragdine.jobs.lender import Lender, Wanted, temperature_c
+from smaragdine.jobs.setting import CoolDown
+from smaragdine.recording.format import INFO_FILE, TRACES_FOLDER
+from smaragdine.system import GRACE_S, end_rest
+
+_PR_SET_PDEATHSIG = 1
+_LOOK_S = 0.5  # how often temperature and time are looked at
+_MOST_VOID = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """A repetition, as the process that runs it needs it."""
+
+    words: Sequence[str]
+    folder: str  # where it starts
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])  # added to ours
+    devices: Sequence[str] = ()
+    limits: Wanted = field(default_factory=dict[Any, Any])
+    warm_up: int = 0
+    cool_down: CoolDown | None = None
+    timeout_s: float | None = None
+    trace_steps: int = 0  # how many steps are traced, to be assembled by whoever asked; 0: none
+    trace_skip: int = 0  # steps before the first of them
+    verb: str = "sweep"  # as the recording's run.json has it
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How it ended. The recording is in the folder that was asked for, unless there is an `error`."""
+
+    returncode: int = 0  # as subprocess has it
+    problems: tuple[str, ...] = ()
+    error: str = ""  # why nothing could be run
+    timed_out: bool = False
+
+
+class Stop:
+    """Ctrl-C and its kin: what runs is told once, and ended at the second."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._old: dict[int, Any] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.number)
+
+    def __enter__(self) -> Stop:
+        self.take_over()
+        return self
+
+    def take_over(self) -> None:
+        """Also from a library that has put handlers of its own in place of ours."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._old.setdefault(number, signal.getsignal(number))
+                signal.signal(number, self._take)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        again, self.number = bool(self.number), number
+        if self._child is not None:
+            _signal(self._child, signal.SIGKILL if again else number)
+
+    @contextlib.contextmanager
+    def telling(self, child: subprocess.Popen[bytes]) -> Iterator[None]:
+        self._child = child
+        if self.number:
+            _signal(child, self.number)
+        try:
+            yield
+        finally:
+            self._child = None
+
+
+def perform(
+    job: Job, lender: Lender | None, recording: Path, log: Path, stop: Stop, say: Callable[[str], None]
+) -> Ran:
+    """Run a repetition into the new folder `recording`, what it prints into `log`."""
+    for _ in range(job.warm_up):
+        ran = record(job, recording, log, stop)
+        if stop or ran.error or ran.returncode:
+            return ran
+        shutil.rmtree(recording)
+    for attempt in range(_MOST_VOID):
+        if job.cool_down is not None:
+            cool_down(job.cool_down, job.devices, stop, say)
+        if stop:
+            return Ran(-stop.number)
+        if lender is not None:
+            lender.apply(job.limits)
+        ran = record(job, recording, log, stop)
+        if stop or ran.error or lender is None or lender.held():
+            return ran
+        say("the limits did not stand through the repetition: it runs again")
+        os.rename(recording, recording.with_name(f"{recording.name}-void-{attempt + 1}"))
+    return Ran(error="the limits do not stand: something takes them back")
+
+
+def cool_down(to: CoolDown, devices: Sequence[str], stop: Stop, say: Callable[[str], None]) -> None:
+    deadline_s = time.monotonic() + to.timeout_s
+    while not stop:
+        now_c = temperature_c(devices)
+        if now_c is None or now_c <= to.temperature_c:
+            return
+        if time.monotonic() >= deadline_s:
+            say(f"still {now_c:g} °C after {to.timeout_s:g} s, not {to.temperature_c:g}: goes on anyway")
+            return
+        time.sleep(_LOOK_S)
+
+
+def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
+    request = {
+        "words": list(job.words),
+        "folder": job.folder,
+        "environment": dict(job.environment),
+        "recording": str(recording.absolute()),
+        "log": str(log.absolute()),
+        "parent": os.getpid(),
+        "trace_steps": job.trace_steps,
+        "trace_skip": job.trace_skip,
+        "verb": job.verb,
+    }
+    child = subprocess.Popen(
+        # -P: a file named numpy.py where the sweep was started must not be imported by us.
+        [sys.executable, "-P", "-m", "smaragdine.jobs.job"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,  # what the terminal sends to its programs, we pass on
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    timed_out = False
+    with child, stop.telling(child):
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(json.dumps(request).encode())
+            child.stdin.close()
+        if job.timeout_s is not None and not _ends_within(job.timeout_s, child.stdout, recording):
+            timed_out = True
+            _signal(child, signal.SIGTERM)
+            if not _readable(child.stdout, GRACE_S):
+                _signal(child, signal.SIGKILL)
+        said = child.stdout.read()
+    if timed_out or stop:
+        end_rest(child.pid)
+    try:
+        answer: dict[str, Any] = json.loads(said)
+        return replace(Ran(**answer), timed_out=timed_out)
+    except ValueError:
+        # It was killed, and the program with it.
+        error = "" if recording.exists() else "its process ended before the program began"
+        return Ran(child.returncode or 1, error=error, timed_out=timed_out)
+
+
+def _ends_within(timeout_s: float, answer: Any, recording: Path) -> bool:
+    """Whether the program has ended when its time is up; what comes before it does not count."""
+    begin_s: float | None = None
+    while not _readable(answer, min(_LOOK_S, timeout_s)):
+        if begin_s is None:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                begin_s = json.loads((recording / INFO_FILE).read_bytes())["begin_ns"] * 1e-9
+        elif time.time() - begin_s > timeout_s:
+            return False
+    return True
+
+
+def _readable(stream: Any, timeout_s: float) -> bool:
+    return bool(select.select([stream], [], [], timeout_s)[0])
+
+
+def _signal(child: subprocess.Popen[bytes], number: int) -> None:
+    if child.poll() is None:
+        child.send_signal(number)
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    request = json.loads(sys.stdin.buffer.read())
+    if os.getppid() != request["parent"]:
+        os._exit(1)
+    answer = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    ran = _recorded(request)
+    os.write(answer, json.dumps(asdict(ran)).encode())
+    # Threads of libraries that nobody has joined can abort a process on its way out.
+    os._exit(0)
+
+
+def _recorded(request: Mapping[str, Any]) -> Ran:
+    from smaragdine.recording.asked import TraceAsked, asked
+    from smaragdine.recording.command import build_command
+    from smaragdine.recording.session import RecordOptions, record_program
+    from smaragdine.tracing.hook.environment import environment as hook_environment
+    from smaragdine.tracing.hook.environment import trace_environment
+    from smaragdine.tracing.hook.windows import Settings
+
+    steps, skip = request["trace_steps"], request["trace_skip"]
+
+    def prepare(spool: str, run_id: str, base: Mapping[str, str]) -> Mapping[str, str]:
+        variables = hook_environment(spool, run_id, base)
+        if steps:
+            folder = os.path.join(os.path.dirname(spool), TRACES_FOLDER)
+            variables |= trace_environment(folder, steps, skip)
+        return {**base, **variables}
+
+    environment = {**os.environ, **request["environment"]}
+    try:
+        os.chdir(request["folder"])
+        command = build_command(request["words"], environment)
+        trace = TraceAsked(bool(steps), steps, skip, quiet_s=Settings("").quiet_s)
+        # All readings: a fit rests on them.
+        wanted = RecordOptions(keep_all=True, asked=asked(request["verb"], trace))
+        recorded = record_program(command, Path(request["recording"]), wanted, environment, prepare)
+    except UserError as error:
+        return Ran(error=str(error))
+    except OSError as error:
+        return Ran(error=f"{request['folder']}: {error.strerror or error}")
+    return Ran(recorded.returncode, tuple(recorded.problems))
+
+
+if __name__ == "__main__":
+    main()

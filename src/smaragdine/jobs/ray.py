@@ -1,0 +1,234 @@
+"""A Ray cluster: its devices, and a call on one of them.
+
+Nodes are told apart by the type of their GPUs: Ray's label `ray.io/accelerator-type`, or its resource
+`accelerator_type:NAME`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import logging
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smaragdine.errors import UserError
+from smaragdine.jobs.lender import JOURNAL_VARIABLE
+from smaragdine.limits.journal import DEFAULT_JOURNAL
+
+# How a Ray worker calls something that sets limits or runs programs: in a child.
+#
+#     python -m smaragdine.jobs.ray      # what to call is on stdin, what it gives on stdout
+#
+# A Ray worker kills its children when it ends, and would kill the limits' keeper before it has brought
+# anything back. So all of this is done by one child, which dies with the worker, and whose own children do
+# what they are there for.
+
+_PR_SET_PDEATHSIG = 1
+
+Send = Callable[[Any], None]
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a module's function gives, called in a child."""
+    (given,) = _from_child(False, function, arguments)
+    return given
+
+
+def stream(function: Callable[..., None], *arguments: Any) -> Iterator[Any]:
+    """What a module's function sends, called in a child with a `Send` before its arguments."""
+    return _from_child(True, function, arguments)
+
+
+def _from_child(sends: bool, function: Callable[..., Any], arguments: Sequence[Any]) -> Iterator[Any]:
+    command = [sys.executable, "-P", "-m", "smaragdine.jobs.ray"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(pickle.dumps((os.getpid(), sends, function, arguments)))
+        child.stdin.close()
+        # The length first: a child that dies midway leaves no half of a pickle to be read.
+        while len(head := child.stdout.read(8)) == 8:
+            size = int.from_bytes(head, "big")
+            if len(body := child.stdout.read(size)) == size:
+                yield pickle.loads(body)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent, sends, function, arguments = pickle.loads(sys.stdin.buffer.read())
+    if os.getppid() != parent:
+        os._exit(1)
+    with open(os.dup(1), "wb") as answer:
+        os.dup2(2, 1)
+
+        def send(value: Any) -> None:
+            body = pickle.dumps(value)
+            answer.write(len(body).to_bytes(8, "big") + body)
+            answer.flush()
+
+        if sends:
+            function(send, *arguments)
+        else:
+            send(function(*arguments))
+    os._exit(0)
+
+
+def journal_for(devices: Sequence[str]) -> Path:
+    """One for each device: several are at work on a node at once."""
+    path = Path(os.environ.get(JOURNAL_VARIABLE) or DEFAULT_JOURNAL)
+    return path.with_name("-".join([path.name, *(device.replace(":", "") for device in devices)]))
+
+
+def packed(folder: Path, names: Iterable[str] = (".",)) -> bytes:
+    """An archive of those of these that are in the folder."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=1) as archive:
+        for name in names:
+            if (folder / name).exists():
+                archive.add(folder / name, arcname=name)
+    return out.getvalue()
+
+
+def unpack(archive: bytes, folder: Path) -> None:
+    """Folders in it take the place of those that have their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as members:
+        for name in {member.name.partition("/")[0] for member in members if member.isdir()} - {"."}:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        members.extractall(folder, filter="data")
+
+
+if __name__ == "__main__":
+    main()
+
+
+LOOK_S = 0.5
+_CONNECT_S = 10.0
+_PATIENCE_S = 60.0  # how long a cluster without a node is waited for
+_MOST_LOSSES = 3
+_LABEL, _RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One device: a GPU of a node, or a node without any."""
+
+    node_id: str
+    node: str
+    number: int
+    gpu: bool
+    gpu_type: str | None
+    cpus: float
+
+
+def slots_of(nodes: Sequence[dict[str, Any]]) -> list[Slot]:
+    """The devices of the nodes that are alive."""
+    slots: list[Slot] = []
+    for node in nodes:
+        resources = node.get("Resources", {})
+        if not node.get("Alive") or not resources.get("CPU"):
+            continue
+        gpus = int(resources.get("GPU", 0))
+        kinds = [name.removeprefix(_RESOURCE) for name in resources if name.startswith(_RESOURCE)]
+        kind = node.get("Labels", {}).get(_LABEL) or (kinds[0] if kinds else None)
+        name = node.get("NodeName") or node.get("NodeManagerHostname") or node["NodeID"][:8]
+        if name == node.get("NodeManagerAddress"):
+            name = node.get("NodeManagerHostname") or name
+        # All of the CPUs that fall to it: Ray gives a program no more threads than it asked for.
+        cpus = max(1.0, resources["CPU"] // max(1, gpus))
+        slots += [Slot(node["NodeID"], name, n, gpus > 0, kind, cpus) for n in range(max(1, gpus))]
+    return sorted(slots, key=lambda slot: (slot.node, slot.node_id, slot.number))
+
+
+def submit(ray: Any, slot: Slot, call: Any, *arguments: Any) -> Any:
+    """A reference to what `call` gives on this device; a generator's is one of references."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    remote = ray.remote(call).options(
+        num_cpus=slot.cpus,
+        num_gpus=1 if slot.gpu else 0,
+        max_retries=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node_id, soft=False),
+    )
+    return remote.remote(*arguments)
+
+
+def cancel(ray: Any, references: Iterable[Any]) -> None:
+    """Workers are killed, and with them the programs; keepers bring the limits back."""
+    for reference in references:
+        with contextlib.suppress(Exception):
+            ray.cancel(reference, force=True)
+
+
+def no_such_type(kind: str, slots: Sequence[Slot]) -> UserError:
+    there = sorted({slot.gpu_type for slot in slots if slot.gpu_type})
+    return UserError(f"no node has a GPU of type {kind}", f"there are: {', '.join(there) or 'none'}")
+
+
+class Losses:
+    """What was lost with its node runs again, but not for ever."""
+
+    def __init__(self) -> None:
+        self._count: Counter[str] = Counter()
+        self._alone_since_s: dict[str, float] = {}
+
+    def add(self, name: str, error: Exception) -> None:
+        self._count[name] += 1
+        if self._count[name] > _MOST_LOSSES:
+            why = f"it was lost {_MOST_LOSSES + 1} times"
+            raise UserError(f"{name} cannot be finished", why, str(error).splitlines()[0]) from None
+
+    def too_long(self, name: str, there: bool) -> bool:
+        """Whether a node for this is not there for too long already; to be asked again and again."""
+        if there:
+            self._alone_since_s.pop(name, None)
+            return False
+        now_s = time.monotonic()
+        return now_s - self._alone_since_s.setdefault(name, now_s) > _PATIENCE_S
+
+
+@contextlib.contextmanager
+def connected(ray: Any, address: str | None) -> Iterator[None]:
+    where = address or os.environ.get("RAY_ADDRESS") or "auto"
+    host, _, port = where.rpartition(":")
+    try:
+        if host and port.isdigit() and "/" not in host:
+            # Ray itself would try for minutes, with a line for each attempt.
+            socket.create_connection((host, int(port)), _CONNECT_S).close()
+        ray.init(
+            address=where,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        why = f"{where}: {error}".splitlines()[0].rstrip(".")
+        raise UserError("no Ray cluster", why, "Start one: ray start --head. Or name it: --address") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def load_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--engine ray", "Ray is not installed", "pip install 'smaragdine[ray]'") from None
+    return ray

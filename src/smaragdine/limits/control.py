@@ -1,0 +1,283 @@
+"""The parent's side of the keeper: asks it to set limits, and starts another one should it die.
+
+    with limits_control() as control:
+        control.set("gpu:0", "power", 300)
+        …                                     # everything is as before after the block, however it ends
+
+Every call has a time limit: a keeper that hangs in a driver holds up nobody. A set that was not answered in
+time is taken back as soon as the keeper answers again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from pathlib import Path
+from typing import Any
+
+from smaragdine.limits.journal import DEFAULT_JOURNAL
+from smaragdine.limits.keeper import Brought
+from smaragdine.limits.leases import Applied
+from smaragdine.limits.nvml import Code, Kind, LimitError, LimitRange, Setting
+
+TIMEOUT_S = 5.0
+START_TIMEOUT_S = 15.0  # a keeper before us may still be bringing back
+CLOSE_TIMEOUT_S = 2.0
+_BACKOFF_S = (0.0, 0.1, 0.5, 2.0, 5.0)
+_FIRST_WAIT_S = 2.0
+_STARTING = "the limits' keeper is still starting"
+_LOST = "the limits' keeper has died; another one brings everything back"
+
+# Starts a keeper: descriptors to read what it says, and to write what it is asked. Nobody else may hold them.
+Launch = Callable[[], tuple[int, int]]
+
+
+def keeper_command(journal: Path) -> list[str]:
+    # -P: or it would look for modules in the folder it is started in first, which may be anybody's.
+    return [sys.executable, "-P", "-m", "smaragdine.limits.keeper", "--journal", str(journal)]
+
+
+def launch_here(journal: Path) -> Launch:
+    """Start keepers as children of this process."""
+
+    def launch() -> tuple[int, int]:
+        # A session of its own: what is meant for the terminal's programs does not reach it.
+        child = subprocess.Popen(
+            keeper_command(journal),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        threading.Thread(target=child.wait, name="limits-reap", daemon=True).start()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        fds = os.dup(child.stdout.fileno()), os.dup(child.stdin.fileno())
+        child.stdout.close()
+        child.stdin.close()
+        return fds
+
+    return launch
+
+
+class Control:
+    """Asks a keeper, from any thread. `say` gets a line for everything worth knowing."""
+
+    def __init__(
+        self, launch: Launch, *, timeout_s: float = TIMEOUT_S, say: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self._launch = launch
+        self._timeout_s = timeout_s
+        self._say = say
+        self._lock = threading.Lock()
+        self._write_fd = -1
+        self._next_id = 0
+        self._waiting: dict[int, Future[Any]] = {}
+        self._late: set[int] = set()
+        self._generation = 0
+        self._ready = threading.Event()
+        self._closing = threading.Event()
+        self._refused = ""
+        self.keeper_pid = 0
+        self.privilege = ""
+        self._thread = threading.Thread(target=self._run, name="limits", daemon=True)
+        self._thread.start()
+
+    @property
+    def generation(self) -> int:
+        """Changes with every keeper: what the one before had set has been brought back."""
+        return self._generation
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until a keeper works. Raises `LimitError` where none does."""
+        if not self._ready.wait(timeout_s) or self._refused:
+            why = self._refused or "its process does not start"
+            raise LimitError("unavailable", "limits cannot be set", why)
+
+    def ranges(self) -> list[LimitRange]:
+        return [_range(found) for found in self._ask("ranges")[0]]
+
+    def set(self, device: str, kind: Kind, value: float, low: float = 0.0) -> Applied:
+        """Set a limit; its first previous value is kept until `restore`. Raises `LimitError`."""
+        answer, generation = self._ask("set", device=device, kind=kind, value=value, low=low)
+        actual = _setting(answer["actual"])
+        assert actual is not None
+        return Applied(_setting(answer["previous"]), actual, generation)
+
+    def restore(self, device: str, kind: Kind) -> Brought:
+        """Bring back what was before the first `set`; nothing where there was none."""
+        return _brought(self._ask("restore", device=device, kind=kind)[0])
+
+    def restore_all(self) -> list[Brought]:
+        return [_brought(answer) for answer in self._ask("restore_all")[0]]
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Have everything brought back and the keeper end; past the time limit it does so on its own."""
+        self._closing.set()
+        with self._lock:
+            self._hang_up()
+        self._thread.join(timeout_s)
+
+    def _hang_up(self) -> None:
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+    def _ask(self, verb: str, **arguments: object) -> tuple[Any, int]:
+        """The keeper's answer, and its generation."""
+        future: Future[Any] = Future()
+        if not self._generation:
+            # A daemon answers calls before its first keeper does.
+            self._ready.wait(_FIRST_WAIT_S)
+        with self._lock:
+            if self._late and verb in ("set", "ranges"):
+                why = "the driver has not answered an earlier request yet"
+                raise LimitError("unavailable", "limits cannot be set now", why, "Try again later")
+            number, generation = self._send(verb, arguments, future), self._generation
+        try:
+            return future.result(self._timeout_s), generation
+        except NotInTime:
+            with self._lock:
+                if self._waiting.get(number) is future:
+                    self._late.add(number)
+                    if verb == "set":
+                        # Behind it in the pipe, so done right after it.
+                        undo = {"device": arguments["device"], "kind": arguments["kind"]}
+                        with contextlib.suppress(LimitError):
+                            self._late.add(self._send("restore", undo, Future()))
+            why = f"the driver has not answered for {self._timeout_s:g} s"
+            raise LimitError("unavailable", "limits cannot be set now", why, "See nvidia-smi") from None
+
+    def _send(self, verb: str, arguments: dict[str, Any], future: Future[Any]) -> int:
+        if self._write_fd < 0 or not self._ready.is_set():
+            why = self._refused or (_LOST if self._generation else _STARTING)
+            raise LimitError("unavailable", "limits cannot be set now", why, "Try again")
+        self._next_id += 1
+        number = self._next_id
+        line = json.dumps({"id": number, "do": verb, **arguments}).encode() + b"\n"
+        if len(line) > select.PIPE_BUF:
+            raise LimitError("invalid", "limit not set", "the device's name is too long")
+        try:
+            # Up to that length a pipe takes all of it or nothing.
+            os.write(self._write_fd, line)
+        except OSError as error:
+            why = "the keeper takes no more requests" if isinstance(error, BlockingIOError) else _LOST
+            raise LimitError("unavailable", "limits cannot be set now", why, "Try again") from None
+        self._waiting[number] = future
+        return number
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closing.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]):
+            try:
+                read_fd, write_fd = self._launch()
+            except OSError as error:
+                self._say(f"the limits' keeper does not start: {error}")
+                failures += 1
+                continue
+            os.set_blocking(write_fd, False)
+            with self._lock:
+                self._write_fd = write_fd
+                if self._closing.is_set():
+                    self._hang_up()
+            failures = 0 if self._listen(read_fd) else failures + 1
+            self._lost()
+
+    def _listen(self, read_fd: int) -> bool:
+        """Take the keeper's lines until it ends; whether it ever worked."""
+        worked = False
+        with open(read_fd, "rb") as lines:
+            for line in lines:
+                try:
+                    message = json.loads(line)
+                except ValueError:
+                    continue
+                if "ready" in message:
+                    worked = True
+                    self.keeper_pid = message["ready"]["pid"]
+                    self.privilege = message["ready"]["privilege"]
+                    self._refused = ""
+                    self._ready.set()
+                elif "note" in message:
+                    self._say(message["note"])
+                elif "refused" in message:
+                    if message["refused"] != self._refused:
+                        self._say(message["refused"])
+                    self._refused = message["refused"]
+                    self._ready.set()
+                else:
+                    self._answered(message)
+        return worked
+
+    def _answered(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            future = self._waiting.pop(message["id"], None)
+            self._late.discard(message["id"])
+        if future is None:
+            return
+        if "error" in message:
+            code: Code = message["code"]
+            future.set_exception(LimitError(code, message["error"]))
+        else:
+            future.set_result(message["result"])
+
+    def _lost(self) -> None:
+        with self._lock:
+            self._hang_up()
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+            self._late.clear()
+            # First this: who sees the new generation waits for its keeper.
+            if not self._refused:
+                self._ready.clear()
+            self._generation += 1
+        for future in waiting:
+            future.set_exception(LimitError("unavailable", "limit not set", _LOST, "Try again"))
+        if not self._closing.is_set() and not self._refused:
+            self._say(_LOST)
+
+
+@contextlib.contextmanager
+def limits_control(
+    journal: Path = DEFAULT_JOURNAL, *, say: Callable[[str], None] = lambda line: None
+) -> Iterator[Control]:
+    """A keeper for the time of a block; everything is brought back at its end. Raises `LimitError`."""
+    control = Control(launch_here(journal), say=say)
+    try:
+        control.wait_ready()
+        yield control
+    finally:
+        with contextlib.suppress(LimitError):
+            for brought in control.restore_all():
+                if brought.state == "pending":
+                    say(brought.line)
+        control.close()
+
+
+def _setting(value: Any) -> Setting | None:
+    return None if value is None else Setting(*map(float, value))
+
+
+def _brought(answer: dict[str, Any]) -> Brought:
+    return Brought(answer["state"], _setting(answer["now"]), answer["line"])
+
+
+def _range(found: dict[str, Any]) -> LimitRange:
+    return LimitRange(
+        device=found["device"],
+        kind=found["kind"],
+        lowest=found["lowest"],
+        highest=found["highest"],
+        steps=tuple(found["steps"]),
+        low_steps=tuple(found["low_steps"]),
+        current=_setting(found["current"]),
+        default=_setting(found["default"]),
+    )

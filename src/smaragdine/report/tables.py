@@ -1,0 +1,630 @@
+"""How alike footprints stay with fewer readings or more runs, as tables for a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from smaragdine.accounting.at_rest import is_baseline
+from smaragdine.accounting.comparison import GONE, NEW, Change, Comparison
+from smaragdine.accounting.diagram import Node, diagram
+from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
+from smaragdine.accounting.precision import Score, Widening
+from smaragdine.accounting.run import Overview, Tracing, phases_j
+from smaragdine.accounting.similarity import Correlation, Key
+from smaragdine.accounting.spans import (
+    ANOTHER,
+    BEFORE,
+    FIRST,
+    HANDED,
+    MORE,
+    PROFILER,
+    TRACED,
+    UNTRACED,
+    WRITING,
+    Steps,
+)
+from smaragdine.accounting.steps import program_traces, step_energies
+from smaragdine.accounting.summary import RunSummary
+from smaragdine.arrays import Floats
+from smaragdine.errors import visible
+from smaragdine.recording.reader import Recording
+from smaragdine.report.terminal import FittingTable, Line, how_it_ended, run_tables
+from smaragdine.tracing.absence import why_no_operations
+from smaragdine.units import joules, plain, plus_minus, seconds, si, watts
+
+# What changed between runs, as tables for a terminal.
+
+_FEW = 5
+_STYLE = {
+    "more": "red",
+    "less": "green",
+    "inside the noise": "dim",
+    "unknown": "yellow",
+    GONE: "blue",
+    NEW: "magenta",
+}
+
+
+def comparison_tables(comparison: Comparison, top: int) -> RenderableType:
+    parts: list[RenderableType] = [_device_table(comparison), Text(""), _score_table(comparison)]
+    parts += [Text(line, style="dim") for line in _undefined(comparison)]
+    if comparison.changes:
+        parts += [Text(""), _change_table(comparison.changes[:top])]
+        if len(comparison.changes) > top:
+            parts.append(Text(f"… and {len(comparison.changes) - top} more names", style="dim"))
+    parts += _alone("A", GONE, comparison.only_a) + _alone("B", NEW, comparison.only_b)
+    parts += [Text(""), Text(_sentence(comparison.verdict), style="bold")]
+    parts += [Text.assemble(("! ", "yellow"), remark) for remark in comparison.remarks]
+    return Group(*parts)
+
+
+def what_is_compared(comparison: Comparison, a: Sequence[Footprint], b: Sequence[Footprint]) -> str:
+    if comparison.by_step:
+        return "energy of the operations of one traced step"
+    steps = [max((t.steps for one in side for t in one.devices.values()), default=0) for side in (a, b)]
+    if not any(steps):
+        return "energy of all operations that were traced"
+    return (
+        f"energy of the operations of the traced steps ({steps[0]} in A, {steps[1]} in B), "
+        "not of the whole run"
+    )
+
+
+def matrix_tables(
+    labels: Sequence[str], matrices: Sequence[tuple[str, Sequence[Sequence[Correlation]]]]
+) -> RenderableType:
+    """The similarity of many runs, for each of several quantities."""
+    letters = [letter(i) for i in range(len(labels))]
+    parts: list[RenderableType] = [
+        Text(f"{name}  {label}") for name, label in zip(letters, labels, strict=True)
+    ]
+    for title, rows in matrices:
+        table = _table(title, *letters)
+        for name, row in zip(letters, rows, strict=True):
+            table.add_row(visible(name), *(correlation_text(score) for score in row))
+        reasons = dict.fromkeys(score.reason for row in rows for score in row if score.reason)
+        parts += [Text(""), table, *(Text(f"–: {reason}", style="dim") for reason in reasons)]
+    return Group(*parts)
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, header in enumerate(headers):
+        table.add_column(Text(header), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    return table
+
+
+_CHANGE = ("phase", "A", "B", "B − A", "±", "verdict")
+
+
+def _device_table(comparison: Comparison) -> FittingTable:
+    shown = [*comparison.devices]
+    if len(shown) != 1:
+        shown.append(comparison.total)
+    shown.append(comparison.idle)
+    lines = [Line(change.name, _figures_comparison(change)) for change in shown]
+    lines += [
+        Line(f"{one.name}, shared by no operation", _figures_comparison(one)) for one in comparison.unshared
+    ]
+    return FittingTable("device", _CHANGE[1:], lines, ("±", "verdict"), left=("verdict",))
+
+
+def _change_table(changes: Sequence[Change]) -> FittingTable:
+    lines = [Line(change.name, _figures_comparison(change)) for change in changes]
+    return FittingTable("changed most", _CHANGE, lines, ("±", "phase", "A", "B"), left=("phase", "verdict"))
+
+
+def _figures_comparison(change: Change) -> dict[str, str | Text]:
+    return {
+        "phase": visible(change.phase or "–"),
+        "A": _mean_std_comparison(change.a_j, change.a_std_j),
+        "B": _mean_std_comparison(change.b_j, change.b_std_j),
+        "B − A": joules(change.difference_j),
+        "±": joules(change.half_width_j),
+        "verdict": Text(change.verdict, style=_STYLE[change.verdict]),
+    }
+
+
+def _mean_std_comparison(mean_j: float, std_j: float | None) -> str:
+    return joules(mean_j) if std_j is None else plus_minus(mean_j, std_j, "J")
+
+
+def _score_table(comparison: Comparison) -> Table:
+    of = comparison.scores
+    table = _table("similarity", "correlation", "by time alone", "mean difference", "names")
+    for name, score, time, difference in (
+        ("energy", of.energy, of.time_alone_energy, joules(comparison.mean_difference_j)),
+        ("power", of.power, of.time_alone_power, watts(comparison.mean_difference_w)),
+    ):
+        table.add_row(name, correlation_text(score), correlation_text(time), difference, str(score.common))
+    return table
+
+
+def _undefined(comparison: Comparison) -> list[str]:
+    of = comparison.scores
+    named = (
+        ("energy", of.energy),
+        ("power", of.power),
+        ("energy by time alone", of.time_alone_energy),
+        ("power by time alone", of.time_alone_power),
+    )
+    reasons: dict[str, list[str]] = {}
+    for name, score in named:
+        if score.value is None:
+            by_definition = score is of.time_alone_power and score.common > 1
+            reason = "by time alone all names have the same power" if by_definition else score.reason
+            reasons.setdefault(reason, []).append(name)
+    return [f"no correlation of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+
+
+def correlation_text(score: Correlation) -> str:
+    return "–" if score.value is None else f"{score.value:.4f}"
+
+
+def _alone(side: str, verdict: str, names: Sequence[tuple[Key, float]]) -> list[RenderableType]:
+    if not names:
+        return []
+    said = Text(verdict, style=_STYLE[verdict])
+    lines = [
+        Line(name, {"phase": visible(phase or "–"), "energy": joules(energy_j), "verdict": said})
+        for (name, phase), energy_j in names[:_FEW]
+    ]
+    if len(names) > _FEW:
+        lines.append(Line("…", {"energy": joules(sum(energy_j for _, energy_j in names[_FEW:]))}))
+    table = FittingTable(
+        f"only in {side}: {len(names)}",
+        ("phase", "energy", "verdict"),
+        lines,
+        ("phase",),
+        left=("phase", "verdict"),
+    )
+    return [Text(""), table]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def letter(i: int) -> str:
+    """a … z, then a1 … z1 and so on."""
+    return chr(ord("a") + i % 26) + (str(i // 26) if i >= 26 else "")
+
+
+# A footprint as tables for a terminal, and its tree.
+
+_HEADERS_FOOTPRINT = ("phase", "energy ± 95 %", "share", "power", "busy", "count", "basis")
+# What gives way, first to last, where a terminal is too narrow for names and all figures.
+_GIVES_WAY = ("basis", "busy", "count", "power", "share", "phase")
+_NONE = "–"
+_BAR = 6  # characters
+
+
+def footprint_tables(footprint: Footprint, top: int) -> RenderableType:
+    """Per device its names by falling energy, idle, other processes, and the sum they make."""
+    parts: list[RenderableType] = []
+    for device, total in footprint.devices.items():
+        parts += [device_table(device, total, footprint, top), *_device_remarks(total), Text("")]
+    parts += footprint_remarks(footprint)
+    if parts and isinstance(parts[-1], Text) and not parts[-1].plain:
+        parts.pop()
+    return Group(*parts)
+
+
+def idle_remarks(footprint: Footprint) -> list[Text]:
+    """What a tree of operations leaves out."""
+    return [
+        Text(
+            f"{visible(device)}: {joules(total.idle_j)} of {joules(total.total_j)} idle besides", style="dim"
+        )
+        for device, total in footprint.devices.items()
+    ]
+
+
+def footprint_remarks(footprint: Footprint) -> list[Text]:
+    """What one must know besides the figures."""
+    lines = [
+        f"{device}: {count:,} event{'s' if count > 1 else ''}, but nobody measured its power"
+        for device, count in footprint.without_power.items()
+    ]
+    return [Text.assemble(("! ", "yellow"), visible(line)) for line in (*lines, *footprint.remarks)]
+
+
+def device_table(device: str, total: DeviceTotal, footprint: Footprint, top: int) -> FittingTable:
+    rows = with_power(footprint.device_rows(device))
+    lines = [Line(row["name"], _figures_footprint(row, total)) for row in rows.slice(0, top).to_pylist()]
+    if (hidden := rows.slice(top)).num_rows:
+        left_j = float(hidden["energy_j"].to_numpy().sum())
+        names = "name" if hidden.num_rows == 1 else "names"
+        lines.append(Line(f"… {hidden.num_rows:,} more {names}", _sum(left_j, total), "dim"))
+    lines.append(Line("(idle)", _sum(total.idle_j, total), "dim"))
+    lines.append(Line("total", _sum(total.total_j, total), "bold"))
+    there = {header for line in lines for header, figure in line.figures.items() if figure != _NONE}
+    headers = [header for header in _HEADERS_FOOTPRINT if header in there]
+    return FittingTable(device, headers, lines, _GIVES_WAY, left=("phase", "basis"))
+
+
+def _figures_footprint(row: dict[str, Any], total: DeviceTotal) -> dict[str, str]:
+    return {
+        "phase": visible(row["phase"] or _NONE),
+        "energy ± 95 %": _within(row["energy_j"], row["uncertainty_j"]),
+        "share": _share_footprint(row["energy_j"], total),
+        "power": watts(row["power_w"]),
+        "busy": seconds(row["busy_s"]),
+        "count": f"{row['count']:,.0f}" if row["count"].is_integer() else f"{row['count']:.4g}",
+        "basis": row["basis"] or _NONE,
+    }
+
+
+def _sum(energy_j: float, total: DeviceTotal) -> dict[str, str]:
+    return {"energy ± 95 %": joules(energy_j), "share": _share_footprint(energy_j, total)}
+
+
+def _within(energy_j: float, uncertainty_j: float | None) -> str:
+    """No digits that the uncertainty does not allow."""
+    return joules(energy_j) if uncertainty_j is None else plus_minus(energy_j, uncertainty_j, "J")
+
+
+def _share_footprint(energy_j: float, total: DeviceTotal) -> str:
+    if total.total_j <= 0:
+        return _NONE
+    part = energy_j / total.total_j
+    return f"{_bar(part)} {part:6.1%}"
+
+
+def _bar(part: float) -> str:
+    """In eighths of a character."""
+    eighths = round(max(0.0, min(part, 1.0)) * _BAR * 8)
+    return ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(_BAR)
+
+
+def _device_remarks(total: DeviceTotal) -> list[Text]:
+    lines: list[str] = []
+    if total.missing_s > 0:
+        known = total.covered_s / (total.covered_s + total.missing_s)
+        lines.append(
+            f"power is known for {seconds(total.covered_s)}, {known:.1%} of the time; "
+            f"{seconds(total.missing_s)} are missing"
+        )
+    if total.steps:
+        steps = f"{total.steps} step{'s' if total.steps > 1 else ''}"
+        lines.append(f"of one step, from {steps}" if total.per_step else steps)
+    if total.static_j is not None:
+        lines.append(f"of this {joules(total.static_j)} are the program's part of the idle device's power")
+    if total.other_j is not None:
+        lines.append(f"other processes and the monitor used {joules(total.other_j)} besides")
+    if total.provenance not in (None, "measured"):
+        lines.append(f"power is {total.provenance}")
+    return [Text(line, style="dim") for line in lines]
+
+
+def diagram_tree(node: Node, depth: int, least_share: float = 0.005) -> Tree:
+    """The diagram as a tree: energy, share of the parent, split by phase."""
+    tree = Tree(_label(node), guide_style="dim")
+    _grow(tree, node, depth, least_share)
+    return tree
+
+
+def _grow(tree: Tree, node: Node, depth: int, least_share: float) -> None:
+    if depth <= 0:
+        return
+    shown = [child for child in node.children if child.share is None or child.share >= least_share]
+    for child in shown:
+        _grow(tree.add(_label(child)), child, depth - 1, least_share)
+    if len(shown) < len(node.children):
+        left_j = sum(child.energy_j for child in node.children) - sum(child.energy_j for child in shown)
+        tree.add(Text(f"… {len(node.children) - len(shown)} more, {joules(left_j)}", style="dim"))
+
+
+def _label(node: Node) -> Text:
+    share = "" if node.share is None else f" {node.share:.1%}"
+    phases = sorted((-energy_j, phase) for phase, energy_j in node.by_phase.items() if phase)
+    split = ", ".join(f"{visible(phase)} {joules(-less_j)}" for less_j, phase in phases)
+    return Text.assemble(
+        ("(all)" if node.is_root else visible(node.name) or "(no name)", "bold"),
+        f"  {joules(node.energy_j)}",
+        (share, "cyan"),
+        (f"  {split}" if split else "", "dim"),
+    )
+
+
+# A recording as people read it: its energy, what was traced, and where a step's joules go.
+
+_NOISE = 1e-9  # of a mean: a smaller spread is that of the arithmetic
+_LEAST_SHARE = 0.02  # of its parent; smaller ones are summed up in the tree
+
+
+def overview_tables(
+    recording: Recording,
+    found: Overview,
+    shown: Footprint | None,
+    rows: Footprint | None,
+    top: int,
+    depth: int,
+) -> RenderableType:
+    """`shown` is the footprint to print: a step's, or what was traced, merged or not; `rows` the same in the
+    groups and the order asked for."""
+    parts: list[RenderableType] = [
+        run_tables(found.summary, idle=is_baseline(recording)),
+        Text(""),
+    ]
+    if found.tracing is not None:
+        parts += [_dim(line) for line in tracing_lines(found.tracing, found.steps)]
+    elif shown is None and found.absent is None:
+        parts.append(_dim(f"no operations: {why_no_operations(recording)}"))
+    remarks: list[RenderableType] = []
+    if found.absent is not None:
+        parts.append(_warning(f"no energy per operation: {found.absent}"))
+    if shown is not None and rows is not None:
+        parts += _operations(found, shown, rows, top, depth)
+        remarks += footprint_remarks(shown)
+    if found.tracing is not None:
+        remarks += [_warning(remark) for remark in found.tracing.remarks]
+    return Group(*parts, Text(""), *remarks) if remarks else Group(*parts)
+
+
+def tracing_lines(tracing: Tracing, steps: Steps | None) -> list[str]:
+    """What was traced, and what it cost."""
+    what = visible(" and ".join(tracing.frameworks))
+    slices = f"{_count(tracing.windows, 'slice')} of time ({seconds(tracing.traced_s)})"
+    if steps is None:
+        line = f"{what}: traced {slices}; nothing tells steps apart"
+    elif steps.source is None:
+        line = f"{what}: traced {_count(len(steps.traced_ns), 'step')}, found in {slices}"
+    else:
+        line = f"{what}: traced {len(steps.traced_ns):,} of {_count(steps.count, 'step')}"
+    if tracing.placed is not None:
+        line += f"; {_share_overview(tracing.placed)} of the busy time has a place in the model or a class"
+    return [line] if steps is None else [line, _slowdown(steps)]
+
+
+def _slowdown(steps: Steps) -> str:
+    paused = f"starting and stopping the profiler took {seconds(steps.paused_s)}"
+    if steps.untraced_s is None:
+        return f"{paused}; there is no untraced step to compare with"
+    without = f", without {steps.far:,} far longer or shorter" if steps.far else ""
+    mean = f"(mean of {steps.untraced_count:,}{without})"
+    if steps.slower is None:
+        line = (
+            f"an untraced step took {seconds(steps.untraced_s)} {mean}; steps are announced before they are "
+            f"done: how long a traced one took is not known; {paused}"
+        )
+    else:
+        line = (
+            f"a traced step took {seconds(steps.traced_s)} (mean of {len(steps.traced_ns):,}), "
+            f"an untraced one {seconds(steps.untraced_s)} {mean}: {steps.slower:+.0%}; {paused}"
+        )
+    return line if steps.cost is None else f"{line}; all in all {_longer(steps.cost)}"
+
+
+def _longer(cost: float) -> str:
+    if cost >= 1:
+        return f"the steps took {plain(1 + cost)} times as long"
+    return f"the steps took {plain(cost * 100)} % longer"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def _share_overview(part: float) -> str:
+    """99.96 % is not all."""
+    return f"{part:.1%}" if part == 1 else f"{min(part, 0.999):.1%}"
+
+
+def _operations(
+    found: Overview, shown: Footprint, rows: Footprint, top: int, depth: int
+) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    devices = [device for device in shown.devices if shown.device_rows(device).num_rows]
+    devices.sort(key=lambda device: -shown.devices[device].total_j)
+    for device in devices:
+        table = device_table(device, rows.devices[device], rows, top)
+        parts += [Text(""), _heading(device, found, shown), dataclasses.replace(table, title="")]
+    for device in [device for device in shown.devices if device not in devices]:
+        total_j = shown.devices[device].total_j
+        parts.append(_dim(f"{visible(device)}: {joules(total_j)}, shared by no operation"))
+    idle_j = math.fsum(shown.devices[device].idle_j for device in devices)
+    phases = {**phases_j(shown, devices), "idle": idle_j}
+    all_j = math.fsum(phases.values())
+    if all_j > 0:
+        text = ", ".join(f"{visible(phase)} {energy_j / all_j:.1%}" for phase, energy_j in phases.items())
+        parts += [Text(""), Text(f"by phase: {text}")]
+    if depth:
+        parts += [Text(""), diagram_tree(diagram(shown), depth, _LEAST_SHARE)]
+    return parts
+
+
+def _heading(device: str, found: Overview, shown: Footprint) -> Text:
+    step = found.untraced.get(device)
+    total = shown.devices[device]
+    if total.per_step:
+        what = found.what(device)
+    else:
+        what = _count(total.steps, "traced step") if total.steps else "while traced"
+    line = Text.assemble(
+        (f"{visible(device)}, {what}", "bold"), f": {joules(total.total_j)} in {seconds(total.covered_s)}"
+    )
+    if total.per_step and step is not None and step.length_s > 0:
+        line.append(f", {min(step.busy_s / step.length_s, 1.0):.0%} busy")
+    elif total.per_step and device.startswith("gpu:"):
+        line.append(", from its first kernel to its last")  # it lags behind the steps of the program
+    return line
+
+
+_ENDED = {
+    "failed": "the program failed",
+    "killed": "the program was killed",
+    "interrupted": "the recording was interrupted",
+    "running": "the program still runs",
+}
+_SHORT = "its whole run is what it did until then"
+
+
+def both_summaries(a: RunSummary, b: RunSummary) -> RenderableType:
+    """Two runs: the program's part, and device by device all that was used; and where one is no whole run."""
+    lines: list[Line] = []
+    if a.program_j is not None and b.program_j is not None:
+        lines.append(_both("program", a.program_j, b.program_j, "bold"))
+    for device in dict.fromkeys([*a.devices, *b.devices]):
+        both = [side.devices.get(device) for side in (a, b)]
+        if all(each is None or each.scope != "device" for each in both):
+            continue
+        energies = [None if each is None else each.energy_j for each in both]
+        lines.append(_both(f"all {device}", energies[0], energies[1]))
+    times = {"A": seconds(a.duration_s), "B": seconds(b.duration_s)}
+    lines.append(
+        Line("time", {**times, "B ÷ A": f"{b.duration_s / a.duration_s:.3f}" if a.duration_s else "–"})
+    )
+    cut = [
+        Text.assemble(("! ", "yellow"), f"{side}: {_ENDED[each.status]}{how_it_ended(each)}: {_SHORT}")
+        for side, each in (("A", a), ("B", b))
+        if each.status in _ENDED
+    ]
+    return Group(FittingTable("whole run", ("A", "B", "B ÷ A"), lines, ("B ÷ A",)), *cut, Text(""))
+
+
+def _both(name: str, a_j: float | None, b_j: float | None, style: str = "") -> Line:
+    figures = {"A": joules(a_j), "B": joules(b_j)}
+    if a_j and b_j is not None:
+        figures["B ÷ A"] = f"{b_j / a_j:.3f}"
+    return Line(name, figures, style)
+
+
+_SAID = {
+    PROFILER: "profiler starts, stops or runs on",
+    WRITING: "its file is written",
+    FIRST: "warms up",
+    MORE: "with more than a step",
+    BEFORE: "before the traced ones",
+    ANOTHER: "far from the others",
+    HANDED: "handed over, not done",
+}
+
+
+def step_tables(
+    recording: Recording, found: Overview, top: int, baseline: Recording | None = None
+) -> RenderableType:
+    """The steps that took most energy, the mean of those that one step is the mean of, and how many others
+    there are; the program's part of each device, as elsewhere in the report."""
+    if found.table is None:
+        return _dim("the program announced no steps")
+    table = step_energies(recording, found.table, program_traces(recording, baseline))
+    assert table is not None
+    steps, devices = table.steps, list(table.energy_j)
+    length_s = steps.length_s
+    lines = [
+        Line(
+            _called(int(steps.index[i]), str(steps.kind[i])),
+            {
+                "time": seconds(float(length_s[i])),
+                **{d: joules(float(table.energy_j[d][i])) for d in devices},
+            },
+        )
+        for i in np.argsort(-np.nan_to_num(table.sum_j), kind="stable")[:top].tolist()
+    ]
+    # Where some of a step was not read its mean is the mean power of the rest, as above the operations.
+    known_j = {device: step.energy_j for device, step in {**found.unresolved, **found.untraced}.items()}
+    counts, thinned = steps.counts(), steps.thinned
+    for kind, means_j in ((UNTRACED, table.thinned_mean_j | known_j), (TRACED, {})):
+        chosen = steps.kind == kind
+        if counts.get(kind):
+            more_s = thinned.lengths_us[thinned.of(kind)] * 1e-6
+            lengths_s = np.concatenate([length_s[chosen], more_s], dtype=np.float64)
+            figures = {"time": _mean_std_overview(lengths_s, "s")}
+            figures |= {
+                d: _mean_std_overview(table.energy_j[d][chosen], "J", means_j.get(d)) for d in devices
+            }
+            lines.append(Line(f"mean of {counts[kind]:,} {kind}", figures, "bold"))
+    others = ", ".join(f"{counts[kind]:,} ({said})" for kind, said in _SAID.items() if kind in counts)
+    shown = FittingTable("step", ("time", *devices), lines, tuple(reversed(devices)))
+    said = [f"in neither mean: {others}"] if others else []
+    if thinned.count.size:
+        said.append(
+            f"the readings of {thinned.lengths_us.size:,} steps were thinned: they count for the mean; "
+            "what each took by itself is not known"
+        )
+    return Group(shown, *map(_dim, said)) if said else shown
+
+
+def _called(index: int, kind: str) -> str:
+    name = "?" if index < 0 else f"{index}"
+    return name if kind == UNTRACED else f"{name} ({_SAID.get(kind, kind)})"
+
+
+def _mean_std_overview(values: Floats, unit: str, mean: float | None = None) -> str:
+    """The mean, with the digits it has elsewhere in the report, and the spread."""
+    known = values[np.isfinite(values)]
+    if mean is None and len(known):
+        mean = float(known.mean())
+    if mean is None or len(known) < 2:
+        return si(mean, unit)
+    std = float(known.std(ddof=1))
+    return f"{si(mean, unit)} ± {si(std, unit, 2) if std > _NOISE * abs(mean) else 0}"
+
+
+def _dim(line: str) -> Text:
+    return Text(line, style="dim")
+
+
+def _warning(line: str) -> Text:
+    return Text.assemble(("! ", "yellow"), visible(line))
+
+
+_HEADERS = ("energy", "times against energy", "power", "names")
+_NOTE = "times against energy: the score of busy times without any power; above it is what the sensor adds"
+
+
+def thinned_table(scores: Mapping[str, Sequence[Score]]) -> RenderableType:
+    """ASSS: every k-th reading against all of them."""
+    lines = [
+        Line(f"{device}  every {_ordinal(score.n)}", _figures(score))
+        for device, of_device in scores.items()
+        for score in of_device
+    ]
+    table = FittingTable("readings kept (ASSS)", _HEADERS, lines, ("names",))
+    all_scores = [score for of_device in scores.values() for score in of_device]
+    return Group(Text(""), table, *_notes(all_scores, "A: by all readings, B: by those kept"))
+
+
+def widening_table(found: Widening) -> RenderableType:
+    """ASSW: one experiment against more of them."""
+    lines = [Line(f"the first {score.n}, itself among them", _figures(score)) for score in found.pooled]
+    lines += [
+        Line(f"{score.n} other{'s' if score.n > 1 else ''}", _figures(score)) for score in found.disjoint
+    ]
+    table = FittingTable("experiments pooled (ASSW)", _HEADERS, lines, ("names",))
+    return Group(table, *_notes([*found.pooled, *found.disjoint], "A: the first, B: those pooled"))
+
+
+def _notes(scores: Sequence[Score], sides: str) -> list[Text]:
+    found = [
+        each for score in scores for each in (score.scores.energy, score.scores.floor, score.scores.power)
+    ]
+    reasons = dict.fromkeys(
+        f"–: {each.reason} ({sides})" for each in found if each.value is None and each.reason
+    )
+    return [Text(line, style="dim") for line in (_NOTE, *reasons)]
+
+
+def _figures(score: Score) -> dict[str, str]:
+    found = score.scores
+    return {
+        "energy": correlation_text(found.energy),
+        "times against energy": correlation_text(found.floor),
+        "power": correlation_text(found.power),
+        "names": str(found.energy.common),
+    }
+
+
+def _ordinal(n: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(n % 10 if n % 100 not in (11, 12, 13) else 0, "th")
+    return f"{n}{ending} reading"

@@ -1,0 +1,235 @@
+"""The Ray engine: the same plan on a cluster, one repetition at a time on every device.
+
+Smaragdine must be installed on every node, and the benchmarks' folders be there under the same path. Nodes
+are told apart by the type of their GPUs. A node that dies gives its repetition back; it runs again elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from smaragdine.errors import UserError
+from smaragdine.jobs.job import Ran, Stop, perform
+from smaragdine.jobs.ray import (
+    LOOK_S,
+    Losses,
+    Slot,
+    call,
+    cancel,
+    connected,
+    journal_for,
+    load_ray,
+    no_such_type,
+    packed,
+    slots_of,
+    submit,
+    unpack,
+)
+from smaragdine.sweep.local import Watcher, jobs_here, lender_for, trouble_words
+from smaragdine.sweep.plan import Plan, Task
+from smaragdine.sweep.sweep import Queue
+
+# What a node of a Ray cluster does for a sweep: see whether it can, run one repetition, send it back.
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a node sends back: the recording as an archive, or why there is none."""
+
+    ran: Ran
+    archive: bytes = b""
+    log: bytes = b""
+    said: tuple[str, ...] = ()
+    took_s: float = 0.0
+
+
+def run_on_node(plan: Plan, task: Task, warm: bool) -> Gathered:
+    """Called by Ray: one repetition."""
+    return call(_run, plan, task, warm)
+
+
+def why_not(plan: Plan, tasks: Sequence[Task]) -> str:
+    """Called by Ray: why these could not run here; empty when they can."""
+    return call(_why_not, plan, tasks)
+
+
+def _run(plan: Plan, task: Task, warm: bool) -> Gathered:
+    """One repetition, in a folder that goes back as an archive."""
+    said: list[str] = []
+    begin_s = time.monotonic()
+    try:
+        jobs = jobs_here(plan, [task], os.environ)
+        job = replace(jobs[task.name], warm_up=0) if warm else jobs[task.name]
+        with (
+            tempfile.TemporaryDirectory(prefix="smaragdine-") as folder,
+            lender_for([job], said.append, journal_for(job.devices)) as lends,
+        ):
+            recording, log = Path(folder) / task.name, Path(folder) / "log"
+            ran = perform(job, lends, recording, log, Stop(), said.append)
+            archive = b"" if ran.error else packed(recording)
+            text = log.read_bytes() if log.exists() else b""
+    except UserError as error:
+        return Gathered(Ran(error=str(error)))
+    return Gathered(ran, archive, text, tuple(said), time.monotonic() - begin_s)
+
+
+def _why_not(plan: Plan, tasks: Sequence[Task]) -> str:
+    try:
+        jobs = jobs_here(plan, tasks, os.environ)
+        devices = next((job.devices for job in jobs.values()), [])
+        with lender_for(jobs.values(), lambda line: None, journal_for(devices)):
+            return ""
+    except UserError as error:
+        return str(error)
+
+
+# A node that has answered nothing for so long is at another's work: Ray starts ours when that is done.
+_SAY_AFTER_S = 20.0
+
+
+def run_ray(queue: Queue, watch: Watcher, stop: Stop, address: str | None = None) -> None:
+    """Run what is left on a cluster, until it is done or `stop`."""
+    ray = load_ray()
+    plan = queue.sweep.plan
+    with connected(ray, address):
+        stop.take_over()
+        everywhere = slots_of(ray.nodes())
+        slots = _fitting(everywhere, queue.left())
+        _check_types(plan, everywhere, slots)
+        check_nodes(ray, plan, queue.left(), slots, watch, stop)
+        if stop:
+            return
+        watch.ready()
+        if any(each.baseline_s for each in plan.experiments):
+            watch.say("idle power is measured by the local engine alone: baseline left out")
+        watch.say(f"{len(slots)} devices on {len({slot.node_id for slot in slots})} nodes")
+        _Cluster(ray, queue, watch, stop).run()
+
+
+class _Cluster:
+    """Hands out tasks to devices as they become free."""
+
+    def __init__(self, ray: Any, queue: Queue, watch: Watcher, stop: Stop) -> None:
+        self._ray, self._queue, self._watch, self._stop = ray, queue, watch, stop
+        self._running: dict[Any, tuple[Slot, Task]] = {}
+        self._warmed: set[tuple[str, str, str]] = set()
+        self._losses = Losses()
+
+    def run(self) -> None:
+        try:
+            while not self._stop and self._queue.left():
+                self._hand_out()
+                ready, _ = self._ray.wait(list(self._running), timeout=LOOK_S) if self._running else ([], [])
+                for ref in ready:
+                    self._take(ref)
+                if not self._running:
+                    self._wait_for_nodes()
+        finally:
+            cancel(self._ray, self._running)
+
+    def _slots(self) -> list[Slot]:
+        return _fitting(slots_of(self._ray.nodes()), self._queue.left())
+
+    def _hand_out(self) -> None:
+        busy = {slot for slot, _ in self._running.values()}
+        slots = self._slots()
+        for slot in slots:
+            if slot in busy or (task := self._queue.next(slot.gpu_type)) is None:
+                continue
+            progress = self._queue.sweep.progress(self._queue.left(), len(slots))
+            self._watch.begin(task, slot.node, progress)
+            warm = (slot.node_id, task.experiment, task.benchmark) in self._warmed
+            ref = submit(self._ray, slot, run_on_node, self._queue.sweep.plan, task, warm)
+            self._running[ref] = slot, task
+
+    def _take(self, ref: Any) -> None:
+        slot, task = self._running.pop(ref)
+        try:
+            found: Gathered = self._ray.get(ref)
+        except self._ray.exceptions.RayTaskError as error:
+            raise UserError(f"{task.name} cannot run on {slot.node}", str(error.cause)) from None
+        except self._ray.exceptions.RayError as error:
+            self._losses.add(task.name, error)
+            self._queue.again(task)
+            self._watch.say(f"{task.name} was lost with {slot.node}: it runs again")
+            return
+        for line in found.said:
+            self._watch.say(f"{slot.node}: {line}")
+        if found.ran.error:
+            raise UserError(f"{task.name} cannot run on {slot.node}", found.ran.error)
+        self._warmed.add((slot.node_id, task.experiment, task.benchmark))
+        sweep = self._queue.sweep
+        place = sweep.place(task)
+        sweep.log(task).write_bytes(found.log)
+        unpack(found.archive, place)
+        row = self._queue.ended(task, place, slot.node, found.took_s, found.ran.timed_out)
+        if trouble := trouble_words(row, found.ran, sweep.log(task)):
+            self._watch.say(f"{task.name}: {trouble}")
+        if row is not None:
+            self._watch.end(task, row, sweep.progress(self._queue.left(), len(self._slots())))
+
+    def _wait_for_nodes(self) -> None:
+        there = bool(self._slots())
+        if self._losses.too_long("the rest", there):
+            raise UserError("no node is left that could run the rest", remedy="Go on with --resume")
+        if not there:
+            time.sleep(LOOK_S)
+
+
+def check_nodes(
+    ray: Any, plan: Plan, tasks: Sequence[Task], slots: Sequence[Slot], watch: Watcher, stop: Stop
+) -> None:
+    """Before anything runs: every device takes every setting that it may have to. Ends early at `stop`."""
+    asked: dict[Any, Slot] = {}
+    for slot in slots:
+        own = [task for task in tasks if task.setting.gpu_type in (None, slot.gpu_type)]
+        asked[submit(ray, slot, why_not, plan, own)] = slot
+    said_at_s = time.monotonic() + _SAY_AFTER_S
+    try:
+        while asked and not stop:
+            ready, _ = ray.wait(list(asked), timeout=LOOK_S)
+            for ref in ready:
+                _check_answer(ray, ref, asked.pop(ref))
+            if asked and time.monotonic() >= said_at_s:
+                said_at_s = math.inf
+                nodes = ", ".join(sorted({slot.node for slot in asked.values()}))
+                watch.say(f"waiting for {nodes}: busy with something else; see ray status")
+    finally:
+        cancel(ray, asked)
+
+
+def _check_answer(ray: Any, ref: Any, slot: Slot) -> None:
+    try:
+        why = ray.get(ref)
+    except ray.exceptions.RayError as error:
+        raise UserError(f"{slot.node} cannot run the sweep", str(error).splitlines()[0]) from None
+    if why:
+        raise UserError(f"{slot.node} cannot run the sweep", why)
+
+
+def _check_types(plan: Plan, everywhere: Sequence[Slot], slots: Sequence[Slot]) -> None:
+    there = sorted({slot.gpu_type for slot in everywhere if slot.gpu_type})
+    for experiment in plan.experiments:
+        missing = [kind for kind in experiment.gpu_types if kind not in there]
+        if missing:
+            raise no_such_type(missing[0], everywhere)
+        if not experiment.gpu_types and len({slot.gpu_type for slot in slots}) > 1:
+            why = f"its nodes differ ({', '.join(there)}), and so would repetitions of one setting"
+            raise UserError("which GPUs?", why, "Name types: --gpu-type, or gpu_types in the file")
+    if not slots:
+        raise UserError("the cluster has no node that could run the sweep", remedy="See ray status")
+
+
+def _fitting(slots: Sequence[Slot], tasks: Sequence[Task]) -> list[Slot]:
+    """Nodes without a GPU run nothing where others have one, or where limits are to be set."""
+    needs_gpu = any(task.setting.limit_kind != "parameter" for task in tasks)
+    kinds = {task.setting.gpu_type for task in tasks}
+    found = [slot for slot in slots if None in kinds or slot.gpu_type in kinds]
+    return [slot for slot in found if slot.gpu or not (needs_gpu or any(each.gpu for each in found))]

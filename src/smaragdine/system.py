@@ -1,0 +1,78 @@
+"""What a program has started and left running would be measured with the next one: it ends with its group."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+# Wait for descriptors of any number: select() gives up at 1024, and our caller may leave us more.
+
+
+def readable(fds: Collection[int], timeout_s: float | None) -> set[int]:
+    """Those that have something to read, or have ended; empty after `timeout_s` seconds."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1e3)}
+
+
+# Which run of the kernel this is, and which process a number means: numbers of processes are used again.
+
+
+def boot_id() -> str:
+    """Names this run of the kernel; empty: it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
+    """When a process started, in ticks since boot: with its number, who it is. 0: there is none."""
+    try:
+        with open(proc / str(pid) / "stat", "rb", buffering=0) as file:
+            return int(file.read(1024).rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError) as error:
+        if out_of_files(error):
+            raise
+        return 0
+
+
+def out_of_files(error: BaseException) -> bool:
+    """Whether it tells of our own want of descriptors, and not of what was to be opened."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+GRACE_S = 10.0  # between asking a program to end and making it
+_LOOK_S = 0.02
+
+
+def end(program: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
+    """End a program that leads its process group, and then whatever is left of the group."""
+    program.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.wait(grace_s)
+    program.kill()
+    program.wait()
+    end_rest(program.pid)
+
+
+def end_rest(group: int) -> None:
+    """End whatever is left of a process group whose first process has ended."""
+    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 1.0)):
+        deadline_s = time.monotonic() + wait_s
+        with contextlib.suppress(PermissionError):  # another user's by now
+            try:
+                os.killpg(group, number)
+                while time.monotonic() < deadline_s:
+                    time.sleep(_LOOK_S)
+                    os.killpg(group, 0)
+            except ProcessLookupError:
+                return

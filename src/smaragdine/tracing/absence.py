@@ -1,0 +1,122 @@
+"""Why a run that was to be traced has no events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pyarrow as pa
+
+from smaragdine.errors import signal_name
+from smaragdine.recording.asked import trace_of, verb_of
+from smaragdine.recording.reader import Recording
+from smaragdine.tracing.hook.install import FRAMEWORKS
+from smaragdine.tracing.kineto.places import NO_STEPS, REMEDY
+from smaragdine.units import seconds
+
+# CPU time of a process that loaded a framework and did more than that: with what is built on it, to load one
+# takes up to 3.5 s.
+_LEAST_CPU_S = 6.0
+
+
+def why_nothing(recording: Recording) -> str | None:
+    """None where something was traced, the program's hook has said what went wrong, or nobody knows why."""
+    if recording.windows.num_rows or "hook_error" in recording.marks["name"].to_pylist():
+        return None
+    why = _why(recording)
+    return why if why is None or why.startswith(NO_STEPS) else f"no step was traced: {why}"
+
+
+def why_no_operations(recording: Recording) -> str:
+    """The same for who looks at a recording later."""
+    # Of what went wrong in the program's processes it stands among the problems.
+    known = "hook_error" not in recording.marks["name"].to_pylist()
+    why = _why(recording) if known and not recording.windows.num_rows else None
+    return f"nothing was traced: {why}" if why else "nothing was traced"
+
+
+def computed_without_steps(recording: Recording) -> bool:
+    """Whether the program used a framework, and not only loaded it, and nobody announced a step. One that
+    did not come to its end has something else to say."""
+    processes = using(recording.marks)
+    cpu_s: float = recording.info.get("program_cpu_s") or 0.0
+    announced = "step_end" in recording.marks["name"].to_pylist()
+    ended = recording.status == "complete"
+    return ended and bool(processes) and not announced and cpu_s >= _LEAST_CPU_S * processes
+
+
+def _why(recording: Recording) -> str | None:
+    """From what was asked for and recorded; None where that does not tell."""
+    trace = trace_of(recording.info)
+    if trace is None:
+        return None
+    if not trace.on:
+        off = verb_of(recording.info) == "run"
+        return "it was recorded with --trace off" if off else "it was recorded without tracing"
+    marks = recording.marks
+    steps, skipped = recording.announced_steps, max(trace.skip, 1)
+    if recording.status == "running":
+        return f"it is still running; {_few(marks, steps, skipped)}"
+    if recording.status in ("killed", "interrupted"):
+        number = recording.info.get("signal")
+        how = (
+            f"the program was killed by {signal_name(number)}" if number else "its recording was interrupted"
+        )
+        return f"{how}, and what was announced or traced last is lost; {_few(marks, steps, skipped)}"
+    code = recording.info.get("exit_code")
+    if code:
+        return f"the program ended with exit code {code}; {_few(marks, steps, skipped)}"
+    if not steps and using(marks):
+        return no_steps(_duration_s(recording), trace.quiet_s)
+    if not steps:
+        return "no steps were announced, and no process told of a framework that is traced"
+    if steps <= skipped:
+        return _few(marks, steps, skipped)
+    if trace.budget is not None:
+        return f"{trace.budget * 100:.3g}% of the time of {steps} steps is too little to start a profiler in"
+    return f"{_few(marks, steps, skipped)}; why none of the others was is not known"
+
+
+def _few(marks: pa.Table, steps: int, skipped: int) -> str:
+    """What is known of the steps. Marks of a framework wait a moment before they are written, and a process
+    that leaves at once takes them along: only one that has told of its libraries left in order."""
+    if not steps:
+        return "no step had been announced" if using(marks) else "no announced step is recorded"
+    lost = not using(marks) and not _by_hand(marks)
+    return (
+        f"{'at least ' if lost else ''}{steps} step{'' if steps == 1 else 's'} had been announced, and the "
+        f"first {'one is' if skipped == 1 else f'{skipped} are'} not traced"
+    )
+
+
+def _by_hand(marks: pa.Table) -> bool:
+    rows = marks.select(["name", "source"]).to_pylist()
+    return all(row["source"] == "user" for row in rows if row["name"] == "step_end")
+
+
+def no_steps(duration_s: float, quiet_s: float) -> str:
+    longer = f", or let it run longer than {quiet_s:g} s" if duration_s < quiet_s else ""
+    return f"{NO_STEPS} in {seconds(duration_s)}; {REMEDY}{longer}"
+
+
+def using(marks: pa.Table) -> int:
+    """How many processes had loaded a framework that we trace."""
+    count = 0
+    for mark in marks.select(["name", "detail"]).to_pylist():
+        if mark["name"] == "libraries":
+            with contextlib.suppress(ValueError, TypeError):
+                count += any(name in json.loads(mark["detail"]) for name in FRAMEWORKS)
+    return count
+
+
+def hook_errors(recording: Recording) -> list[str]:
+    """What went wrong in the program's processes, as they said it."""
+    marks: list[dict[str, Any]] = recording.marks.to_pylist()
+    details = [json.loads(mark["detail"]) for mark in marks if mark["name"] == "hook_error"]
+    return [f"{detail.get('framework')}: {detail.get('error')}" for detail in details]
+
+
+def _duration_s(recording: Recording) -> float:
+    begin_ns, end_ns = (recording.info.get(name) or 0 for name in ("begin_ns", "end_ns"))
+    return (end_ns - begin_ns) * 1e-9

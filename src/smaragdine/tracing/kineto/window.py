@@ -1,0 +1,264 @@
+"""A window of PyTorch's profiler → events with paths, phases and steps.
+
+Operators are events, and so are kernels; a kernel is called by the operator that launched it, so that the
+kernels of one operation add up. Annotations and the engine's wrapper around each backward node only say where
+the operators in them belong. Nodes themselves (`AddmmBackward0`) are operators: they pay for what they do
+beside the operators they call, and hold the kernels of functions written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from smaragdine.errors import UserError
+from smaragdine.recording.tables import MOST_NS, encode, words_column
+from smaragdine.tracing import chrome
+from smaragdine.tracing.coverage import NO_STEP, PROGRAM, UNPLACED, Coverage, coverage_of, steps_at
+from smaragdine.tracing.kineto.compiled import compiled_of
+from smaragdine.tracing.kineto.places import (
+    ENGINE,
+    OTHER,
+    PREFIX,
+    REGION,
+    UNDECIDED,
+    CallSteps,
+    Place,
+    call_steps,
+    is_generated,
+    operation,
+    places_of,
+)
+from smaragdine.tracing.table import built
+
+_PHASES = ("forward", "backward", "optimizer", "other")  # by the codes of kineto_places
+_CALLS = ("cpu_op", "user_annotation")
+_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_NEVER_NS = 2**63 - 1
+_LONG_AGO_NS = -(2**62)
+
+
+class _Args(msgspec.Struct, frozen=True, gc=False):
+    external_id: Any = msgspec.field(default=None, name="External id")
+    sequence: Any = msgspec.field(default=None, name="Sequence number")
+    forward_thread: Any = msgspec.field(default=None, name="Fwd thread id")
+    correlation: Any = None
+    device: Any = None
+    stream: Any = None
+
+
+_NOTHING = _Args()
+
+
+class _Event(msgspec.Struct, gc=False):
+    """As chrome.Event, with the arguments that only a trace of our own is sure to have."""
+
+    ph: str = ""
+    name: str = ""
+    cat: str | None = ""
+    id: Any = None
+    tid: Any = None
+    ts: chrome.Decimal = chrome.Decimal("NaN")
+    dur: chrome.Decimal = chrome.Decimal("NaN")
+    args: _Args = _NOTHING
+
+
+class _Trace(msgspec.Struct, gc=False):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+    base_ns: int = msgspec.field(default=0, name="baseTimeNanoseconds")
+
+
+class _Launch(NamedTuple):
+    call: int | None  # that launched the kernel
+    asked_ns: int
+    graph: bool  # a CUDA graph was launched, with this kernel in it
+
+
+def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
+    """The events of a file that `torch`'s profiler saved, and how much of it they explain."""
+    trace = _read(raw)
+    spans = [event for event in trace.events if event.ph == "X"]
+    calls = [event for event in spans if event.cat in _CALLS]
+    kernels = [event for event in spans if event.cat in _KERNELS]
+    start_ns, duration_ns = _times_ns([*calls, *kernels], trace.base_ns, str(raw))
+    begins, ends = start_ns.tolist(), (start_ns + duration_ns).tolist()
+    order = np.lexsort((-(start_ns + duration_ns)[: len(calls)], start_ns[: len(calls)])).tolist()
+    places, parents = places_of(calls, order, begins, ends, _forward_threads(trace.events), compiled_of(meta))
+    launches = _launches(spans, calls, kernels, order, begins, ends, parents, trace.base_ns)
+
+    operators = [at for at, call in enumerate(calls) if _is_operator(call)]
+    rows = np.array([*operators, *range(len(calls), len(calls) + len(kernels))], dtype=np.int64)
+    named = [(f"{places[at].path}/{operation(calls[at].name)}", places[at].phase) for at in operators]
+    named += [_kernel(*both, calls, places) for both in zip(kernels, launches, strict=True)]
+    codes = np.array([OTHER if phase == UNDECIDED else phase for _, phase in named], dtype=np.int32)
+    asked_ns = np.concatenate(
+        [start_ns[operators], np.array([launch.asked_ns for launch in launches], dtype=np.int64)]
+    ).astype(np.int64)
+    begin_ns, until_ns = int(meta.get("begin_ns") or _LONG_AGO_NS), int(meta.get("end_ns") or _NEVER_NS)
+    found = (
+        CallSteps()
+        if meta.get("steps")
+        else call_steps(calls, order, parents, begins, ends, begin_ns, until_ns, meta.get("marked", True))
+    )
+    steps = steps_at(asked_ns, {"steps": found.spans} if found.spans else meta)
+    table = built(
+        encode([name for name, _ in named]),
+        encode(["cpu:0"] * len(operators) + [f"gpu:{kernel.args.device or 0}" for kernel in kernels]),
+        start_ns[rows],
+        duration_ns[rows],
+        words_column(codes, _PHASES),
+        pa.array(
+            [_whole(calls[at].tid) for at in operators] + [_whole(kernel.args.stream) for kernel in kernels],
+            pa.int64(),
+        ),
+        pa.array(steps, mask=steps == NO_STEP),
+    )
+    # The program goes on while the profiler is being stopped.
+    inside = np.where(asked_ns == _LONG_AGO_NS, start_ns[rows], asked_ns) <= until_ns
+    if not meta.get("steps"):
+        # A slice of time; it may count only from its first whole step on.
+        inside &= asked_ns >= begin_ns
+    table = table.filter(pa.array(inside))
+    remarks = _remarks(calls, launches, meta)
+    if not found.spans:
+        said = [*remarks, found.why_not] if found.why_not else remarks
+        coverage = coverage_of(table, len(meta.get("steps", ())), said)
+        return table, replace(coverage, irregular=found.irregular)
+    coverage = coverage_of(table, len(found.spans), [*remarks, found.said])
+    return table, replace(coverage, found_steps=found.spans, found_of=found.of, slice_remarks=tuple(remarks))
+
+
+def _read(raw: Path) -> _Trace:
+    try:
+        return msgspec.json.decode(raw.read_bytes(), type=_Trace)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{raw} is no trace of PyTorch", str(error), "Trace again") from None
+
+
+def _times_ns(events: Sequence[_Event], base_ns: int, where: str) -> tuple[chrome.Ints, chrome.Ints]:
+    return chrome.times_ns(cast("Sequence[chrome.Event]", events), base_ns, where)
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int and -MOST_NS <= value <= MOST_NS else None
+
+
+def _is_operator(call: _Event) -> bool:
+    return call.cat == "cpu_op" and not call.name.startswith((PREFIX, ENGINE))
+
+
+def _kernel_name(name: str) -> str:
+    """The function of `void at::native::reduce_kernel<512, 1, …>(…)`, less what tells its copies apart."""
+    short = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0]
+    return operation(short.rsplit("::", 1)[-1].strip() or name)
+
+
+def _forward_threads(events: Sequence[_Event]) -> dict[int, Any]:
+    """The thread a backward node means by its `Fwd thread id`, which is PyTorch's own count of threads.
+
+    Kineto draws an arrow from a forward operator to its node; one arrow per thread tells.
+    """
+    flows = [event for event in events if event.cat == "fwdbwd"]
+    origins = {event.id: event.tid for event in flows if event.ph == "s"}
+    arrows = {(event.tid, event.ts): event.id for event in flows if event.ph == "f"}
+    found: dict[int, Any] = {}
+    if arrows:
+        for event in events:
+            if event.ph == "X" and event.args.forward_thread:
+                origin = origins.get(arrows.get((event.tid, event.ts)))
+                if origin is not None:
+                    found.setdefault(event.args.forward_thread, origin)
+    return found
+
+
+def _kernel(
+    kernel: _Event, launch: _Launch, calls: Sequence[_Event], places: Sequence[Place]
+) -> tuple[str, int]:
+    """Its name and phase."""
+    own = _kernel_name(kernel.name)
+    if launch.call is None:
+        return f"{UNPLACED if launch.asked_ns == _LONG_AGO_NS else PROGRAM}/{own}", OTHER
+    call, place = calls[launch.call], places[launch.call]
+    by_call = _is_operator(call) and not launch.graph and not is_generated(call.name)
+    return f"{place.path}/{operation(call.name) if by_call else own}", place.phase
+
+
+def _launches(
+    spans: Sequence[_Event],
+    calls: Sequence[_Event],
+    kernels: Sequence[_Event],
+    order: Sequence[int],
+    start_ns: Sequence[int],
+    end_ns: Sequence[int],
+    parents: Sequence[int | None],
+    base_ns: int,
+) -> list[_Launch]:
+    """What launched each kernel. Other records reuse small ids: only calls are asked."""
+    if not kernels:
+        return []
+    by_id = {call.args.external_id: at for at, call in enumerate(calls) if call.args.external_id}
+    records = {
+        span.args.correlation: span for span in spans if span.cat in _LAUNCHES and span.args.correlation
+    }
+    by_thread: dict[Any, list[int]] = {}
+    for at in order:
+        by_thread.setdefault(calls[at].tid, []).append(at)
+
+    def around(tid: Any, t_ns: int) -> int | None:
+        in_thread = by_thread.get(tid, [])
+        index = bisect_right(in_thread, t_ns, key=start_ns.__getitem__) - 1
+        at = in_thread[index] if index >= 0 else None
+        while at is not None and end_ns[at] <= t_ns:
+            at = parents[at]
+        return at
+
+    found: list[_Launch] = []
+    for kernel in kernels:
+        record = records.get(kernel.args.correlation)
+        call = by_id.get(kernel.args.external_id)
+        asked_ns = _LONG_AGO_NS if call is None else start_ns[call]
+        if record is not None:
+            asked_ns = base_ns + int(record.ts * 1000)
+            if call is None:
+                call = by_id.get(record.args.external_id)
+            if call is None:
+                call = around(record.tid, asked_ns)
+        found.append(_Launch(call, asked_ns, record is not None and "GraphLaunch" in record.name))
+    return found
+
+
+def _remarks(calls: Sequence[_Event], launches: Sequence[_Launch], meta: dict[str, Any]) -> list[str]:
+    remarks: list[str] = []
+    if not meta.get("marked", True):
+        remarks.append(
+            "the program uses torch.compile and would compile anew if its modules were marked: those outside "
+            "compiled code have no path"
+        )
+    elif not any(call.name.startswith(PREFIX) for call in calls):
+        remarks.append("no module was called, so operations have no path")
+    if any(call.name.startswith(REGION) for call in calls):
+        remarks.append(
+            "of compiled code, calls of libraries and fused kernels on a GPU go by the modules they come "
+            "from, the rest by the module that was compiled"
+            if (meta.get("compiled") or {}).get("graphs")
+            else "compiled code is reported under the module that was compiled, not the modules inside"
+        )
+    graph = sum(launch.graph for launch in launches)
+    if graph:
+        remarks.append(
+            f"{graph} of {len(launches)} kernels ran from CUDA graphs: they carry the path of the code "
+            "around the launch, not of the modules captured"
+        )
+    lost = sum(launch.asked_ns == _LONG_AGO_NS for launch in launches)
+    if lost:
+        remarks.append(f"{lost} of {len(launches)} kernels were launched by nothing the profiler saw")
+    return remarks

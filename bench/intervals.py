@@ -21,7 +21,7 @@ from programs import IDLE_W, LIMIT_W, make_model, make_program, watch
 
 from smaragdine.accounting.account import account
 from smaragdine.accounting.joint import half_widths_j
-from smaragdine.accounting.meters import Meter
+from smaragdine.accounting.meters import DevicePower
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.arrays import Floats
 from smaragdine.stats import t_quantile
@@ -46,7 +46,7 @@ def watch_programs(programs: int, window_ms: float, limits_known: bool) -> Outco
         program = make_program(seed)
         trace = watch(program, window_ms, seed)
         known = (IDLE_W, LIMIT_W) if limits_known else (None, None)
-        found = account(program.events, {"gpu:0": Meter(trace, sensor_of(trace, *known))})
+        found = account(program.events, {"gpu:0": DevicePower(trace, sensor_of(trace, *known))})
         steps = found.devices["gpu:0"].steps
         for row in found.rows.to_pylist():
             true_j = float(program.true_j[int(row["name"][2:])])
@@ -79,7 +79,7 @@ def watch_models(models: int, window_ms: float) -> dict[str, GroupOutcome]:
     for seed in range(models):
         program, operations = make_model(seed)
         trace = watch(program, window_ms, seed)
-        found = account(program.events, {"gpu:0": Meter(trace, sensor_of(trace, IDLE_W, LIMIT_W))})
+        found = account(program.events, {"gpu:0": DevicePower(trace, sensor_of(trace, IDLE_W, LIMIT_W))})
         place = {(each.name, each.phase): i for i, each in enumerate(operations)}
         rows = found.rows.to_pylist()
         true_j = np.array([program.true_j[place[row["name"], row["phase"]]] for row in rows])

@@ -29,7 +29,7 @@ from smaragdine.study.folder import read_made
 from smaragdine.study.overhead import load_overhead
 from smaragdine.study.results import load_result, load_sketch
 from smaragdine.sweep.experiment import read_experiments
-from smaragdine.sweep.measurements import Columns, read_groups
+from smaragdine.sweep.measurements import ColumnNames, read_groups
 from smaragdine.sweep.plan import make_plan, read_plan, save_plan
 from smaragdine.sweep.table import Repetition, read_results, results_table
 from smaragdine.tracing import step_stats
@@ -328,7 +328,7 @@ def _sweeps() -> Iterator[Reader]:
     def groups(path: Path) -> Any:
         from smaragdine.sweep.fit import analyse
 
-        return analyse(read_groups(path, Columns("limit", "time", "power", by=("batch",))))
+        return analyse(read_groups(path, ColumnNames("limit", "time", "power", by=("batch",))))
 
     table = pyarrow.csv.read_csv(io.BytesIO(MEASURED.encode()))
     texts = tuple(MEASURED.replace(",", mark).encode() for mark in ",\t;")

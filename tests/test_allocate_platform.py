@@ -15,7 +15,7 @@ import pytest
 from refusal import refused
 from smaragdine.allocate.batch_size import Bandit, BatchSize, batch_sizes, best_batch_size, epoch_cost, replay
 from smaragdine.allocate.platform import best_platform, leave_one_out, predict, standard_device
-from smaragdine.allocate.profile import Epoch, Training, read_epochs, read_trainings
+from smaragdine.allocate.profile import MeasuredEpoch, Training, read_epochs, read_trainings
 from smaragdine.cli import batch as batch_verb
 from smaragdine.cli import platform as platform_verb
 
@@ -29,13 +29,13 @@ WORKLOADS = {f"data{n}/net{n}/sgd": (10.0 * (n + 1), 120.0 + 15 * n) for n in ra
 LIMITS_W = (100.0, 125.0, 150.0, 175.0, 200.0, 250.0)
 
 
-def lawful(gpu: str, workload: str, batch: int, limit_w: float) -> Epoch:
+def lawful(gpu: str, workload: str, batch: int, limit_w: float) -> MeasuredEpoch:
     """A power that is held at the limit, and a time that goes with its square root."""
     slowness, draw = GPUS[gpu]
     work, appetite = WORKLOADS[workload]
     demand = appetite * draw * (batch / 32) ** 0.1
     power_w = min(limit_w, demand)
-    return Epoch(
+    return MeasuredEpoch(
         gpu,
         workload,
         batch,
@@ -45,7 +45,7 @@ def lawful(gpu: str, workload: str, batch: int, limit_w: float) -> Epoch:
     )
 
 
-def everything() -> list[Epoch]:
+def everything() -> list[MeasuredEpoch]:
     return [lawful(g, w, b, limit) for g in GPUS for w in WORKLOADS for b in (32, 64) for limit in LIMITS_W]
 
 
@@ -107,7 +107,7 @@ def size(batch: int, epoch: float, *epochs: float | None) -> BatchSize:
 
 def test_batch_size_by_hand() -> None:
     epochs = [
-        Epoch("g", "w", batch, limit_w, time_s, power_w)
+        MeasuredEpoch("g", "w", batch, limit_w, time_s, power_w)
         for batch, limit_w, time_s, power_w in (
             (8, 100, 10, 90),
             (8, 200, 8, 150),
@@ -213,7 +213,7 @@ def test_bad_tables(tmp_path: Path) -> None:
         file.write_text(text)
         refused(lambda: read_epochs(file), words)
     file.write_text(head + "d,n,8,o,100,2,50\n")
-    assert read_epochs(file) == [Epoch("x", "d/n/o", 8, 100, 2, 50)]
+    assert read_epochs(file) == [MeasuredEpoch("x", "d/n/o", 8, 100, 2, 50)]
     file.write_text(
         "dataset,network,batch_size,optimizer,run,target_metric,target_epoch\nd,n,8,o,1,0.5,nan\n"
     )

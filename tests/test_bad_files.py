@@ -24,7 +24,7 @@ from smaragdine.recording.power_logs import read_power
 from smaragdine.recording.reader import open_recording
 from smaragdine.sweep.experiment import read_experiments
 from smaragdine.sweep.fit import analyse
-from smaragdine.sweep.measurements import Columns, read_groups
+from smaragdine.sweep.measurements import ColumnNames, read_groups
 from smaragdine.tracing.files import read_events
 
 EVENTS = "name,device,start_ns,duration_ns\na,gpu:0,1,2\nb,gpu:0,3,4\n"
@@ -55,7 +55,7 @@ def test_a_csv_with_any_line_end_is_the_same(tmp_path: Path, end: str) -> None:
     assert read_events(file("nosuffix", EVENTS))["name"].to_pylist() == ["a", "b"]
     assert read_power(file("p.csv", POWER))["power_w"].to_pylist() == [2.5, 4.5]
     assert read_power(file("s.csv", SMI), "UTC")["power_w"].to_pylist() == [71.45, 71.5]
-    (group,) = read_groups(file("m.csv", MEASURED), Columns("limit", "time", "power"))
+    (group,) = read_groups(file("m.csv", MEASURED), ColumnNames("limit", "time", "power"))
     assert group.limit.tolist() == [100, 150, 200]
 
 
@@ -186,12 +186,12 @@ def test_a_power_that_is_none_is_one_short_line(tmp_path: Path, cell: str) -> No
 
 def test_limits_of_which_no_curve_can_be_told_are_one_line(tmp_path: Path) -> None:
     path = put(tmp_path, "m.csv", MEASURED.replace("200,", "1e200,"))
-    refused(lambda: analyse(read_groups(path, Columns("limit", "time", "power"))), "too close together")
+    refused(lambda: analyse(read_groups(path, ColumnNames("limit", "time", "power"))), "too close together")
     path = put(tmp_path, "m.csv", MEASURED.replace("200,1,50", "200,1e200,1e200"))
-    refused(lambda: read_groups(path, Columns("limit", "time", "power")), "beyond what a number can be")
+    refused(lambda: read_groups(path, ColumnNames("limit", "time", "power")), "beyond what a number can be")
     near = MEASURED.replace("200,", "3e-200,").replace("150,", "2e-199,").replace("100,", "1e-199,")
     path = put(tmp_path, "m.csv", near)
-    refused(lambda: analyse(read_groups(path, Columns("limit", "time", "power"))), "too close together")
+    refused(lambda: analyse(read_groups(path, ColumnNames("limit", "time", "power"))), "too close together")
 
 
 # JSON and YAML

@@ -21,7 +21,7 @@ from smaragdine.accounting.precision import assw, stability
 from smaragdine.cli.compare import main
 from smaragdine.errors import UserError
 from smaragdine.stats import (
-    Spread,
+    StandardError,
     chance_for_each,
     difference,
     half_width,
@@ -90,11 +90,11 @@ def test_welch_by_hand() -> None:
     assert alone is not None
     assert alone == of_difference([2.0], a)
     assert half_width(alone) == pytest.approx(t_within(3) * statistics.stdev(a) * math.sqrt(1 / 4 + 1))
-    assert half_width(difference(Spread(0.0, 3), Spread(0.0, 3))) == 0.0
+    assert half_width(difference(StandardError(0.0, 3), StandardError(0.0, 3))) == 0.0
 
 
 def test_the_interval_leaves_out_nothing_just_where_the_probability_is_below_its_chance() -> None:
-    spread = Spread(2.0, 5)
+    spread = StandardError(2.0, 5)
     for chance in (0.05, 0.01, 1e-4, 1e-7):
         edge = half_width(spread, chance)
         assert probability(edge, spread) == pytest.approx(chance, rel=1e-6)
@@ -124,7 +124,7 @@ def test_a_hundred_small_names_do_not_hide_a_large_one() -> None:
 
 
 def test_the_spread_of_steps() -> None:
-    assert of_steps(50.0, 10.0, 2.0, 5) == Spread(2.0 * math.sqrt(5), 4)
+    assert of_steps(50.0, 10.0, 2.0, 5) == StandardError(2.0 * math.sqrt(5), 4)
     per_step = of_steps(10.0, 10.0, 2.0, 5)
     assert per_step is not None
     assert per_step.error == pytest.approx(2.0 / math.sqrt(5))
@@ -284,7 +284,7 @@ def test_single_runs_use_steps_or_uncertainty_whichever_is_wider() -> None:
         figures = {"uncertainty_j": uncertainty_j, "step_mean_j": energy_j / 4, "step_std_j": std_j}
         return footprint([{"name": "x", "energy_j": energy_j, **figures}], steps=4)
 
-    spread = Spread(1.0 * 2, 3)
+    spread = StandardError(1.0 * 2, 3)
     by_steps = half_width(difference(spread, spread))
     assert changes([run(20.0, None, 1.0)], [run(21.0, None, 1.0)])["x"].half_width_j == pytest.approx(
         by_steps

@@ -15,7 +15,7 @@ import pytest
 from cli import TIMEOUT_S, smaragdine, wait_for
 from daemon_fake import GROUP_NUMBER, Daemon, Machine, a_machine, a_program, as_user
 from nvml_fake import GpuSpec
-from smaragdine.daemon.callers import TokenFile, add_token, parse_tokens
+from smaragdine.daemon.callers import CredentialFile, add_token, parse_tokens
 from smaragdine.daemon.settings import Bounds, Settings, parse_endpoint
 from smaragdine.errors import UserError
 from smaragdine.monitor.client import Client, DaemonError, connect
@@ -335,7 +335,7 @@ def test_tokens_are_hashes_that_expire(tmp_path: Path) -> None:
     assert wrong == []
     said: list[str] = []
     times = [entry.expires_s - 1]
-    file = TokenFile(path, said.append, lambda: times[-1])
+    file = CredentialFile(path, said.append, lambda: times[-1])
     caller = file.caller(f"Bearer {token}")
     assert caller is not None
     assert (caller.may_read, caller.may_control, caller.uid) == (True, True, 0)

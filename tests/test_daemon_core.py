@@ -17,14 +17,14 @@ from grpclib.client import Channel as GrpcChannel
 from grpclib.client import UnaryUnaryMethod
 
 from cli import TIMEOUT_S
-from smaragdine.daemon.callers import Caller, Owner, Rights, TokenFile, add_token
+from smaragdine.daemon.callers import Caller, CredentialFile, Owner, Rights, add_token
 from smaragdine.daemon.core import Daemon, Knowledge
 from smaragdine.daemon.lending import Lending
 from smaragdine.daemon.log import Log
-from smaragdine.daemon.meter import Meter
+from smaragdine.daemon.meter import RunningEnergy
 from smaragdine.daemon.server import Server
 from smaragdine.daemon.service import Service
-from smaragdine.daemon.sessions import Refused, Table
+from smaragdine.daemon.sessions import Refused, SessionTable
 from smaragdine.daemon.settings import Bounds, Settings
 from smaragdine.daemon.source import Source
 from smaragdine.monitor.contract.service import METHODS
@@ -36,8 +36,8 @@ CALLER = Caller("uid:1", "ada", os.getuid(), os.getpid(), Owner("ada"), may_read
 @contextlib.asynccontextmanager
 async def a_daemon(settings: Settings) -> AsyncIterator[Daemon]:
     source = Source(Machine([], [], {}, None), SensorSettings(), gpu_pids=dict)
-    meter = Meter(source.channels, source.cpus, source.inside, source.gpu_sessions)
-    table = Table(settings.state, settings.bounds, print)
+    meter = RunningEnergy(source.channels, source.cpus, source.inside, source.gpu_sessions)
+    table = SessionTable(settings.state, settings.bounds, print)
     daemon = Daemon(settings, Knowledge((), {}), source, Log(settings.state), table, meter, print)
     daemon.begin()
     try:
@@ -133,7 +133,7 @@ def test_a_stranger_who_only_holds_a_connection_goes_and_who_has_a_token_stays(
     async def hold_and_ask() -> None:
         bounds = Bounds(stranger_s=3.0, tcp_connections=3)
         async with a_daemon(Settings(state=None, bounds=bounds)) as daemon, asyncio.timeout(TIMEOUT_S):
-            service = Service(daemon, Lending(None, print), TokenFile(tmp_path / "tokens", print))
+            service = Service(daemon, Lending(None, print), CredentialFile(tmp_path / "tokens", print))
             server = Server(service.methods, Rights(-1, -1), bounds, print)
             listening = socket.create_server(("127.0.0.1", 0))
             port = listening.getsockname()[1]

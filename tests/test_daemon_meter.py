@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smaragdine.daemon.log import Batch
-from smaragdine.daemon.meter import Energy, Meter
-from smaragdine.daemon.totals import Counter, Line
+from smaragdine.daemon.meter import DeviceUse, RunningEnergy
+from smaragdine.daemon.totals import Counter, EnergyLine
 from smaragdine.monitor.sampler import Note
 from smaragdine.sensors.base import Channel
 
@@ -59,19 +59,19 @@ def program(number: int) -> dict[int, Channel]:
     return {number: channel("cpu:0", "program", sensor="activity")}
 
 
-def of(energies: list[Energy], device: str) -> Energy:
+def of(energies: list[DeviceUse], device: str) -> DeviceUse:
     [found] = [energy for energy in energies if energy.device == device]
     return found
 
 
-def total_j(meter: Meter, device: str) -> float:
+def total_j(meter: RunningEnergy, device: str) -> float:
     [found] = [each.energy_j for each in meter.devices() if each.device == device]
     return found
 
 
 @given(st.integers(0, 999), st.lists(st.integers(0, 900), min_size=1, max_size=50))
 def test_a_counter_is_followed_over_its_wrapping_round(start: int, steps: list[int]):
-    meter = Meter({0: channel("cpu:0", "energy", wraps_at=1000e-6)}, {})
+    meter = RunningEnergy({0: channel("cpu:0", "energy", wraps_at=1000e-6)}, {})
     count, t_ns = start, START
     meter.update(batch([(t_ns, 0, count / 1e6)]))
     for step in steps:
@@ -82,14 +82,14 @@ def test_a_counter_is_followed_over_its_wrapping_round(start: int, steps: list[i
 
 
 def test_a_counter_that_was_set_back_brings_nothing():
-    counter = Counter(Line(), wraps_at=262_143_000_000, joules=1e-6)
+    counter = Counter(EnergyLine(), wraps_at=262_143_000_000, joules=1e-6)
     t_ns = np.array([START, START + SECOND, START + 2 * SECOND, START + 3 * SECOND])
     counter.add(t_ns, [200_000_000_000, 200_100_000_000, 5, 105])
     assert counter.line.total == 100_000_000 + 100
 
 
 def test_across_a_loss_nothing_is_invented():
-    meter = Meter(CHANNELS, {0: 4})
+    meter = RunningEnergy(CHANNELS, {0: 4})
     lost = Note(START + 250 * MS, "sensor_lost", "cpu:0 energy: gone", (CPU,))
     rows = [(START, CPU, 10.0), (START + 200 * MS, CPU, 30.0)]
     # The way back is in the same batch: what is after the note is after the loss.
@@ -102,7 +102,7 @@ def test_across_a_loss_nothing_is_invented():
 
 
 def test_after_a_suspension_counters_begin_anew():
-    meter = Meter({CPU: CHANNELS[CPU]}, {})
+    meter = RunningEnergy({CPU: CHANNELS[CPU]}, {})
     meter.update(batch([(START, CPU, 262_000.0)]))
     hour = 3600 * SECOND
     meter.update(batch([(START + hour, CPU, 7.0)], (Note(START + hour, "suspended", ""),)))
@@ -114,23 +114,23 @@ def test_after_a_suspension_counters_begin_anew():
 
 
 def test_parts_and_other_telemetry_are_not_devices():
-    meter = Meter({**CHANNELS, **GPU}, {0: 4})
+    meter = RunningEnergy({**CHANNELS, **GPU}, {0: 4})
     meter.update(batch([(START + i * MS, CORE, float(i)) for i in range(10)]))
     assert meter.devices() == []
 
 
-def samples(meter: Meter, begin_ns: int, count: int, power_w: float) -> None:
+def samples(meter: RunningEnergy, begin_ns: int, count: int, power_w: float) -> None:
     meter.update(batch([(begin_ns + (i + 1) * 20 * MS, GPU_W, power_w) for i in range(count)]))
 
 
-def gpu_power_w(meter: Meter) -> float | None:
+def gpu_power_w(meter: RunningEnergy) -> float | None:
     [gpu] = meter.devices()
     return gpu.power_w
 
 
 def test_a_device_that_is_lost_or_silent_has_no_power():
     now_ns = START
-    meter = Meter({GPU_W: GPU[GPU_W]}, {}, wall_ns=lambda: now_ns)
+    meter = RunningEnergy({GPU_W: GPU[GPU_W]}, {}, wall_ns=lambda: now_ns)
     samples(meter, START, 100, 700.0)
     now_ns = START + 4 * SECOND  # samples come a second late, and more
     assert gpu_power_w(meter) == pytest.approx(700.0)
@@ -148,13 +148,13 @@ def test_a_device_that_is_lost_or_silent_has_no_power():
 def test_a_slow_device_keeps_its_power_between_its_readings():
     slow = Channel("wall", "power", "W", "sample", "measured", 10_000.0, "plug-in")
     now_ns = START + 25 * SECOND
-    meter = Meter({0: slow}, {}, wall_ns=lambda: now_ns)
+    meter = RunningEnergy({0: slow}, {}, wall_ns=lambda: now_ns)
     meter.update(batch([(START, 0, 90.0), (START + 10 * SECOND, 0, 120.0)]))
     assert gpu_power_w(meter) == pytest.approx(90.0)
 
 
 def test_samples_alone_are_summed_over_their_windows():
-    meter = Meter({GPU_W: GPU[GPU_W]}, {})
+    meter = RunningEnergy({GPU_W: GPU[GPU_W]}, {})
     samples(meter, START, 50, 100.0)
     assert total_j(meter, "gpu:0") == 100.0
     # A gap of a second: the sample after it covers its own window, and no more.
@@ -163,7 +163,7 @@ def test_samples_alone_are_summed_over_their_windows():
 
 
 def test_the_counter_sets_the_level_and_samples_say_what_came_since():
-    meter = Meter(GPU, {})
+    meter = RunningEnergy(GPU, {})
     samples(meter, START, 100, 90.0)  # 180 J in two seconds, where there were 200
     meter.update(batch([(START + 1 * SECOND, GPU_J, 5000.0)]))
     meter.update(batch([(START + 2 * SECOND, GPU_J, 5100.0)]))
@@ -173,7 +173,7 @@ def test_the_counter_sets_the_level_and_samples_say_what_came_since():
 
 
 def test_a_counter_that_comes_before_its_samples_waits_for_them():
-    meter = Meter(GPU, {})
+    meter = RunningEnergy(GPU, {})
     meter.update(batch([(START + 1 * SECOND, GPU_J, 5000.0)]))
     samples(meter, START, 50, 90.0)
     meter.update(batch([(START + 2 * SECOND, GPU_J, 5100.0)]))
@@ -182,7 +182,7 @@ def test_a_counter_that_comes_before_its_samples_waits_for_them():
 
 
 def test_a_total_that_was_too_high_waits_instead_of_falling():
-    meter = Meter(GPU, {})
+    meter = RunningEnergy(GPU, {})
     samples(meter, START, 100, 110.0)
     meter.update(batch([(START + 1 * SECOND, GPU_J, 5000.0)]))
     meter.update(batch([(START + 2 * SECOND, GPU_J, 5100.0)]))
@@ -199,7 +199,7 @@ def test_a_total_that_was_too_high_waits_instead_of_falling():
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(10, 700), st.integers(-30, 30)), min_size=3, max_size=12))
 def test_whatever_the_samples_say_the_counter_decides_and_no_total_falls(seconds: list[tuple[int, int]]):
-    meter = Meter(GPU, {})
+    meter = RunningEnergy(GPU, {})
     samples(meter, START - SECOND, 50, 50.0)
     counted_j = 1000.0
     meter.update(batch([(START, GPU_J, counted_j)]))
@@ -219,7 +219,7 @@ def test_whatever_the_samples_say_the_counter_decides_and_no_total_falls(seconds
 class Machine:
     """One socket of four CPUs, read every 100 ms."""
 
-    meter: Meter = field(default_factory=lambda: Meter(CHANNELS, {0: 4}))
+    meter: RunningEnergy = field(default_factory=lambda: RunningEnergy(CHANNELS, {0: 4}))
     now_ns: int = START
     totals: dict[int, Fraction] = field(default_factory=dict)
 
@@ -260,12 +260,12 @@ def test_dynamic_power_goes_by_busy_time_and_static_power_by_occupancy():
     assert "lowest second" in cpu.basis
 
 
-def lightly_loaded(asks: int) -> tuple[Energy, Energy]:
+def lightly_loaded(asks: int) -> tuple[DeviceUse, DeviceUse]:
     """A second at 20 W with a fiftieth of a CPU at work, ten times; asked so often in each step of 100 ms.
 
     The socket is read 50 ms before the programs, as the coarse grid does it. Before the end, and at it.
     """
-    meter = Meter(CHANNELS, {0: 4})
+    meter = RunningEnergy(CHANNELS, {0: 4})
     meter.add("a", program(100), begin_ns=START)
     for i in range(100):
         t_ns = START + i * 100 * MS
@@ -289,7 +289,7 @@ def test_asking_for_a_sessions_energy_does_not_change_it():
 
 def test_a_process_in_two_sessions_counts_once_in_the_sum():
     inside = {"inner": "outer"}
-    machine = Machine(Meter(CHANNELS, {0: 4}, inside=lambda: inside))
+    machine = Machine(RunningEnergy(CHANNELS, {0: 4}, inside=lambda: inside))
     for key, number in (("outer", 100), ("inner", 101), ("other", 102)):
         machine.meter.add(key, program(number), begin_ns=START)
     idle_first(machine, {100: 0, 101: 0, 102: 0})
@@ -321,7 +321,7 @@ def test_shares_never_add_up_to_more_than_the_device_used(
     steps: list[tuple[int, float, list[float], float]], inside: dict[str, str]
 ):
     """Whatever is read, even programs that are busier than the machine."""
-    machine = Machine(Meter(CHANNELS, {0: 4}, inside=lambda: inside))
+    machine = Machine(RunningEnergy(CHANNELS, {0: 4}, inside=lambda: inside))
     for i in range(4):
         machine.meter.add(f"s{i}", program(100 + i), begin_ns=START)
     for power_w, busy, programs, monitor in steps:
@@ -351,7 +351,7 @@ class OneGpu:
     now_ns: int = START
 
     def __post_init__(self) -> None:
-        self.meter = Meter(
+        self.meter = RunningEnergy(
             GPU, {}, inside=lambda: self.inside, gpu_sessions=lambda: self.told, wall_ns=lambda: self.now_ns
         )
 
@@ -483,7 +483,7 @@ def test_shares_of_a_gpu_never_add_up_to_more_than_it_used(
 
 
 def test_a_session_begins_when_it_began_and_not_when_the_gpu_was_read():
-    meter = Meter(GPU, {})
+    meter = RunningEnergy(GPU, {})
     samples(meter, START, 50, 100.0)
     meter.add("a", program(100), begin_ns=START + 1_500 * MS)
     samples(meter, START + SECOND, 100, 200.0)
@@ -516,7 +516,7 @@ def test_a_restart_goes_on_from_the_state_and_the_batches_after_it():
     machine.seconds(3, power_w=100.0, busy=2.0, programs={100: 1.0})
     before = of(machine.meter.energies("a", machine.now_ns), "cpu:0")
     state = json.loads(json.dumps(machine.meter.state()))
-    machine.meter = Meter(CHANNELS, {0: 4}, wall_ns=lambda: machine.now_ns)
+    machine.meter = RunningEnergy(CHANNELS, {0: 4}, wall_ns=lambda: machine.now_ns)
     machine.meter.load(state)
     machine.meter.go_on()
     [last_s] = machine.meter.last_values([100])
@@ -537,11 +537,11 @@ def test_a_restart_goes_on_from_the_state_and_the_batches_after_it():
 @pytest.mark.parametrize("fed_again", [False, True], ids=["saved", "fed again"])
 def test_after_a_boot_no_counter_is_taken_for_one_that_wrapped_round(away_s: int, fed_again: bool):
     now_ns = START + away_s * SECOND
-    before = Meter(CHANNELS, {0: 4})
+    before = RunningEnergy(CHANNELS, {0: 4})
     before.update(batch([(START, CPU, 100_000.0), (START + SECOND, CPU, 100_020.0)]), 1)
     state = json.loads(json.dumps(before.state()))
     state["gauges"]["boot_id"] = "another"
-    meter = Meter(CHANNELS, {0: 4}, wall_ns=lambda: now_ns)
+    meter = RunningEnergy(CHANNELS, {0: 4}, wall_ns=lambda: now_ns)
     meter.load(state)
     if fed_again:
         meter.update(batch([(START + 2 * SECOND, CPU, 100_040.0)]), 2)
@@ -555,9 +555,9 @@ def test_after_a_boot_no_counter_is_taken_for_one_that_wrapped_round(away_s: int
 
 def test_batches_fed_again_do_not_hide_how_long_nobody_looked():
     now_ns = START + 3600 * SECOND
-    before = Meter(CHANNELS, {0: 4})
+    before = RunningEnergy(CHANNELS, {0: 4})
     before.update(batch([(START, CPU, 100.0)]), 1)
-    meter = Meter(CHANNELS, {0: 4}, wall_ns=lambda: now_ns)
+    meter = RunningEnergy(CHANNELS, {0: 4}, wall_ns=lambda: now_ns)
     meter.load(json.loads(json.dumps(before.state())))
     meter.update(batch([(START + SECOND, CPU, 120.0)]), 2)
     meter.go_on()
@@ -575,7 +575,7 @@ def test_memory_does_not_grow_with_time():
     assert max(sizes) < 600
 
 
-def _lines(meter: Meter) -> list[Line]:
+def _lines(meter: RunningEnergy) -> list[EnergyLine]:
     socket = meter._sockets[0]
     lines = [line for device in meter._gauges.devices.values() for line in device.lines]
     return [*lines, socket.busy.line, socket.monitor.line, *(each.line for each in socket.programs.values())]

@@ -20,7 +20,7 @@ from daemon_fake import GROUP, GROUP_NUMBER, Daemon, Machine, a_machine, a_progr
 from smaragdine.daemon.callers import Caller, add_token
 from smaragdine.daemon.lending import Lending
 from smaragdine.daemon.parent import Parent, run_unprivileged
-from smaragdine.daemon.sessions import Session, Table
+from smaragdine.daemon.sessions import Session, SessionTable
 from smaragdine.daemon.settings import Bounds
 from smaragdine.limits.control import keeper_command
 from smaragdine.monitor.client import DaemonError, connect
@@ -229,7 +229,7 @@ def test_a_token_that_is_taken_back_ends_what_it_reads(
 
 
 def test_ended_sessions_of_others_outlive_a_busy_users() -> None:
-    table = Table(None, Bounds(ended_sessions=4), lambda line: None)
+    table = SessionTable(None, Bounds(ended_sessions=4), lambda line: None)
     for number, uid in enumerate([ALICE, ALICE, *[MALLORY] * 5], 1):
         session = Session(f"{number}", 1, 1, uid, str(uid), 1, begin_ns=1, end_ns=number, end_sequence=1)
         table.sessions[session.id] = session
@@ -238,7 +238,7 @@ def test_ended_sessions_of_others_outlive_a_busy_users() -> None:
 
 
 def test_root_has_a_place_when_users_have_taken_all() -> None:
-    table = Table(None, Bounds(sessions=1), lambda line: None)
+    table = SessionTable(None, Bounds(sessions=1), lambda line: None)
     table.reserve(Caller("uid:61002", "mallory", MALLORY), os.getpid(), 1, "")
     table.reserve(Caller("uid:0", "root", 0), os.getpid(), 1, "")
     assert len(table.live) == 2

@@ -22,10 +22,10 @@ from nvml_fake import GpuSpec, in_process, write_spec
 from powercap_fake import PowercapTree
 from smaragdine.clock import Clock
 from smaragdine.daemon.log import Batch
-from smaragdine.daemon.meter import Meter
+from smaragdine.daemon.meter import RunningEnergy
 from smaragdine.daemon.recovery import Returning, mend
 from smaragdine.daemon.source import Source, Trees, machine_numbers
-from smaragdine.monitor.sampler import Alarm, LagHistogram, Note, Slot, run_slots
+from smaragdine.monitor.sampler import Alarm, LagHistogram, Note, SensorSlot, run_slots
 from smaragdine.sensors.base import Channel, Sensor, SensorLost
 from smaragdine.sensors.discover import Machine, SensorSettings, discover
 
@@ -310,7 +310,7 @@ def test_a_lane_that_is_retimed_reads_at_once_and_on_one_grid():
             return True
         return False
 
-    slots = [Slot(fast, 0, now[0]), Slot(slow, 0, now[0])]
+    slots = [SensorSlot(fast, 0, now[0]), SensorSlot(slow, 0, now[0])]
     clock = Clock(lambda: now[0], lambda: now[0], sleep)
     end_ns = 12 * SECOND
     run_slots(slots, clock, lambda: now[0] >= end_ns, LagHistogram(), lambda *_: None, None, retimed)
@@ -537,7 +537,7 @@ def running(settings: SensorSettings, **more: object) -> Iterator[Run]:
 def test_the_pace_follows_the_finest_session_and_no_joule_is_lost(tmp_path: Path, tree: PowercapTree):
     with running(sensor_settings(tmp_path, tree.root), next_channel=100) as run, program() as process:
         source = run.source
-        meter = Meter(source.channels, source.cpus)
+        meter = RunningEnergy(source.channels, source.cpus)
         cpu = run.number("cpu:0")
         assert not any(channel.quantity == "program" for channel in source.channels.values())
         assert min(source.channels) == 100
@@ -607,7 +607,7 @@ def test_a_zone_that_vanishes_and_returns(tmp_path: Path, tree: PowercapTree):
         assert value != energy.read_bytes()
         assert run.readings(cpu)[-1][1] == 3.0
         assert not any(value == 0.0 for _, value in run.readings(cpu))
-        meter = Meter(run.source.channels, run.source.cpus)
+        meter = RunningEnergy(run.source.channels, run.source.cpus)
         for batch in run.batches:
             meter.update(batch)
         # 10 J before and 3 J after: whatever happened in between, nobody saw it.

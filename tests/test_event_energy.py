@@ -21,7 +21,7 @@ from smaragdine.accounting.spans import mark_spans
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.reader import open_recording
 from smaragdine.recording.writer import fit
-from smaragdine.report.export.perfetto import Slice, edges
+from smaragdine.report.export.perfetto import TrackSlice, edges
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +102,10 @@ _slices = st.lists(
 @given(_slices)
 def test_slices_nest_on_their_tracks(rows: list[tuple[int, int, str, bool]]) -> None:
     rows.sort(key=lambda row: (row[0], -row[1]))
-    slices = [Slice(start, start + long, lane, nests, i) for i, (start, long, lane, nests) in enumerate(rows)]
-    stacks: dict[Any, list[Slice[str]]] = defaultdict(list)
+    slices = [
+        TrackSlice(start, start + long, lane, nests, i) for i, (start, long, lane, nests) in enumerate(rows)
+    ]
+    stacks: dict[Any, list[TrackSlice[str]]] = defaultdict(list)
     closed: list[int] = []
     last_ns = -1
     for edge in edges(slices):

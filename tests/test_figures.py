@@ -34,7 +34,7 @@ from smaragdine.accounting.diagram import walk
 from smaragdine.accounting.merge import merge, renaming
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import assw as widened
-from smaragdine.accounting.repeats import Ran, averaged, traced_steps, when
+from smaragdine.accounting.repeats import LayerTimes, averaged, traced_steps, when
 from smaragdine.accounting.run import overview, overview_json
 from smaragdine.accounting.similarity import constant_power, matrix, mean_difference
 from smaragdine.errors import UserError
@@ -47,7 +47,7 @@ from smaragdine.report.figures.epochs import cumulative, epoch_power, over_runs
 from smaragdine.report.figures.layers import stages, top_energy, top_power
 from smaragdine.report.figures.matrices import difference, similarity
 from smaragdine.report.figures.power import envelope, intervals_s, power, sampling_of_runs
-from smaragdine.report.figures.runs import Run, by_setting, only, runs_of
+from smaragdine.report.figures.runs import FigureRun, by_setting, only, runs_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 GPU = "gpu:0"
@@ -73,19 +73,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(folder: Path) -> list[Run]:
+def base(folder: Path) -> list[FigureRun]:
     return runs_of(gallery.repeated(folder, "bert", SMALL, 3, 1))
 
 
 @pytest.fixture(scope="module")
-def limits(folder: Path) -> list[Run]:
+def limits(folder: Path) -> list[FigureRun]:
     settings = [replace(SMALL, limit_w=w, traced=0) for w in (150.0, 300.0)]
     found = [gallery.repeated(folder, f"limit{s.limit_w:.0f}W", s, 2, 10) for s in settings]
     return runs_of([one for each in found for one in each])
 
 
 @pytest.fixture(scope="module")
-def variants(folder: Path) -> list[Run]:
+def variants(folder: Path) -> list[FigureRun]:
     found = [
         gallery.record(folder / f"H{hidden}", replace(SMALL, hidden=hidden), hidden) for hidden in (512, 768)
     ]
@@ -93,7 +93,9 @@ def variants(folder: Path) -> list[Run]:
 
 
 @pytest.fixture(scope="module")
-def every(base: list[Run], limits: list[Run], variants: list[Run]) -> dict[str, list[Run]]:
+def every(
+    base: list[FigureRun], limits: list[FigureRun], variants: list[FigureRun]
+) -> dict[str, list[FigureRun]]:
     of = {"base": base, "stages": base, "limits": limits, "variants": variants}
     return {name: of[which] for name, (which, _) in gallery.SHOWN.items()}
 
@@ -136,7 +138,7 @@ def assert_legible(figure: Figure) -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_legible_and_the_same_in_every_format_every_time(
-    name: str, every: Mapping[str, list[Run]]
+    name: str, every: Mapping[str, list[FigureRun]]
 ) -> None:
     runs = every[name]
     figure = FIGURES[name](runs)
@@ -162,9 +164,9 @@ def test_a_figure_is_legible_and_the_same_in_every_format_every_time(
 
 
 @pytest.mark.parametrize("name", ["stages", "power", "cumulative", "epochs", "similarity", "difference"])
-def test_many_runs_with_long_names_stay_legible(name: str, base: list[Run]) -> None:
+def test_many_runs_with_long_names_stay_legible(name: str, base: list[FigureRun]) -> None:
     runs = [
-        Run(base[n % 3].recording, label, label)
+        FigureRun(base[n % 3].recording, label, label)
         for n in range(7)
         for label in [f"experiments/bert-large-uncased-{n}-whole-word-masking"]
     ]
@@ -186,7 +188,7 @@ def test_labels_that_do_not_fit_stay_different() -> None:
     assert lettering.distinct(["same", "same"], 20) == (["same", "same"], [])
 
 
-def test_what_is_estimated_is_marked_on_the_figure(every: Mapping[str, list[Run]]) -> None:
+def test_what_is_estimated_is_marked_on_the_figure(every: Mapping[str, list[FigureRun]]) -> None:
     for name in ("stages", "phases", "cumulative", "epochs", "sampling"):
         figure = FIGURES[name](every[name])
         shown = " ".join(text.get_text() for text, _ in texts_drawn(figure))
@@ -205,7 +207,7 @@ def whiskers(axes: Any) -> list[np.ndarray]:
     ]
 
 
-def test_stages_stack_to_the_total_and_whiskers_are_the_deviation_over_runs(base: list[Run]) -> None:
+def test_stages_stack_to_the_total_and_whiskers_are_the_deviation_over_runs(base: list[FigureRun]) -> None:
     whole = [scale(run.footprint, run.overview.steps.count) for run in base if run.overview.steps]
     figure = FIGURES["stages"](base)
     found = bars(figure)
@@ -228,7 +230,7 @@ def test_one_run_of_a_stage_has_no_whiskers_and_says_so() -> None:
     assert "no whiskers" in style.alt_text(figure)
 
 
-def test_top_energy_over_runs_is_the_average_of_summary_footprints(base: list[Run]) -> None:
+def test_top_energy_over_runs_is_the_average_of_summary_footprints(base: list[FigureRun]) -> None:
     figure = FIGURES["top_energy"](base)
     over = average([only(merge(run.footprint), [GPU]) for run in base])
     order = np.argsort(-over.mean.rows["energy_j"].to_numpy(), kind="stable")[:10]
@@ -240,7 +242,7 @@ def test_top_energy_over_runs_is_the_average_of_summary_footprints(base: list[Ru
     assert all(names[i] in style.alt_text(figure) for i in order)
 
 
-def test_top_energy_of_one_run_is_the_report_to_the_last_digit(base: list[Run]) -> None:
+def test_top_energy_of_one_run_is_the_report_to_the_last_digit(base: list[FigureRun]) -> None:
     run = base[0]
     figure = FIGURES["top_energy"]([run])
     rows = sorted(merge(run.footprint).device_rows(GPU).to_pylist(), key=lambda row: -row["energy_j"])
@@ -252,7 +254,7 @@ def test_top_energy_of_one_run_is_the_report_to_the_last_digit(base: list[Run]) 
     assert drawn == [row["energy_j"] + row["uncertainty_j"] for row in rows[:10]]
 
 
-def test_the_deviation_of_merged_names_is_that_of_their_sum_over_steps(base: list[Run]) -> None:
+def test_the_deviation_of_merged_names_is_that_of_their_sum_over_steps(base: list[FigureRun]) -> None:
     """Siblings that rise and fall together spread more than their own deviations say."""
     run = base[0]
     rows = {
@@ -332,7 +334,7 @@ def test_epochs_are_aligned_at_their_beginnings_and_averaged() -> None:
     assert mean_w[half:] == pytest.approx([310.0] * half)
     assert std_w[:half] == pytest.approx([math.sqrt(800)] * half)
     own_s, others_s = [[(0.1, 0.2)], [(0.1, 0.25), (0.7, 0.8)]], [[(0.3, 0.6)]]
-    figure = epoch_power(found, GPU, Ran("layer_0", own_s, ("layer_1", "layer_2"), others_s))
+    figure = epoch_power(found, GPU, LayerTimes("layer_0", own_s, ("layer_1", "layer_2"), others_s))
     line = figure.axes[0].get_lines()[0]
     assert np.array_equal(line.get_ydata(), mean_w)
     assert np.array_equal(line.get_xdata(), (edges_s[:-1] + edges_s[1:]) / 2)
@@ -367,7 +369,7 @@ def test_steps_of_a_gpu_begin_with_its_kernels(tmp_path: Path) -> None:
     )
 
 
-def test_a_layers_stretches_are_those_of_its_events(base: list[Run]) -> None:
+def test_a_layers_stretches_are_those_of_its_events(base: list[FigureRun]) -> None:
     run = base[0]
     epochs = [(epoch.start_ns, epoch.end_ns) for epoch in run.overview.summary.epochs]
     layers = [f"bert/encoder/layer_{i}" for i in (1, 0, 2)]
@@ -390,7 +392,7 @@ def test_a_layers_stretches_are_those_of_its_events(base: list[Run]) -> None:
     assert "bert/encoder/layer_0" in style.alt_text(FIGURES["epoch_power"](base))
 
 
-def test_power_is_drawn_as_it_was_recorded(limits: list[Run]) -> None:
+def test_power_is_drawn_as_it_was_recorded(limits: list[FigureRun]) -> None:
     figure = FIGURES["power"](limits)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["150 W limit", "300 W limit"]
@@ -422,7 +424,7 @@ def test_a_gap_in_the_power_is_a_gap_in_the_line() -> None:
     assert np.array_equal(mean_w, [5.0, np.nan, 7.0, np.nan], equal_nan=True)
 
 
-def test_cumulative_energy_ends_at_the_total_of_each_run(limits: list[Run]) -> None:
+def test_cumulative_energy_ends_at_the_total_of_each_run(limits: list[FigureRun]) -> None:
     figure = FIGURES["cumulative"](limits)
     lines = figure.axes[0].get_lines()
     ends = [line for line in lines if line.get_gid() == "ends"]
@@ -442,7 +444,7 @@ def test_cumulative_energy_is_mean_and_deviation_over_runs() -> None:
     assert np.array_equal(figure.axes[0].get_lines()[0].get_ydata(), mean_j)
 
 
-def test_epoch_boxes_are_those_of_the_summary(limits: list[Run]) -> None:
+def test_epoch_boxes_are_those_of_the_summary(limits: list[FigureRun]) -> None:
     figure = FIGURES["epochs"](limits)
     energy, time = figure.axes
     for axes, value in ((energy, _epoch_j), (time, lambda epoch: epoch.duration_s)):
@@ -457,7 +459,7 @@ def _epoch_j(epoch: Any) -> float:
     return sum(epoch.devices[device].energy_j for device in ("gpu:0", "cpu:0"))
 
 
-def test_intervals_between_readings_and_their_quantiles(base: list[Run]) -> None:
+def test_intervals_between_readings_and_their_quantiles(base: list[FigureRun]) -> None:
     figure = sampling_of_runs(base[:1])
     ridges, jitter = figure.axes
     (series,) = [s for s in base[0].recording.series("power") if s.channel.name == "gpu:0 power"]
@@ -469,7 +471,7 @@ def test_intervals_between_readings_and_their_quantiles(base: list[Run]) -> None
     assert np.array_equal(dots.get_ydata(), gaps_s / np.median(gaps_s))
 
 
-def test_precision_curves_are_the_scores(base: list[Run]) -> None:
+def test_precision_curves_are_the_scores(base: list[FigureRun]) -> None:
     figure = FIGURES["asss"](base[:1])
     events, meters = recording_inputs(base[0].recording)
     energy, power_, floor = figure.axes[0].get_lines()
@@ -489,7 +491,7 @@ def test_precision_curves_are_the_scores(base: list[Run]) -> None:
         assert value == pytest.approx(np.mean([turn[n].scores.energy.value for turn in turns]), rel=1e-15)
 
 
-def test_matrices_are_those_of_the_accounting(variants: list[Run]) -> None:
+def test_matrices_are_those_of_the_accounting(variants: list[FigureRun]) -> None:
     footprints = {run.label: only(run.footprint, [GPU]) for run in variants}
     runs = list(footprints.values())
     figure = similarity(footprints, GPU)
@@ -509,7 +511,7 @@ def test_matrices_are_those_of_the_accounting(variants: list[Run]) -> None:
     assert figure.axes[0].get_images()[0].get_array()[1, 0] > 0
 
 
-def test_layers_are_drawn_one_by_one(base: list[Run]) -> None:
+def test_layers_are_drawn_one_by_one(base: list[FigureRun]) -> None:
     figure = FIGURES["layers"](base[:1])
     nodes = {n.path: n for n in walk(tree(only(base[0].footprint, [GPU])))}
     expected = [
@@ -523,7 +525,7 @@ def test_layers_are_drawn_one_by_one(base: list[Run]) -> None:
     assert labels == ["0", "1", "2"]
 
 
-def test_phases_of_each_device_fill_it(base: list[Run]) -> None:
+def test_phases_of_each_device_fill_it(base: list[FigureRun]) -> None:
     figure = FIGURES["phases"](base)
     widths: dict[float, float] = {}
     for bar in bars(figure):
@@ -535,7 +537,7 @@ def test_phases_of_each_device_fill_it(base: list[Run]) -> None:
     assert idle == pytest.approx(total.idle_j / total.total_j, rel=1e-9)
 
 
-def test_a_diagram_has_a_box_for_each_part_and_its_share(base: list[Run]) -> None:
+def test_a_diagram_has_a_box_for_each_part_and_its_share(base: list[FigureRun]) -> None:
     root = base[0].diagram
     levels = main_levels(root)
     assert [node.path for node in levels] == [
@@ -558,7 +560,7 @@ def test_a_diagram_has_a_box_for_each_part_and_its_share(base: list[Run]) -> Non
     assert_legible(diagram([levels[2]], GPU))
 
 
-def test_merged_siblings_do_not_feed_themselves(base: list[Run]) -> None:
+def test_merged_siblings_do_not_feed_themselves(base: list[FigureRun]) -> None:
     """The output of a layer goes to the next one's attention: inside `layer_*` that is no edge."""
     layer = next(node for node in walk(base[0].diagram) if node.path == "bert/encoder/layer_*")
     found = {(edge.source, edge.target) for edge in layer.edges}
@@ -703,7 +705,7 @@ def test_runs_are_grouped_only_where_they_repeat(tmp_path: Path) -> None:
     assert groups("x", "x") == ["x (1)", "x (2)"]  # the same recording, given twice
 
 
-def test_draw_saves_what_the_recordings_allow_and_says_why_not(base: list[Run], tmp_path: Path) -> None:
+def test_draw_saves_what_the_recordings_allow_and_says_why_not(base: list[FigureRun], tmp_path: Path) -> None:
     drawn = draw([base[0].recording], tmp_path / "new" / "figures", formats=("svg",))
     assert drawn.left_out.keys() == {"assw", "similarity", "difference"}
     assert "three runs" in drawn.left_out["assw"]
@@ -722,7 +724,7 @@ def copy(recording: Recording, to: Path, without: Sequence[str]) -> Recording:
 
 
 def test_recordings_without_events_power_or_epochs_give_what_they_can(
-    base: list[Run], tmp_path: Path
+    base: list[FigureRun], tmp_path: Path
 ) -> None:
     no_events = copy(base[0].recording, tmp_path / "a", ["events.arrows", "windows.arrows", "edges.arrows"])
     drawn = draw([no_events], tmp_path / "figures", formats=("svg",))
@@ -747,7 +749,7 @@ def test_recordings_without_events_power_or_epochs_give_what_they_can(
     assert not (tmp_path / "none").exists()
 
 
-def test_settings_that_differ_are_not_averaged(variants: list[Run], tmp_path: Path) -> None:
+def test_settings_that_differ_are_not_averaged(variants: list[FigureRun], tmp_path: Path) -> None:
     drawn = draw([run.recording for run in variants], tmp_path, formats=("svg",))
     assert {"top_energy", "layers", "asss", "epoch_power", "phases"} <= drawn.left_out.keys()
     assert "2 settings" in drawn.left_out["top_energy"]
@@ -762,13 +764,13 @@ def test_settings_that_differ_are_not_averaged(variants: list[Run], tmp_path: Pa
     ],
 )
 def test_a_wrong_name_is_one_line(
-    options: dict[str, Any], line: str, base: list[Run], tmp_path: Path
+    options: dict[str, Any], line: str, base: list[FigureRun], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=line):
         draw([base[0].recording], tmp_path, **options)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(base: list[Run], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(base: list[FigureRun], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be created"):
         draw([base[0].recording], tmp_path / "file", ["power"])
@@ -779,7 +781,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(base: list[Run], tmp_path: 
 
 
 def test_without_matplotlib_the_remedy_is_said(
-    base: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: list[FigureRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError) as error:
@@ -799,7 +801,7 @@ def test_matplotlib_is_loaded_only_to_draw() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_users_own_settings_change_nothing(form: str, base: list[Run]) -> None:
+def test_the_users_own_settings_change_nothing(form: str, base: list[FigureRun]) -> None:
     import matplotlib as mpl
 
     plain = rendered(FIGURES["stages"](base), form)
@@ -829,13 +831,13 @@ def test_the_gallery_shows_every_figure_and_stays_small() -> None:
     assert all(f"](gallery/{name}.png)" in page for name in FIGURES)
 
 
-def test_an_overview_says_the_same_as_the_run(base: list[Run]) -> None:
+def test_an_overview_says_the_same_as_the_run(base: list[FigureRun]) -> None:
     found = overview(base[0].recording)
     assert found.step is not None
     assert base[0].footprint.rows.equals(found.step.rows)
 
 
-def test_a_setting_alone_is_named_by_its_folder(base: list[Run]) -> None:
+def test_a_setting_alone_is_named_by_its_folder(base: list[FigureRun]) -> None:
     run = base[0]
     figure = power({"only": [(run.traces[GPU], *run.bounds_ns)]}, GPU)
     assert figure.axes[0].get_title(loc="left") == "only"

@@ -19,9 +19,9 @@ from refusal import refused
 from smaragdine.cli.fit import main
 from smaragdine.report.limits import fit_tables
 from smaragdine.sweep.fit import analyse
-from smaragdine.sweep.measurements import Columns, Group, read_groups
+from smaragdine.sweep.measurements import ColumnNames, Group, read_groups
 
-COLUMNS = Columns("limit", "time", "power")
+COLUMNS = ColumnNames("limit", "time", "power")
 WORDS = ("--limit", "limit", "--time", "time", "--power", "power")
 ROWS = "limit,time,power\n100,4,10\n150,2,15\n200,1,50\n250,1,60\n"
 DATA = os.environ.get("SMARAGDINE_DATA")
@@ -64,18 +64,18 @@ def test_every_kind_of_table_gives_the_same_groups(tmp_path: Path, kind: str) ->
 def test_groups_are_sorted_and_whole_numbers_are_numbers(tmp_path: Path) -> None:
     rows = [f"{net},{batch},{limit},1,{limit}" for net in "ba" for batch in (16, 8) for limit in (3, 2, 1)]
     path = _file(tmp_path, "\n".join(["net,batch,limit,time,joules", *rows]))
-    found = read_groups(path, Columns("limit", "time", energy="joules", by=("net", "batch")))
+    found = read_groups(path, ColumnNames("limit", "time", energy="joules", by=("net", "batch")))
     assert [group.by for group in found] == [{"net": n, "batch": b} for n in "ab" for b in (8, 16)]
     assert found[0].energy_j.tolist() == [1, 2, 3]
     assert not any(group.differing for group in found)
-    mixed = read_groups(path, Columns("limit", "time", energy="joules", by=("net",)))
+    mixed = read_groups(path, ColumnNames("limit", "time", energy="joules", by=("net",)))
     assert [group.differing for group in mixed] == [("batch",), ("batch",)]
 
 
 @pytest.mark.parametrize(
     ("text", "columns", "words"),
     [
-        (ROWS, Columns("watt", "time", "power"), ("no column watt", "it has limit, time, power")),
+        (ROWS, ColumnNames("watt", "time", "power"), ("no column watt", "it has limit, time, power")),
         (ROWS, dataclasses.replace(COLUMNS, by=("net",)), ("no column net",)),
         ("limit,time,power\n", COLUMNS, ("no rows",)),
         ("", COLUMNS, ("is empty",)),
@@ -87,12 +87,12 @@ def test_groups_are_sorted_and_whole_numbers_are_numbers(tmp_path: Path) -> None
         (ROWS + "300,1\n", COLUMNS, ("row 5", "2 of 3 columns")),
         (ROWS + "250,1,70\n", COLUMNS, ("2 rows with limit 250", "--by", "--repeated")),
         ('{"a": 1}', COLUMNS, ("is no table",)),
-        (ROWS, Columns("limit", "time"), ("neither power nor energy",)),
+        (ROWS, ColumnNames("limit", "time"), ("neither power nor energy",)),
         ("a;b\n", COLUMNS, ("no column limit, time, power", "it has a, b")),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
-    tmp_path: Path, text: str, columns: Columns, words: tuple[str, ...]
+    tmp_path: Path, text: str, columns: ColumnNames, words: tuple[str, ...]
 ) -> None:
     path = _file(tmp_path, text)
     refused(lambda: read_groups(path, columns), str(path) if text else "empty", *words)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from cli import TIMEOUT_S, environment
 from nvml_fake import GpuSpec, in_process, nvml_environment, settings_now
 from refusal import refused
-from smaragdine.hetero.node import Measured, gpus_of, set_limits
+from smaragdine.hetero.node import MeasuredBlock, gpus_of, set_limits
 from smaragdine.hetero.shards import ShardSampler, checked_batches, checked_limits, read_allocation, shares
 
 torch = pytest.importorskip("torch")
@@ -175,7 +175,7 @@ def test_loader_takes_a_data_loaders_options() -> None:
 @pytest.fixture
 def two_ranks() -> smaragdine.hetero.Shards:
     """As the first of two: nobody is asked for anything here."""
-    return smaragdine.hetero.Shards([3, 5], 0, None, Measured(0, 2, None, None, False, None))
+    return smaragdine.hetero.Shards([3, 5], 0, None, MeasuredBlock(0, 2, None, None, False, None))
 
 
 def test_warns_once_of_batch_norm(
@@ -294,7 +294,7 @@ def test_what_fails_at_the_end_fails_on_every_rank(monkeypatch: pytest.MonkeyPat
         told.append(mine)
         return [mine, (None, "")]
 
-    records, waits = (Measured(rank, 2, None, None, True, None) for rank in range(2))
+    records, waits = (MeasuredBlock(rank, 2, None, None, True, None) for rank in range(2))
     monkeypatch.setattr(records, "_gather", hear)
     if at == "reading it":
         monkeypatch.setattr(records, "_used", fail)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from smaragdine.accounting import idle
 from smaragdine.accounting.account import account, recording_inputs
 from smaragdine.accounting.idle import busy_spans, idle_w, sharpen
-from smaragdine.accounting.meters import Meter
+from smaragdine.accounting.meters import DevicePower
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.spans import steps_of
 from smaragdine.accounting.traces import device_traces
@@ -90,8 +90,8 @@ def test_the_power_that_a_sensor_blurred_comes_back() -> None:
         }
     ).cast(EVENTS)
     sensor = sensor_of(trace, IDLE_W, LIMIT_W, 20 * ms)
-    blurred = account(events, {"gpu:0": Meter(trace, sensor)})
-    sharp = account(events, {"gpu:0": Meter(trace, sensor, idle_w=IDLE_W)})
+    blurred = account(events, {"gpu:0": DevicePower(trace, sensor)})
+    sharp = account(events, {"gpu:0": DevicePower(trace, sensor, idle_w=IDLE_W)})
     true_j = busy_s.sum() * BUSY_W
     (row,) = sharp.rows.to_pylist()
     assert row["energy_j"] == pytest.approx(true_j, rel=1e-9)

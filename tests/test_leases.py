@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from smaragdine.clock import Clock
 from smaragdine.limits.keeper import Brought
 from smaragdine.limits.leases import Applied, Lease, Leases
-from smaragdine.limits.nvml import KINDS, Kind, LimitError, Setting
+from smaragdine.limits.nvml import KINDS, Kind, LimitError, LimitValue
 
-ORIGINAL = Setting(700.0)
+ORIGINAL = LimitValue(700.0)
 DEVICES = ("gpu:0", "gpu:1")
 S_NS = 1_000_000_000
 
@@ -32,12 +32,12 @@ class FakeLimits:
 
     def __init__(self) -> None:
         self.generation = 0
-        self.now: dict[tuple[str, Kind], Setting] = {}
-        self.owed: dict[tuple[str, Kind], Setting] = {}
+        self.now: dict[tuple[str, Kind], LimitValue] = {}
+        self.owed: dict[tuple[str, Kind], LimitValue] = {}
         self.calls = 0
         self.fails: LimitError | None = None
 
-    def value(self, device: str, kind: Kind) -> Setting:
+    def value(self, device: str, kind: Kind) -> LimitValue:
         return self.now.get((device, kind), ORIGINAL)
 
     def set(self, device: str, kind: Kind, value: float, low: float = 0.0) -> Applied:
@@ -48,7 +48,7 @@ class FakeLimits:
             raise LimitError("invalid", "too much")
         key = (device, kind)
         previous = self.owed.setdefault(key, self.value(*key))
-        self.now[key] = Setting(value, low)
+        self.now[key] = LimitValue(value, low)
         return Applied(previous, self.now[key], self.generation)
 
     def restore(self, device: str, kind: Kind) -> Brought:
@@ -82,7 +82,7 @@ def test_a_lease_lasts_a_minute_and_the_value_comes_back() -> None:
     assert lease.expires_ns == 10**18 + 60 * S_NS
     time.now_ns = 60 * S_NS - 1
     assert leases.expire() == []
-    assert limits.value("gpu:0", "power") == Setting(300)
+    assert limits.value("gpu:0", "power") == LimitValue(300)
     time.now_ns += 1
     assert leases.expire() == [lease]
     assert limits.value("gpu:0", "power") == ORIGINAL
@@ -97,7 +97,7 @@ def test_renewing_moves_the_end_and_asks_the_driver_only_for_a_new_value() -> No
     assert (renewed.lease_id, renewed.deadline_ns) == (lease.lease_id, 29 * S_NS)
     assert limits.calls == 1
     changed = leases.set_limit("ann", "gpu:0", "power", 250, lease_id=lease.lease_id)
-    assert (changed.previous, limits.value("gpu:0", "power")) == (ORIGINAL, Setting(250))
+    assert (changed.previous, limits.value("gpu:0", "power")) == (ORIGINAL, LimitValue(250))
     assert limits.calls == 2
     assert leases.release("ann", lease.lease_id).now == ORIGINAL
 
@@ -108,7 +108,7 @@ def test_a_held_limit_is_refused_with_who_and_how_long_and_free_after_its_time()
     with pytest.raises(LimitError, match=r"ann holds its power limit for 60 s more") as raised:
         leases.set_limit("bob", "gpu:0", "power", 400)
     assert raised.value.code == "held"
-    assert limits.value("gpu:0", "power") == Setting(300)
+    assert limits.value("gpu:0", "power") == LimitValue(300)
     leases.set_limit("bob", "gpu:1", "power", 400)
     time.now_ns = 60 * S_NS
     assert leases.set_limit("bob", "gpu:0", "power", 400).previous == ORIGINAL
@@ -159,7 +159,7 @@ def test_the_owners_end_ends_its_leases_only() -> None:
     for owner, device in (("ann", "gpu:0"), ("bob", "gpu:1")):
         leases.set_limit(owner, device, "power", 300)
     assert [lease.device for lease in leases.owner_gone("ann")] == ["gpu:0"]
-    assert (limits.value("gpu:0", "power"), limits.value("gpu:1", "power")) == (ORIGINAL, Setting(300))
+    assert (limits.value("gpu:0", "power"), limits.value("gpu:1", "power")) == (ORIGINAL, LimitValue(300))
 
 
 @pytest.mark.parametrize("lease_s", [-1.0, 3600.1, float("nan"), float("inf")])

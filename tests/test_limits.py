@@ -34,9 +34,9 @@ from smaragdine.daemon.lending import Desk
 from smaragdine.limits import journal as journals
 from smaragdine.limits import keeper as setter
 from smaragdine.limits.control import Control, keeper_command, launch_here, limits_control
-from smaragdine.limits.journal import Entry
+from smaragdine.limits.journal import JournalEntry
 from smaragdine.limits.keeper import Setter
-from smaragdine.limits.nvml import Kind, LimitError, Setting
+from smaragdine.limits.nvml import Kind, LimitError, LimitValue
 from smaragdine.system import boot_id
 
 GPU = GpuSpec()  # 100 to 700 W, 700 by default; graphics 1980·n/8 MHz, memory 3201 and 1600 MHz
@@ -69,8 +69,8 @@ class Desktop:
         self.setter.open()
         self.setter.start()
 
-    def set(self, device: str, kind: Kind, value: float, low: float = 0.0) -> Entry:
-        return self.setter.set(device, kind, Setting(value, low))
+    def set(self, device: str, kind: Kind, value: float, low: float = 0.0) -> JournalEntry:
+        return self.setter.set(device, kind, LimitValue(value, low))
 
     def successor(self) -> Desktop:
         """Another one on the same journal; of this one only what is on disk is left, as after a SIGKILL."""
@@ -312,11 +312,18 @@ def test_a_full_disk_refuses_to_set_and_does_not_keep_from_bringing_back(
         assert "could not be written (No space left" in here.notes[-1]
 
 
-def entries() -> list[Entry]:
+def entries() -> list[JournalEntry]:
     return [
-        Entry("gpu:0", "GPU-0", "power", Setting(700.0), Setting(300.0), True),
-        Entry("gpu:0", "GPU-0", "graphics_clock", None, Setting(990.0, 247.0), False),
-        Entry("gpu:1", "GPU-1", "application_clocks", Setting(1980.0, 3201.0), Setting(990.0, 1600.0), True),
+        JournalEntry("gpu:0", "GPU-0", "power", LimitValue(700.0), LimitValue(300.0), True),
+        JournalEntry("gpu:0", "GPU-0", "graphics_clock", None, LimitValue(990.0, 247.0), False),
+        JournalEntry(
+            "gpu:1",
+            "GPU-1",
+            "application_clocks",
+            LimitValue(1980.0, 3201.0),
+            LimitValue(990.0, 1600.0),
+            True,
+        ),
     ]
 
 

@@ -24,12 +24,19 @@ from nvml_fake import GpuSpec, in_process, nvml_environment, settings_made, sett
 from powercap_fake import PowercapTree
 from refusal import refused
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.allocate.device import Point, disturbed, load_point, original_shape, save_point, write_profile
+from smaragdine.allocate.device import (
+    ProfiledPoint,
+    disturbed,
+    load_point,
+    original_shape,
+    save_point,
+    write_profile,
+)
 from smaragdine.allocate.profile import read_profile
 from smaragdine.allocate.profiler import (
     Announced,
-    Block,
-    Steps,
+    ProfiledSteps,
+    StepBlock,
     mean_power_w,
     refuse_gaps,
     steps_of,
@@ -203,12 +210,16 @@ def test_marks_are_taken_as_they_come(tmp_path: Path) -> None:
 
 
 def test_points_come_back_as_they_were(tmp_path: Path) -> None:
-    steps = Steps((Block(10, 1.0, 20.0, 0.5), Block(10, 1.2, 22.0, 0.5)), 55.0, "measured")
-    for point in (Point(32, 150.5, steps), Point(64, 150.5, None)):
+    steps = ProfiledSteps((StepBlock(10, 1.0, 20.0, 0.5), StepBlock(10, 1.2, 22.0, 0.5)), 55.0, "measured")
+    for point in (ProfiledPoint(32, 150.5, steps), ProfiledPoint(64, 150.5, None)):
         save_point(tmp_path, point)
         assert load_point(tmp_path, point.batch, 150.5) == point
     assert load_point(tmp_path, 128, 150.5) is None
-    points = [Point(16, 150.5, steps), Point(32, 150.5, steps), Point(64, 150.5, None)]
+    points = [
+        ProfiledPoint(16, 150.5, steps),
+        ProfiledPoint(32, 150.5, steps),
+        ProfiledPoint(64, 150.5, None),
+    ]
     assert original_shape(points)["16"] == [
         {"power_limit": 150.5, "energy": 42 / 20, "time": (1.0 + 1.2) / 20}
     ]
@@ -225,12 +236,14 @@ def test_points_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_point_that_something_disturbed() -> None:
-    def point(batch: int, *times_s: float) -> Point:
-        blocks = tuple(Block(1, time_s, 1.0, 0.0) for time_s in times_s)
-        return Point(batch, 100, Steps(blocks, 50, "measured"))
+    def point(batch: int, *times_s: float) -> ProfiledPoint:
+        blocks = tuple(StepBlock(1, time_s, 1.0, 0.0) for time_s in times_s)
+        return ProfiledPoint(batch, 100, ProfiledSteps(blocks, 50, "measured"))
 
     assert (
-        disturbed([point(2, 0.1, 0.1), point(4, 0.095, 0.095), point(8, 0.2, 0.2), Point(16, 100, None)])
+        disturbed(
+            [point(2, 0.1, 0.1), point(4, 0.095, 0.095), point(8, 0.2, 0.2), ProfiledPoint(16, 100, None)]
+        )
         == []
     )
     assert disturbed([point(2, 0.1, 0.2), point(4, 0.1, 0.1)]) == []  # it is not known well enough

@@ -16,7 +16,7 @@ from refusal import refused
 from smaragdine.allocate.device import Request
 from smaragdine.allocate.profiler import steps_of
 from smaragdine.allocate.ray import requests_by_type
-from smaragdine.jobs.ray import Slot
+from smaragdine.jobs.ray import RaySlot
 from smaragdine.recording.reader import open_recording
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -132,15 +132,15 @@ def test_a_node_dies_and_ctrl_c_and_every_type_has_its_profile(cluster: Cluster,
 
 def test_types_are_those_of_the_cluster() -> None:
     slots = [
-        Slot("1", "n1", 0, True, "A10", 1),
-        Slot("2", "n2", 0, True, "T4", 1),
-        Slot("3", "n3", 0, True, "T4", 1),
+        RaySlot("1", "n1", 0, True, "A10", 1),
+        RaySlot("2", "n2", 0, True, "T4", 1),
+        RaySlot("3", "n3", 0, True, "T4", 1),
     ]
     asked = Request(("train.py", "{batch}"), (4,), (100.0,), 1, 1, 1, 60)
     found = requests_by_type(asked, {"a10": [200, 300]}, [], slots)
     assert {kind: each.limits_w for kind, each in found.items()} == {"A10": (200, 300), "T4": (100,)}
     assert list(requests_by_type(asked, {}, ["t4"], slots)) == ["T4"]
-    assert list(requests_by_type(asked, {}, [], [Slot("1", "n1", 0, False, None, 4)])) == ["cpu"]
+    assert list(requests_by_type(asked, {}, [], [RaySlot("1", "n1", 0, False, None, 4)])) == ["cpu"]
     refused(lambda: requests_by_type(asked, {}, ["t4", "V100"], slots), "type V100", "there are: A10, T4")
     refused(lambda: requests_by_type(asked, {"h200": [500]}, [], slots), "type h200")
     refused(lambda: requests_by_type(asked, {"a10": [200]}, ["T4"], slots), "--power a10", "--gpu-type")

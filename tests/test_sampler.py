@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cli import TIMEOUT_S
 from smaragdine.clock import Clock
-from smaragdine.monitor.sampler import LagHistogram, Sampler, Slot, run_slots
+from smaragdine.monitor.sampler import LagHistogram, Sampler, SensorSlot, run_slots
 from smaragdine.sensors.base import Channel, SensorLost
 
 MS = 1_000_000
@@ -67,14 +67,14 @@ class Ticker:
 
 @dataclass
 class Outcome:
-    slots: list[Slot]
+    slots: list[SensorSlot]
     lag: LagHistogram
     notes: list[tuple[str, str, tuple[int, ...]]]
 
 
 def run(fake: FakeTime, sensors: Sequence[Ticker], until_s: float) -> Outcome:
     """The ticks of [0, until_s); the loop asks whether to stop after a reading, not before."""
-    slots = [Slot(sensor, i, fake.now_ns) for i, sensor in enumerate(sensors)]
+    slots = [SensorSlot(sensor, i, fake.now_ns) for i, sensor in enumerate(sensors)]
     outcome = Outcome(slots, LagHistogram(), [])
     end_ns = fake.now_ns + round(until_s * 1e9) - min(sensor.period_ns for sensor in sensors)
     clock = fake.clock()
@@ -176,7 +176,7 @@ def test_a_long_sleep_is_cut_so_that_the_end_is_noticed():
     fake = FakeTime()
     naps: list[float] = []
     clock = Clock(lambda: fake.now_ns, lambda: fake.now_ns, lambda s: (naps.append(s), fake.sleep(s))[0])
-    slot = Slot(Ticker(fake, period_ns=10_000 * MS), 0, fake.now_ns)
+    slot = SensorSlot(Ticker(fake, period_ns=10_000 * MS), 0, fake.now_ns)
     end_ns = fake.now_ns + 5_000 * MS
     run_slots([slot], clock, lambda: fake.now_ns >= end_ns, LagHistogram(), lambda *_: None)
     assert max(naps) <= 0.1

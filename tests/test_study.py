@@ -19,22 +19,22 @@ import pytest
 from cli import alive, finish, smaragdine, start, wait_for, write_script
 from smaragdine.cli import study as cli_study
 from smaragdine.cli.main import main
-from smaragdine.jobs.job import Job, Ran, Stop
+from smaragdine.jobs.job import RunRequest, RunResult, Stop
 from smaragdine.study import folder as study_folder
 from smaragdine.study import runner
 from smaragdine.study import runner as finishing
 from smaragdine.study.custom import custom_settings, customs_of
 from smaragdine.study.document import materials
 from smaragdine.study.folder import Study, expected_s, in_order, read_made
-from smaragdine.study.plan import SIZES, STUDIES, Planned, Run, Setting, Wanted, runs_of
+from smaragdine.study.plan import SIZES, STUDIES, Planned, StudyRequest, StudyRun, StudySetting, runs_of
 from smaragdine.study.results import load_results
 from smaragdine.study.scaling import scaling_of
 from traced_recording import ten_and_three
 
-BASE = Wanted(SIZES["base"])
+BASE = StudyRequest(SIZES["base"])
 
 
-def names(study: str, wanted: Wanted = BASE) -> set[str]:
+def names(study: str, wanted: StudyRequest = BASE) -> set[str]:
     return {run.name for run in runs_of(STUDIES[study](wanted))}
 
 
@@ -54,13 +54,13 @@ def test_each_study_has_its_runs_and_shares_them() -> None:
     assert names("albert") == numbered(pretrain, 5) | numbered("albert-pretrain-torch-L12-H768-fp32", 5)
     assert names("precision") == numbered(pretrain, 45)
     for size, count in (("base", 45 + 5 + 5 + 35 + 5), ("small", 27 + 3 + 3 + 21 + 3)):
-        wanted = Wanted(SIZES[size])
+        wanted = StudyRequest(SIZES[size])
         together = runs_of([each for study in STUDIES.values() for each in study(wanted)])
         assert len(together) == len({run.name for run in together}) == count
 
 
 def test_options_make_settings() -> None:
-    wanted = Wanted(
+    wanted = StudyRequest(
         SIZES["tiny"], ("predict",), ("torch", "keras-jax"), ("bf16", "fp32"), (3,), (64,), 4, None, 2
     )
     found = {each.setting.name: each for each in STUDIES["bert"](wanted)}
@@ -85,7 +85,7 @@ def test_options_make_settings() -> None:
 
 
 def test_every_round_has_all_settings_in_an_order_of_its_own() -> None:
-    settings = [Setting(f"s{n}", ()) for n in range(6)]
+    settings = [StudySetting(f"s{n}", ()) for n in range(6)]
     runs = runs_of([Planned(setting, 3) for setting in settings])
     ordered = in_order(runs, 1)
     rounds = [ordered[n : n + 6] for n in (0, 6, 12)]
@@ -98,12 +98,12 @@ def test_every_round_has_all_settings_in_an_order_of_its_own() -> None:
 
 
 def test_time_left_is_that_of_the_setting_else_of_all() -> None:
-    a, b = Setting("a", ()), Setting("b", ())
+    a, b = StudySetting("a", ()), StudySetting("b", ())
     took_s = {"a-1": 10.0, "a-2": 20.0, "c-1": 60.0}
-    assert expected_s([Run(a, 3)], took_s) == 15
-    assert expected_s([Run(a, 3), Run(b, 1)], took_s) == 15 + 30
+    assert expected_s([StudyRun(a, 3)], took_s) == 15
+    assert expected_s([StudyRun(a, 3), StudyRun(b, 1)], took_s) == 15 + 30
     assert expected_s([], {}) == 0
-    assert expected_s([Run(a, 1)], {}) is None
+    assert expected_s([StudyRun(a, 1)], {}) is None
 
 
 class Recorder:
@@ -115,7 +115,7 @@ class Recorder:
         self.traces = True
         self.host: dict[str, object] = {}
 
-    def record(self, job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
+    def record(self, job: RunRequest, recording: Path, log: Path, stop: Stop) -> RunResult:
         self.ran.append(recording.name)
         log.write_text("data: made by hand\nlast words\n")
         assert (job.trace_steps, job.trace_skip) == (4, 3)
@@ -123,7 +123,7 @@ class Recorder:
         traced = [*recording.glob("events*"), *recording.glob("windows*")]
         for path in [] if self.traces else traced:
             path.unlink()
-        return Ran(self.fails(recording.name))
+        return RunResult(self.fails(recording.name))
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_a_dry_run_says_what_is_left_and_changes_nothing(
     assert main(["study", "bert", "--stage", "pretrain", *TINY]) == 0
     study = Study(Path("out"), [], {})
     for number in (1, 2):
-        study.took(Run(Setting("bert-pretrain-torch-L2-H32-fp32", ()), number), 7.5)
+        study.took(StudyRun(StudySetting("bert-pretrain-torch-L2-H32-fp32", ()), number), 7.5)
     study.close()
     before = sorted(str(path) for path in Path("out").rglob("*"))
     capsys.readouterr()
@@ -220,7 +220,7 @@ def test_killed_between_runs_and_between_recording_and_result(
 
     whole = finishing.result_of
 
-    def killed(run: Run, *more: Any) -> Any:
+    def killed(run: StudyRun, *more: Any) -> Any:
         if len(recorder.ran) == 2:
             raise Killed
         return whole(run, *more)
@@ -421,10 +421,10 @@ def test_custom_compares_settings(
 ) -> None:
     """Runs by hand: power is 100 W, and 200 W in the second setting, where a step takes twice the energy."""
 
-    def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
+    def record(job: RunRequest, recording: Path, log: Path, stop: Stop) -> RunResult:
         watts = 100.0 * int(job.words[-1])
         ten_and_three(recording, power_w=((400.0, watts),), command=[sys.executable, *job.words])
-        return Ran()
+        return RunResult()
 
     monkeypatch.setattr(runner, "record", record)
     Path("train.py").write_text("")
@@ -465,9 +465,9 @@ def test_what_varies_may_have_any_name(
 ) -> None:
     """The study's own words among them."""
 
-    def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
+    def record(job: RunRequest, recording: Path, log: Path, stop: Stop) -> RunResult:
         ten_and_three(recording, command=[sys.executable, *job.words])
-        return Ran()
+        return RunResult()
 
     monkeypatch.setattr(runner, "record", record)
     Path("train.py").write_text("")

@@ -17,7 +17,7 @@ from cli import alive, wait_for
 from smaragdine.accounting.footprint import load
 from smaragdine.cli.main import main
 from smaragdine.errors import UserError
-from smaragdine.jobs.job import Job, Ran, Stop
+from smaragdine.jobs.job import RunRequest, RunResult, Stop
 from smaragdine.study import runner
 from smaragdine.study import runner as finishing
 from smaragdine.study.folder import read_made
@@ -40,7 +40,7 @@ KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 class BesideRecorder(Recorder):
     stops = False
 
-    def record(self, job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
+    def record(self, job: RunRequest, recording: Path, log: Path, stop: Stop) -> RunResult:
         ran = super().record(job, recording, log, stop)
         if len(self.ran) == 2:
             if self.stops:
@@ -148,7 +148,7 @@ def test_a_trace_half_assembled_is_assembled_anew(
     class Killed(BaseException):
         pass
 
-    def recorded(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
+    def recorded(job: RunRequest, recording: Path, log: Path, stop: Stop) -> RunResult:
         """Events are in the raw trace alone."""
         ran = recorder.record(job, recording, log, stop)
         (recording / "traces").mkdir()

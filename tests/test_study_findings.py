@@ -14,7 +14,7 @@ import pytest
 from made_study import Model, Op, Study, one, operations, result, results
 from smaragdine.study.claims import above, at_least, below, near, shown, signed, within_factor
 from smaragdine.study.findings import (
-    Finding,
+    JudgedClaim,
     _level_later,
     albert_findings,
     all_claims,
@@ -30,7 +30,7 @@ STUDY_OF = {claim.name: claim.study for claim in all_claims() if claim.study != 
 NAMES = set(STUDY_OF)
 
 
-def found(made: Sequence[Result], study: str = "") -> dict[str, Finding]:
+def found(made: Sequence[Result], study: str = "") -> dict[str, JudgedClaim]:
     (group,) = groups(made)
     of = {"bert": bert_findings, "variants": variant_findings, "albert": albert_findings}
     parts = [of[study](group)] if study else [each(group) for each in of.values()]
@@ -40,11 +40,11 @@ def found(made: Sequence[Result], study: str = "") -> dict[str, Finding]:
 
 
 @pytest.fixture(scope="module")
-def agreeing() -> dict[str, Finding]:
+def agreeing() -> dict[str, JudgedClaim]:
     return found(results(Study()))
 
 
-def test_all_claims_can_agree(agreeing: dict[str, Finding]) -> None:
+def test_all_claims_can_agree(agreeing: dict[str, JudgedClaim]) -> None:
     assert set(agreeing) == NAMES
     assert {name: each.verdict for name, each in agreeing.items()} == dict.fromkeys(NAMES, "agrees")
 
@@ -119,7 +119,7 @@ def test_an_estimate_says_nothing_about_power() -> None:
         assert each.here_value is not None, name
 
 
-def test_another_machine_has_other_totals(agreeing: dict[str, Finding]) -> None:
+def test_another_machine_has_other_totals(agreeing: dict[str, JudgedClaim]) -> None:
     got = found(results(Study(facts=(("hardware", "H200"),))))
     changed = {name for name in NAMES if got[name].verdict != agreeing[name].verdict}
     assert changed == {"total-pretrain", "total-finetune", "total-predict"}
@@ -347,7 +347,7 @@ def test_top_ten_is_exact(seed: int) -> None:
     assert got["top-ten-backward"].here_value == statistics.fmean(backward)
 
 
-def test_numbers_of_variants(agreeing: dict[str, Finding]) -> None:
+def test_numbers_of_variants(agreeing: dict[str, JudgedClaim]) -> None:
     """All names of a variant are the same times those of another: one more than it is what is left."""
     study = Study()
     hidden = agreeing["hidden-raises-power"]
@@ -381,7 +381,7 @@ def test_least_alike_variants_against_numpy() -> None:
     assert "constant power" in finding.here
 
 
-def test_albert_is_beside_the_bert_of_its_shape(agreeing: dict[str, Finding]) -> None:
+def test_albert_is_beside_the_bert_of_its_shape(agreeing: dict[str, JudgedClaim]) -> None:
     assert agreeing["albert-half"].here_value == pytest.approx(0.5)
     # ten top names: six wide products and four others, ± 10 % of 140 W and ± 1 % of 120 W cancel in the mean
     assert agreeing["albert-power"].here_value == pytest.approx(20)
@@ -439,9 +439,9 @@ def test_no_results_no_findings() -> None:
     ],
 )
 def test_rules(rule: object, yes: list[list[float]], no: list[list[float]]) -> None:
-    from smaragdine.study.claims import Rule
+    from smaragdine.study.claims import ClaimRule
 
-    assert isinstance(rule, Rule)
+    assert isinstance(rule, ClaimRule)
     assert [rule.agrees(values) for values in yes] == [True] * len(yes)
     assert [rule.agrees(values) for values in no] == [False] * len(no)
 

@@ -19,9 +19,9 @@ from smaragdine.errors import UserError
 from smaragdine.stats import alternating_interval, mean_interval, ratio_interval
 from smaragdine.study import overhead
 from smaragdine.study.overhead import (
-    Block,
-    Edge,
-    Measured,
+    CounterReading,
+    MeasuredOverhead,
+    OverheadBlock,
     command_of,
     load_overhead,
     mean_power_w,
@@ -32,7 +32,7 @@ from smaragdine.study.overhead import (
     stamps_in,
     steps_between,
 )
-from smaragdine.study.plan import Setting
+from smaragdine.study.plan import StudySetting
 from traced_recording import recording
 
 DRIVER = Path(__file__).parents[1] / "experiments" / "study" / "overhead_loop.py"
@@ -69,20 +69,20 @@ def test_a_stamp_that_is_being_written_is_no_stamp(tmp_path: Path) -> None:
     assert stamps_in(path).tolist() == [[5, 1]]
 
 
-def blocks(off_s: list[float], on_s: list[float], **of_on: Any) -> list[Block]:
-    found: list[Block] = []
+def blocks(off_s: list[float], on_s: list[float], **of_on: Any) -> list[OverheadBlock]:
+    found: list[OverheadBlock] = []
     for number, (off, on) in enumerate(zip(off_s, on_s, strict=True)):
         pair = [
-            Block(False, off, 20, {"gpu:0": 100.0}),
-            Block(True, on, 20, {"gpu:0": 101.0}, core_share=0.02, **of_on),
+            OverheadBlock(False, off, 20, {"gpu:0": 100.0}),
+            OverheadBlock(True, on, 20, {"gpu:0": 101.0}, core_share=0.02, **of_on),
         ]
         found += pair if number % 2 == 0 else pair[::-1]
     return found
 
 
-def measured(tmp_path: Path, of: list[Block]) -> Measured:
+def measured(tmp_path: Path, of: list[OverheadBlock]) -> MeasuredOverhead:
     made = recording(tmp_path / "run", host={"cpu": "Test CPU", "gpus": [{"name": "Test GPU"}]})
-    return Measured(of, 2.0, {"gpu:0": 0.004}, made)
+    return MeasuredOverhead(of, 2.0, {"gpu:0": 0.004}, made)
 
 
 def test_equal_kinds_cost_nothing(tmp_path: Path) -> None:
@@ -116,8 +116,15 @@ def test_a_pair_has_both_kinds() -> None:
 
 
 def test_mean_power_between_edges() -> None:
-    first = {"cpu:0": Edge(0, 5.0, 0, 10.0), "gpu:0": Edge(0, 1.0, 0), "gone": Edge(0, 0.0, 0)}
-    last = {"cpu:0": Edge(2_000_000_000, 1.0, 0, 10.0), "gpu:0": Edge(500_000_000, 51.0, 0)}
+    first = {
+        "cpu:0": CounterReading(0, 5.0, 0, 10.0),
+        "gpu:0": CounterReading(0, 1.0, 0),
+        "gone": CounterReading(0, 0.0, 0),
+    }
+    last = {
+        "cpu:0": CounterReading(2_000_000_000, 1.0, 0, 10.0),
+        "gpu:0": CounterReading(500_000_000, 51.0, 0),
+    }
     assert mean_power_w(first, last) == {"cpu:0": 3.0, "gpu:0": 100.0}  # the first one wrapped
 
 
@@ -145,11 +152,13 @@ def test_counters_of_the_gpus_that_the_program_sees(tmp_path: Path, monkeypatch:
 
 def test_programs_of_ours_run_in_their_driver() -> None:
     words = (str(DRIVER.with_name("data.py")), "--layers", "2")
-    python, driver, framework, *rest = command_of(Setting("x", words, {"framework": "torch"}), os.environ)
+    python, driver, framework, *rest = command_of(
+        StudySetting("x", words, {"framework": "torch"}), os.environ
+    )
     assert (python, driver, framework) == (sys.executable, str(DRIVER), "torch")
     assert rest[:3] == list(words)
     assert rest[3] == "--seconds"
-    assert command_of(Setting("x", words), os.environ) == (sys.executable, *words)
+    assert command_of(StudySetting("x", words), os.environ) == (sys.executable, *words)
 
 
 # As much of PyTorch as the driver knows: it must end a step as an optimizer does.
@@ -193,7 +202,7 @@ def test_the_recorder_comes_and_goes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_PROGRAM)
     (tmp_path / "overhead_loop.py").symlink_to(DRIVER)
     environment = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    setting = Setting(
+    setting = StudySetting(
         "loop", (str(tmp_path / "train.py"), "--seconds", "1"), {"framework": "torch"}, environment
     )
     out, said, before = tmp_path / "out", list[str](), children()
@@ -215,7 +224,7 @@ def test_the_recorder_comes_and_goes(tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["logs", "overhead.json"]
     assert load_overhead(out) == [found]
     # Nothing runs again.
-    gone = Setting("loop", ("gone.py",), {"framework": "torch"})
+    gone = StudySetting("loop", ("gone.py",), {"framework": "torch"})
     assert measure_overhead(gone, out, said.append, False, pairs=2) == found
     json.loads((out / "overhead.json").read_text())
 
@@ -224,14 +233,14 @@ def test_a_program_that_ends_is_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('no data')")
     before = children()
     with pytest.raises(UserError, match="ended too early: no data"):
-        measure_overhead(Setting("x", (str(tmp_path / "train.py"),)), tmp_path / "out", print, False)
+        measure_overhead(StudySetting("x", (str(tmp_path / "train.py"),)), tmp_path / "out", print, False)
     assert children() <= before
     assert not (tmp_path / "out" / "overhead.json").exists()
 
 
 def test_a_program_that_records_itself_is_never_bare(tmp_path: Path) -> None:
     said: list[str] = []
-    setting = Setting("x", ("gone.py",), {"framework": "tf1"})
+    setting = StudySetting("x", ("gone.py",), {"framework": "tf1"})
     assert measure_overhead(setting, tmp_path, said.append, False) is None
     assert "session hook" in said[0]
 
@@ -240,13 +249,15 @@ def test_the_user_wants_no_more(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time; time.sleep(600)")
     before = children()
     assert (
-        measure_overhead(Setting("x", (str(tmp_path / "train.py"),)), tmp_path / "out", print, True) is None
+        measure_overhead(StudySetting("x", (str(tmp_path / "train.py"),)), tmp_path / "out", print, True)
+        is None
     )
     assert children() <= before
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "logs"]
     # What a killed one left goes.
     (tmp_path / "out" / "overhead-abc").mkdir()
     assert (
-        measure_overhead(Setting("x", (str(tmp_path / "train.py"),)), tmp_path / "out", print, True) is None
+        measure_overhead(StudySetting("x", (str(tmp_path / "train.py"),)), tmp_path / "out", print, True)
+        is None
     )
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "logs"]

@@ -14,8 +14,8 @@ import pytest
 from footprints import footprint
 from smaragdine.accounting.run import overview
 from smaragdine.errors import UserError
-from smaragdine.study.overhead import OVERHEAD, Cost, Overhead, load_overhead
-from smaragdine.study.plan import Run, Setting
+from smaragdine.study.overhead import OVERHEAD, ExtraCost, Overhead, load_overhead
+from smaragdine.study.plan import StudyRun, StudySetting
 from smaragdine.study.precision import (
     PRECISION_CLAIMS,
     Spread,
@@ -212,7 +212,7 @@ def test_estimated_power_is_said() -> None:
 
 
 def overhead(low: float, high: float, **more: Any) -> Overhead:
-    cost = Cost(low, (low + high) / 2, high)
+    cost = ExtraCost(low, (low + high) / 2, high)
     made = {"time": cost, "time_median": cost, "energy": {"gpu:0": cost}, **more}
     return Overhead(setting="bert", pairs=20, block_s=2.0, step_s=0.1, core_share=0.01, hardware="", **made)
 
@@ -243,7 +243,7 @@ def test_overhead_agrees_where_intervals_overlap(
 
 def test_estimated_overhead_is_not_compared(tmp_path: Path) -> None:
     write_overhead(
-        tmp_path, overhead(-0.001, 0.001, energy={"cpu:0 + dram:0": Cost(0.01, 0.02, 0.03, "estimated")})
+        tmp_path, overhead(-0.001, 0.001, energy={"cpu:0 + dram:0": ExtraCost(0.01, 0.02, 0.03, "estimated")})
     )
     found = by_key([], tmp_path)["energy-overhead-cpu0-dram0-bert"]
     assert found.verdict == "not comparable"
@@ -272,7 +272,7 @@ def test_every_claim_has_a_rule() -> None:
 def test_a_result_says_what_measuring_took(tmp_path: Path) -> None:
     monitor = [{"cpu_s": 0.02, "wall_s": 2.0, "readings": 77}]
     recording = ten_and_three(tmp_path / "run", monitor=monitor)
-    run = Run(Setting("bert", ("train.py",), FACTS), 1)
+    run = StudyRun(StudySetting("bert", ("train.py",), FACTS), 1)
     found = result_of(run, recording, overview(recording), account_s=0.5)
     cost = dict(found.cost)
     assert cost.pop("bytes") == sum(p.stat().st_size for p in recording.path.rglob("*") if p.is_file())
@@ -299,8 +299,8 @@ def test_a_result_knows_its_cards_and_how_few_steps_were_traced(tmp_path: Path) 
     recording = ten_and_three(tmp_path / "run", host={"gpus": gpus})
 
     def asked(trace_steps: int) -> Result:
-        setting = Setting("bert", ("train.py",), FACTS, trace_steps=trace_steps)
-        return result_of(Run(setting, 1), recording, overview(recording))
+        setting = StudySetting("bert", ("train.py",), FACTS, trace_steps=trace_steps)
+        return result_of(StudyRun(setting, 1), recording, overview(recording))
 
     assert not any("were traced" in remark for remark in asked(4).remarks)
     few = asked(20)
@@ -311,7 +311,7 @@ def test_a_result_knows_its_cards_and_how_few_steps_were_traced(tmp_path: Path) 
 
 def test_growth_changes_one_word_at_a_time() -> None:
     words = ("bert.py", "--layers", "4", "--batch", "8", "--seconds", "3", "--steps", "37")
-    base = Setting("bert", words, {**FACTS, "layers": 4, "batch": 8}, {"A": "b"}, 7, 5)
+    base = StudySetting("bert", words, {**FACTS, "layers": 4, "batch": 8}, {"A": "b"}, 7, 5)
     found = scaling_settings(base)
     changed = {
         each.name: [(a, b) for a, b in zip(words, each.words, strict=True) if a != b] for each in found

@@ -38,8 +38,8 @@ from smaragdine.study.document import (
     Document,
     Head,
     Material,
-    Mean,
-    Table,
+    MeanOverRuns,
+    StudyTable,
     csv_text,
     latex_text,
     markdown_text,
@@ -53,10 +53,10 @@ from smaragdine.study.document import (
     worth_showing,
 )
 from smaragdine.study.figures import FIGURES
-from smaragdine.study.findings import Finding
-from smaragdine.study.overhead import OVERHEAD, Cost, Overhead
+from smaragdine.study.findings import JudgedClaim
+from smaragdine.study.overhead import OVERHEAD, ExtraCost, Overhead
 from smaragdine.study.page import html_page, write_study
-from smaragdine.study.plan import Run, Setting
+from smaragdine.study.plan import StudyRun, StudySetting
 from smaragdine.study.precision import summaries
 from smaragdine.study.results import (
     Result,
@@ -86,7 +86,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 SMALL = gallery.Setting(layers=3, epochs=3, steps=4, traced=2)
 
 
-def setting(model: str, stage: str, layers: int = 3, hidden: int = 768, precision: str = "fp32") -> Setting:
+def setting(
+    model: str, stage: str, layers: int = 3, hidden: int = 768, precision: str = "fp32"
+) -> StudySetting:
     name = f"{model}-{stage}-torch-L{layers}-H{hidden}-{precision}"
     facts = {
         "model": model,
@@ -98,11 +100,11 @@ def setting(model: str, stage: str, layers: int = 3, hidden: int = 768, precisio
         "length": 128,
         "precision": precision,
     }
-    return Setting(name, ("train.py",), facts)
+    return StudySetting(name, ("train.py",), facts)
 
 
-def like(result: Result, of: Setting, number: int, step: Footprint | None = None) -> Result:
-    run = Run(of, number)
+def like(result: Result, of: StudySetting, number: int, step: Footprint | None = None) -> Result:
+    run = StudyRun(of, number)
     return dataclasses.replace(
         result, name=run.name, setting=of.name, number=number, facts=of.facts, step=step or result.step
     )
@@ -119,8 +121,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole study: stages, variants, ALBERT, and a few runs of another precision."""
     folder = tmp_path_factory.mktemp("study")
 
-    def made(of: Setting, number: int, shape: Any, seed: int) -> Result:
-        run = Run(of, number)
+    def made(of: StudySetting, number: int, shape: Any, seed: int) -> Result:
+        run = StudyRun(of, number)
         recording = gallery.record(folder / "runs" / run.name, shape, seed)
         return result_of(run, recording, overview(recording), "data: generated, as long as CoLA's\n")
 
@@ -429,11 +431,13 @@ def test_notes_belong_to_their_findings_and_none_is_lost(out: Path, written: lis
     assert (out / "notes.md").read_text().startswith("# Mine")
 
 
-def made_finding(key: str = "a", verdict: Any = "differs") -> Finding:
-    return Finding(key, "bert", "How much?", "97 % of <it>", "99 %", 97.0, 99.0, verdict, "agrees above 99 %")
+def made_finding(key: str = "a", verdict: Any = "differs") -> JudgedClaim:
+    return JudgedClaim(
+        key, "bert", "How much?", "97 % of <it>", "99 %", 97.0, 99.0, verdict, "agrees above 99 %"
+    )
 
 
-def made_document(findings: Sequence[Finding], notes: dict[str, str]) -> Document:
+def made_document(findings: Sequence[JudgedClaim], notes: dict[str, str]) -> Document:
     head = Head(("a GPU",), ("smaragdine study bert",), ("CoLA",), {GPU: "measured"}, 1, 1, ())
     return Document(head, tuple(findings), (), {}, (), notes)
 
@@ -455,13 +459,13 @@ def test_findings_on_a_terminal_keep_their_verdict() -> None:
     assert lines[-1] == "1 agrees, 1 differs, 1 not comparable"
 
 
-def made(of: Setting, number: int, rows: Sequence[dict[str, Any]], idle_j: float = 0.0) -> Result:
+def made(of: StudySetting, number: int, rows: Sequence[dict[str, Any]], idle_j: float = 0.0) -> Result:
     step = footprint(rows, idle_j)
     devices = {
         d: dataclasses.replace(t, per_step=True, provenance="measured") for d, t in step.devices.items()
     }
     return Result(
-        name=Run(of, number).name,
+        name=StudyRun(of, number).name,
         setting=of.name,
         number=number,
         facts=of.facts,
@@ -610,17 +614,19 @@ def test_without_layers_that_repeat_there_is_no_transformer_to_show() -> None:
 
 def test_cells_say_no_more_than_is_known() -> None:
     joules, share, one = Column("e_j", "E", "J"), Column("p", "P", "%"), Column("r", "r", "1")
-    assert shown_as(Mean(1234.0, 67.0, 3), joules) == "1.23 ± 0.07 kJ"
-    assert shown_as(Mean(1234.0, None, 1), joules) == "1.23 kJ"
+    assert shown_as(MeanOverRuns(1234.0, 67.0, 3), joules) == "1.23 ± 0.07 kJ"
+    assert shown_as(MeanOverRuns(1234.0, None, 1), joules) == "1.23 kJ"
     assert shown_as(-0.5, share) == "−0.50 %"
-    assert shown_as(Mean(0.98765, 0.001, 2), one) == "0.9877 ± 0.0010"
+    assert shown_as(MeanOverRuns(0.98765, 0.001, 2), one) == "0.9877 ± 0.0010"
     assert shown_as(None, joules) == "–"
     assert shown_as(1234567, Column("events", "Events")) == "1,234,567"
-    assert shown_as(Mean(0.0, 0.0, 3), joules) == "0 J"
+    assert shown_as(MeanOverRuns(0.0, 0.0, 3), joules) == "0 J"
     assert shown_as(-0.25, Column("slower", "Slower", "part")) == "−25.0 %"
     assert mean_of([None, math.nan]) is None
-    assert mean_of([1.0, None, 3.0]) == Mean(2.0, math.sqrt(2), 2)
-    table = Table("t", "T", (Column("n", "N"), joules), (("a|b", Mean(1.0, 0.5, 2)), ("c", None)))
+    assert mean_of([1.0, None, 3.0]) == MeanOverRuns(2.0, math.sqrt(2), 2)
+    table = StudyTable(
+        "t", "T", (Column("n", "N"), joules), (("a|b", MeanOverRuns(1.0, 0.5, 2)), ("c", None))
+    )
     assert csv_text(table) == "n,e_j,e_j_std,e_j_runs\na|b,1.0,0.5,2\nc,,,\n"
     assert "| a\\|b | 1.0 ± 0.5 J |" in markdown_text(table)
     latex = latex_text(dataclasses.replace(table, note="Power of cpu:0: 50 % estimated."))
@@ -628,13 +634,13 @@ def test_cells_say_no_more_than_is_known() -> None:
     assert "    a\\textbar{}b & 1.0 $\\pm$ 0.5 J \\\\\n" in latex
     assert r"Power of cpu:0: 50 \% estimated.}" in latex
     columns = (Column("kind", "Kind"), Column("n", "N"), joules, joules)
-    wide = Table("t", "T", columns, (("x", 0, Mean(0.0, 0.0, 2), 1.0), ("x", 1, None, None)))
+    wide = StudyTable("t", "T", columns, (("x", 0, MeanOverRuns(0.0, 0.0, 2), 1.0), ("x", 1, None, None)))
     assert worth_showing(wide).rows == ((0, 1.0), (1, None))
     assert [column.key for column in worth_showing(wide).columns] == ["n", "e_j"]
 
 
 def test_costs_are_tabled_with_their_interval_and_provenance(tmp_path: Path) -> None:
-    time, energy = Cost(-0.001, 0.002, 0.005), Cost(0.0, 0.01, 0.02, "estimated")
+    time, energy = ExtraCost(-0.001, 0.002, 0.005), ExtraCost(0.0, 0.01, 0.02, "estimated")
     found = Overhead("bert", 20, 2.0, 0.1, time, time, {"cpu:0": energy}, 0.02, "a GPU")
     write_json({"format_version": 1, "settings": {"bert": dataclasses.asdict(found)}}, tmp_path / OVERHEAD)
     rows = list(csv.DictReader(io.StringIO(csv_text(overhead_table(tmp_path)))))

@@ -21,7 +21,7 @@ from smaragdine.accounting.summary import (
     DeviceSummary,
     Epoch,
     RunSummary,
-    Share,
+    SocketShare,
     epoch_bounds,
     peak_w,
     summarise,
@@ -724,7 +724,7 @@ def test_what_is_wrong_is_said():
         missing_s=3.5,
         status="killed",
         problems=["lost: [gpu:0] power: GPU is lost"],
-        shares={"cpu:0": Share(0.755, 0.2, 0.045)},
+        shares={"cpu:0": SocketShare(0.755, 0.2, 0.045)},
     )
     text = " ".join(render(run_tables(summary), 60).split())
     assert "missing 3.50 s of 100 s" in text

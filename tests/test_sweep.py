@@ -21,7 +21,7 @@ from nvml_fake import settings_made, settings_now
 from smaragdine.errors import UserError
 from smaragdine.files import locked
 from smaragdine.jobs.lender import Wanted, _Leases  # pyright: ignore[reportPrivateUsage]
-from smaragdine.limits.nvml import Setting as Limit
+from smaragdine.limits.nvml import LimitValue as Limit
 from smaragdine.monitor.client import Client, DaemonError
 from smaragdine.sweep.sweep import gone_if_refused
 from smaragdine.sweep.table import Repetition, read_results

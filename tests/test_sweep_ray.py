@@ -14,7 +14,7 @@ from nvml_fake import GpuSpec
 from ray_nodes import Cluster, ray_cluster
 from smaragdine.errors import UserError
 from smaragdine.jobs.job import Stop
-from smaragdine.jobs.ray import Slot
+from smaragdine.jobs.ray import RaySlot
 from smaragdine.sweep import ray as engine_ray
 from smaragdine.sweep.table import read_results
 
@@ -126,12 +126,12 @@ class Listener:
 
 
 def check(ray: BusyRay, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    def submit(_: Any, slot: Slot, *call: Any) -> str:
+    def submit(_: Any, slot: RaySlot, *call: Any) -> str:
         return slot.node
 
     monkeypatch.setattr(engine_ray, "submit", submit)
     monkeypatch.setattr(engine_ray, "_SAY_AFTER_S", 0.0)
-    slots = [Slot(node, node, 0, True, "H200", 1.0) for node in ray.answers]
+    slots = [RaySlot(node, node, 0, True, "H200", 1.0) for node in ray.answers]
     listener = Listener()
     try:
         engine_ray.check_nodes(ray, cast(Any, None), [], slots, cast(Any, listener), ray.stop)

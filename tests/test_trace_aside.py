@@ -192,7 +192,7 @@ def test_an_interrupt_does_not_end_the_wait_at_the_programs_end(
             if len(waits) < 4:
                 raise KeyboardInterrupt
 
-    plan = windows.Plan(windows.Settings(str(tmp_path)))
+    plan = windows.WindowPlan(windows.TraceSettings(str(tmp_path)))
     plan.ending = Ending()
     with pytest.raises(KeyboardInterrupt):
         plan.settle()

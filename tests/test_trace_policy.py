@@ -75,7 +75,7 @@ class Program:
         self.clock = Clock()
         self.tracer = FakeTracer(self.clock)
         self.folder = folder / "traces"
-        self.plan = windows.Plan(windows.Settings(str(self.folder), **settings), self.clock)
+        self.plan = windows.WindowPlan(windows.TraceSettings(str(self.folder), **settings), self.clock)
         self.step_ns = 100 * MS
         self.slower_ns = 50 * MS
         self.lost_ns = 0  # what all the tracing took, as only we know
@@ -438,7 +438,7 @@ class Watched:
         self.spool.mkdir()
 
     def begin(self, **settings: Any) -> None:
-        trace.begin(windows.Settings(str(self.folder), **settings))
+        trace.begin(windows.TraceSettings(str(self.folder), **settings))
 
     def errors(self) -> list[str]:
         marks.flush()

@@ -14,7 +14,7 @@ import warm_torch
 from cli import TIMEOUT_S
 from smaragdine.tracing.coverage import coverage_of
 from smaragdine.tracing.hook import environment as hook_environment
-from smaragdine.tracing.kineto.compiled import Compiled, Follower
+from smaragdine.tracing.kineto.compiled import CallFollower, Compiled
 from smaragdine.tracing.kineto.window import events_of
 from smaragdine.tracing.table import events_table
 
@@ -728,7 +728,7 @@ def test_fused_kernels_go_by_what_their_nodes_share():
         ("aten::mm", "a/down"),
         ("aten::bmm", None),
     ]
-    follower = Follower(compiled.calls("f", "0/0", backward=False))
+    follower = CallFollower(compiled.calls("f", "0/0", backward=False))
     assert [follower.path_of(name) for name in ("aten::mm", "aten::addmm", "aten::topk")] == [
         "a/down",
         None,

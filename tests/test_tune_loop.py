@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from smaragdine.clock import Clock
-from smaragdine.limits.nvml import LimitRange, Setting
+from smaragdine.limits.nvml import LimitRange, LimitValue
 from smaragdine.sensors.base import SensorLost
-from smaragdine.tune.policy import Objective, Policy
-from smaragdine.tune.process import Outcome, even_limits, outcome
-from smaragdine.tune.tuner import MARKS_FILE, Energy, Follower, PowerSensor, SliceOptions, Step, Tuner
+from smaragdine.tune.policy import Policy, TuneObjective
+from smaragdine.tune.process import TuneOutcome, even_limits, outcome
+from smaragdine.tune.tuner import MARKS_FILE, LiveEnergy, PowerSensor, SliceOptions, Step, StepFollower, Tuner
 
 MS = 1_000_000
 EPOCH_NS = 1_800_000_000_000_000_000
@@ -105,9 +105,9 @@ class Counter:
 
 def tune(
     world: World, limits_w: tuple[float, ...] = (400, 300, 200, 100), **more: Any
-) -> tuple[Tuner, Outcome, list[dict[str, Any]]]:
+) -> tuple[Tuner, TuneOutcome, list[dict[str, Any]]]:
     clock = Clock(lambda: world.now_ns, lambda: world.now_ns)
-    energy = Energy([Counter(world), Counter(world, world.lost_from_s)], COUNTER_NS)
+    energy = LiveEnergy([Counter(world), Counter(world, world.lost_from_s)], COUNTER_NS)
     policy = Policy(limits_w, 700.0, more.pop("objective", None), trying=1.0)
     tuner = Tuner(world, energy, policy, ("gpu:0", "gpu:1"), world.spool, SliceOptions(**more), clock)
     tuner.run(world.advance)
@@ -210,10 +210,10 @@ def test_a_program_without_steps_is_left_alone(tmp_path: Path) -> None:
 def test_edp_and_slowdown_reach_the_policy(tmp_path: Path) -> None:
     # Steps of 8.3, 9.7 and 12 ms at 700, 400 and 300 W.
     for name, objective, best in (
-        ("edp", Objective("edp"), 400),
-        ("slow", Objective(slowdown=0.2), 400),
-        ("fast", Objective(slowdown=0.1), 700),
-        ("cost", Objective("cost", eta=0.2, highest_w=1400.0), 700),
+        ("edp", TuneObjective("edp"), 400),
+        ("slow", TuneObjective(slowdown=0.2), 400),
+        ("fast", TuneObjective(slowdown=0.1), 700),
+        ("cost", TuneObjective("cost", eta=0.2, highest_w=1400.0), 700),
     ):
         (tmp_path / name).mkdir()
         _, found, _ = tune(World(tmp_path / name), objective=objective)
@@ -233,7 +233,7 @@ def lengths(steps: list[Step]) -> list[tuple[int, int, int]]:
 
 
 def test_follows_steps_as_they_come_and_half_a_line_later(tmp_path: Path) -> None:
-    follower = Follower(tmp_path)
+    follower = StepFollower(tmp_path)
     assert follower.look() == []
     spooled(tmp_path, 1, ("step_end", 10, 0), ("step_end", 20, 1))
     assert lengths(follower.look()) == [(10, 20, 1)]
@@ -248,7 +248,7 @@ def test_follows_steps_as_they_come_and_half_a_line_later(tmp_path: Path) -> Non
 
 
 def test_one_mark_may_stand_for_several_steps_and_between_epochs_is_none(tmp_path: Path) -> None:
-    follower = Follower(tmp_path)
+    follower = StepFollower(tmp_path)
     spooled(
         tmp_path, 1, ("step_end", 10, 3), ("step_end", 50, 7), ("epoch_end", 51), ("epoch_begin", 60, 1),
         ("step_end", 100, 11), ("step_end", 140, 15),
@@ -258,7 +258,7 @@ def test_one_mark_may_stand_for_several_steps_and_between_epochs_is_none(tmp_pat
 
 
 def test_of_processes_that_train_together_one_is_followed_until_it_is_quiet(tmp_path: Path) -> None:
-    follower = Follower(tmp_path)
+    follower = StepFollower(tmp_path)
     for pid in (1, 2):
         spooled(tmp_path, pid, *[("step_end", 10 * n + pid, n) for n in range(5)])
     assert lengths(follower.look()) == [(10 * n + 1, 10 * n + 11, 1) for n in range(4)]
@@ -278,7 +278,7 @@ def test_energy_between_readings_is_exact_for_even_power() -> None:
             readings, self.readings = self.readings, []
             return readings
 
-    energy = Energy([Fixed(100), Fixed(40)], COUNTER_NS)
+    energy = LiveEnergy([Fixed(100), Fixed(40)], COUNTER_NS)
     assert energy.covered_ns() is None
     energy.read()
     assert energy.covered_ns() == (times_ns[0], times_ns[-1])
@@ -315,7 +315,7 @@ def test_limits_are_even_steps_down_from_what_is_set(
     lowest: float, reference: float, limits: tuple[float, ...]
 ) -> None:
     ranges = [
-        LimitRange("gpu:0", "power", lowest, 800, current=Setting(reference)),
-        LimitRange("gpu:1", "power", lowest - 50, 800, current=Setting(700)),
+        LimitRange("gpu:0", "power", lowest, 800, current=LimitValue(reference)),
+        LimitRange("gpu:1", "power", lowest - 50, 800, current=LimitValue(700)),
     ]
     assert even_limits(ranges, reference) == limits

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from smaragdine.tune.policy import MOST_ROUNDS, Objective, Policy, Slice
+from smaragdine.tune.policy import MOST_ROUNDS, Policy, Slice, TuneObjective
 
 LIMITS = (400.0, 350.0, 300.0, 250.0, 200.0, 150.0, 100.0)
 BLOCKS = 5
@@ -51,7 +51,7 @@ def search(policy: Policy, workload: Workload, dice: random.Random) -> list[floa
     return tried
 
 
-def exact(objective: Objective | None = None, **workload: float) -> tuple[Policy, list[float]]:
+def exact(objective: TuneObjective | None = None, **workload: float) -> tuple[Policy, list[float]]:
     policy = Policy(LIMITS, LIMITS[0], objective)
     return policy, search(policy, Workload(**workload), random.Random(0))
 
@@ -72,15 +72,15 @@ def test_limits_above_what_the_program_draws_change_nothing_and_are_passed() -> 
 @pytest.mark.parametrize(
     ("objective", "best"),
     [
-        (Objective("energy"), lambda t, e: e),
-        (Objective("edp"), lambda t, e: e * t),
-        (Objective("cost", eta=0.3, highest_w=400.0), lambda t, e: 0.3 * e + 0.7 * 400.0 * t),
-        (Objective("cost", eta=1.0, highest_w=400.0), lambda t, e: e),
+        (TuneObjective("energy"), lambda t, e: e),
+        (TuneObjective("edp"), lambda t, e: e * t),
+        (TuneObjective("cost", eta=0.3, highest_w=400.0), lambda t, e: 0.3 * e + 0.7 * 400.0 * t),
+        (TuneObjective("cost", eta=1.0, highest_w=400.0), lambda t, e: e),
     ],
 )
 @pytest.mark.parametrize("work_s", [0.0005, 0.002, 0.01, 0.02])
 def test_each_objective_finds_its_own_best(
-    objective: Objective, best: Callable[[float, float], float], work_s: float
+    objective: TuneObjective, best: Callable[[float, float], float], work_s: float
 ) -> None:
     workload = Workload(work_s=work_s)
     policy, _ = exact(objective, work_s=work_s)
@@ -90,7 +90,7 @@ def test_each_objective_finds_its_own_best(
 @pytest.mark.parametrize("slowdown", [0.001, 0.03, 0.1, 0.3, 5.0])
 def test_least_energy_within_a_slowdown(slowdown: float) -> None:
     workload = Workload(work_s=0.002)
-    policy, tried = exact(Objective(slowdown=slowdown), work_s=0.002)
+    policy, tried = exact(TuneObjective(slowdown=slowdown), work_s=0.002)
     longest_s = (1 + slowdown) * workload.time_s(400)
     allowed = [w for w in LIMITS if workload.time_s(w) <= longest_s]
     assert policy.limit_w == min(allowed, key=workload.energy_j)

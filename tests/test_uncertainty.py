@@ -18,7 +18,7 @@ from smaragdine.accounting.arithmetic import per_step
 from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.joint import grouped
 from smaragdine.accounting.merge import merge
-from smaragdine.accounting.meters import Meter
+from smaragdine.accounting.meters import DevicePower
 from smaragdine.accounting.power import PowerTrace, from_log
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.recording.format import EVENTS
@@ -65,7 +65,7 @@ def seen(lengths_ms: dict[str, float], power_w: dict[str, float], window_ms: flo
 def figures(lengths_ms: dict[str, float], power_w: dict[str, float], window_ms: float, steps: int = 50):
     trace = seen(lengths_ms, power_w, window_ms, steps)
     sensor = sensor_of(trace, 80.0, 700.0, timing_ns=int(0.02 * window_ms * MS))
-    found = account(loop(lengths_ms, steps), {"gpu:0": Meter(trace, sensor)})
+    found = account(loop(lengths_ms, steps), {"gpu:0": DevicePower(trace, sensor)})
     rows = {row["name"]: row for row in found.rows.to_pylist()}
     true_j = {name: power_w[name] * lengths_ms[name] * 1e-3 * steps for name in lengths_ms}
     return rows, true_j
@@ -108,7 +108,7 @@ def test_groups_cover_the_truth_and_are_narrower_than_the_sum_of_their_rows(wind
 def test_a_group_has_one_interval_wherever_it_is_shown() -> None:
     program, _ = bench("programs").make_model(4, steps=20)
     trace = bench("programs").watch(program, 20, 4)
-    found = account(program.events, {"gpu:0": Meter(trace, sensor_of(trace, 80.0, 700.0))})
+    found = account(program.events, {"gpu:0": DevicePower(trace, sensor_of(trace, 80.0, 700.0))})
     layers = {row["name"]: row["uncertainty_j"] for row in grouped(found, "layer", 2).rows.to_pylist()}
     nodes = {node.path: node.uncertainty_j for node in walk(diagram(found))}
     assert len(layers) > 3
@@ -130,7 +130,7 @@ def test_without_the_joint_posterior_what_lies_outside_bounds_a_group() -> None:
     """A footprint from a file has rows and totals alone: nearly all of it is nearly as well known as all."""
     program, _ = bench("programs").make_model(4, steps=20)
     trace = bench("programs").watch(program, 20, 4)
-    found = account(program.events, {"gpu:0": Meter(trace, sensor_of(trace, 80.0, 700.0))})
+    found = account(program.events, {"gpu:0": DevicePower(trace, sensor_of(trace, 80.0, 700.0))})
     bare = dataclasses.replace(found, joints={})
     phases = {row["name"]: row["uncertainty_j"] for row in grouped(bare, "phase").rows.to_pylist()}
     by_row = dict.fromkeys(phases, 0.0)
@@ -179,7 +179,7 @@ def test_two_at_a_time_cannot_be_told_apart() -> None:
     together = events.set_column(2, "start_ns", pa.array(np.repeat(np.arange(20) * 50 * MS, 2)))
     together = together.set_column(5, "lane", pa.array(np.tile([0, 1], 20)))
     trace = PowerTrace(np.arange(0, 1000, 5) * MS, np.arange(5, 1005, 5) * MS, np.full(200, 500.0))
-    found = account(together, {"gpu:0": Meter(trace, sensor_of(trace, 80.0, 700.0))})
+    found = account(together, {"gpu:0": DevicePower(trace, sensor_of(trace, 80.0, 700.0))})
     for row in found.rows.to_pylist():
         # 250 W each by equal shares; in truth one may have used all 420 W above idle, the other none.
         assert row["uncertainty_j"] >= 0.8 * 210 * row["busy_s"]

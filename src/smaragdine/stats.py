@@ -59,7 +59,7 @@ def regularised_beta(x: float, a: float, b: float) -> float:
 
 
 @dataclass(frozen=True)
-class Spread:
+class StandardError:
     """The standard error of one figure, and on how many free values it rests."""
 
     error: float
@@ -72,33 +72,33 @@ def deviation(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def of_runs(values: Sequence[float]) -> Spread | None:
+def of_runs(values: Sequence[float]) -> StandardError | None:
     """Of a mean over runs; one run alone does not say how it spreads."""
     if len(values) < 2:
         return None
-    return Spread(deviation(values) / math.sqrt(len(values)), len(values) - 1)
+    return StandardError(deviation(values) / math.sqrt(len(values)), len(values) - 1)
 
 
-def of_steps(energy_j: float, step_mean_j: float, step_std_j: float, steps: int) -> Spread | None:
+def of_steps(energy_j: float, step_mean_j: float, step_std_j: float, steps: int) -> StandardError | None:
     """Of the energy of one run, from its steps; nan where the steps are not known."""
     if steps < 2 or math.isnan(step_mean_j) or math.isnan(step_std_j):
         return None
     # Figures per step may rest on other work than the energy does: per epoch, per sample.
     work = energy_j / (step_mean_j * steps) if step_mean_j > 0 and energy_j > 0 else 1.0
     error = step_std_j * math.sqrt(steps) * work
-    return Spread(error, steps - 1) if math.isfinite(error) else None
+    return StandardError(error, steps - 1) if math.isfinite(error) else None
 
 
-def difference(a: Spread, b: Spread) -> Spread:
+def difference(a: StandardError, b: StandardError) -> StandardError:
     """Of a difference, by Welch: the two sides need not spread alike."""
     error = math.hypot(a.error, b.error)
     if error == 0:
-        return Spread(0.0, a.freedom + b.freedom)
+        return StandardError(0.0, a.freedom + b.freedom)
     part_a, part_b = (a.error / error) ** 2, (b.error / error) ** 2
-    return Spread(error, 1 / (part_a**2 / a.freedom + part_b**2 / b.freedom))
+    return StandardError(error, 1 / (part_a**2 / a.freedom + part_b**2 / b.freedom))
 
 
-def of_difference(a: Sequence[float], b: Sequence[float]) -> Spread | None:
+def of_difference(a: Sequence[float], b: Sequence[float]) -> StandardError | None:
     """Of the difference of two means over runs; a side of one run is taken to spread as the other's runs do.
 
     None where neither side was repeated.
@@ -109,15 +109,15 @@ def of_difference(a: Sequence[float], b: Sequence[float]) -> Spread | None:
     if of_a is not None and of_b is not None:
         return difference(of_a, of_b)
     repeated = a if of_a is not None else b
-    return Spread(deviation(repeated) * math.sqrt(1 / len(a) + 1 / len(b)), len(repeated) - 1)
+    return StandardError(deviation(repeated) * math.sqrt(1 / len(a) + 1 / len(b)), len(repeated) - 1)
 
 
-def half_width(spread: Spread, chance: float = 0.05) -> float:
+def half_width(spread: StandardError, chance: float = 0.05) -> float:
     """Of the interval that a difference of nothing leaves with probability `chance`."""
     return t_within(spread.freedom, chance) * spread.error
 
 
-def probability(difference: float, spread: Spread) -> float:
+def probability(difference: float, spread: StandardError) -> float:
     """That noise alone makes a difference as large as this one."""
     if spread.error == 0:
         return 1.0 if difference == 0 else 0.0

@@ -34,7 +34,7 @@ from smaragdine.accounting.ledger import (
     entry,
     entry_compiled,
 )
-from smaragdine.accounting.meters import NOTHING_KNOWN, Meter, Meters, SensorFacts, from_recording
+from smaragdine.accounting.meters import NOTHING_KNOWN, DevicePower, Meters, SensorFacts, from_recording
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
 from smaragdine.accounting.spans import Spans, traced_spans
@@ -54,7 +54,7 @@ SAMPLED_CHUNKS = 2  # enough to see how operations mix; sampling costs several t
 
 
 def account(
-    events: pa.Table | Columns, power: Mapping[str, PowerTrace | Meter], narrowed: bool = True
+    events: pa.Table | Columns, power: Mapping[str, PowerTrace | DevicePower], narrowed: bool = True
 ) -> Footprint:
     """The footprint of `events` (schema EVENTS, or what `columns` made of it) under the power of each device.
 
@@ -71,7 +71,7 @@ def account(
             f"events are of {_few(counts)}, power of {_few(power)}",
             "Rename the devices in one of them",
         )
-    meters = {d: m if isinstance(m, Meter) else Meter(m, sensor_of(m)) for d, m in power.items()}
+    meters = {d: m if isinstance(m, DevicePower) else DevicePower(m, sensor_of(m)) for d, m in power.items()}
     done = {
         device: _account_device(source, device, meter, counts.get(device, 0), narrowed)
         for device, meter in meters.items()
@@ -192,9 +192,9 @@ def thinned(events: pa.Table, meters: Meters, ks: Sequence[int]) -> dict[str, li
     return {device: _thinned(source, device, meters.of[device], ks) for device in there}
 
 
-def _thinned(source: Columns, device: str, meter: Meter, ks: Sequence[int]) -> list[Score]:
+def _thinned(source: Columns, device: str, meter: DevicePower, ks: Sequence[int]) -> list[Score]:
     def account_one(traces: Mapping[str, PowerTrace]) -> Footprint:
-        meters = {device: Meter(traces[device], meter.sensor, idle_w=meter.idle_w)}
+        meters = {device: DevicePower(traces[device], meter.sensor, idle_w=meter.idle_w)}
         return account(source, meters, narrowed=False)  # energies alone are compared
 
     return asss(account_one, {device: meter.trace}, ks, meter.readings)
@@ -205,7 +205,7 @@ def _when(begin_ns: int, end_ns: int) -> str:
 
 
 def _account_device(
-    source: Columns, device: str, meter: Meter, events: int, narrowed: bool
+    source: Columns, device: str, meter: DevicePower, events: int, narrowed: bool
 ) -> tuple[pa.Table, DeviceTotal, Joint | None]:
     trace = meter.trace
     ledger, looks = _integrate(source, device, meter, events, narrowed)
@@ -259,7 +259,7 @@ def _kinship(source: Columns) -> Kinship:
     return Kinship(kind[name], phase)
 
 
-def power_of(source: Columns, device: str, meter: Meter) -> Levels:
+def power_of(source: Columns, device: str, meter: DevicePower) -> Levels:
     """A device's power, sharpened where its idle power is known."""
     if meter.idle_w is None or device not in source.devices:
         return levels(meter.trace)
@@ -270,7 +270,7 @@ def power_of(source: Columns, device: str, meter: Meter) -> Levels:
 
 
 def _integrate(
-    source: Columns, device: str, meter: Meter, events: int, narrowed: bool
+    source: Columns, device: str, meter: DevicePower, events: int, narrowed: bool
 ) -> tuple[Ledger, list[Look]]:
     read, keys, sensor = levels(meter.trace), source.keys, meter.sensor
     power = power_of(source, device, meter)
@@ -334,7 +334,7 @@ def event_energies_j(events: pa.Table, meters: Meters) -> Floats:
     return energy_j
 
 
-def _add_device(energy_j: Floats, source: Columns, device: str, meter: Meter) -> None:
+def _add_device(energy_j: Floats, source: Columns, device: str, meter: DevicePower) -> None:
     power = power_of(source, device, meter)
     edges_ns = power.edge_ns[[0, -1]].tolist() if power.edge_ns.size else []
     begin_ns, until_ns = min([source.first_ns, *edges_ns]), max([source.last_ns, *edges_ns])

@@ -39,7 +39,7 @@ from smaragdine.accounting.similarity import (
 )
 from smaragdine.errors import UserError
 from smaragdine.stats import (
-    Spread,
+    StandardError,
     chance_for_each,
     deviation,
     difference,
@@ -112,7 +112,7 @@ class _Pair:
     key: Key
     a_j: Sequence[float]
     b_j: Sequence[float]
-    spread: Spread | None  # of the difference, over runs
+    spread: StandardError | None  # of the difference, over runs
     beside: Beside | None = None  # the same beside its company
     least_j: float | None = None  # of single runs: the least that noise can be
 
@@ -314,7 +314,7 @@ def _is_per_step(footprint: Footprint) -> bool:
     return any(total.per_step for total in footprint.devices.values())
 
 
-def _known_spread(a_j: Sequence[float], b_j: Sequence[float]) -> Spread | None:
+def _known_spread(a_j: Sequence[float], b_j: Sequence[float]) -> StandardError | None:
     """Runs that agree in every digit are copies of one, and say nothing about noise."""
     spread = of_difference(a_j, b_j)
     if spread is None or spread.error <= 1e-12 * max(map(abs, [*a_j, *b_j])):
@@ -369,7 +369,7 @@ def _judged(
 
 
 def _chances(
-    tried: Sequence[tuple[_Pair, float, Spread]], false_part: float, by_energy: bool
+    tried: Sequence[tuple[_Pair, float, StandardError]], false_part: float, by_energy: bool
 ) -> dict[Key, float]:
     """How sure each must be. What a name takes on both sides together does not say whether it changed: it may
     say how much of the chance is its."""
@@ -436,7 +436,7 @@ def _doubt(a: Sequence[float | None], b: Sequence[float | None]) -> str | None:
     )
 
 
-def _spread_of_rows(footprint: Footprint, device: str) -> Spread | None:
+def _spread_of_rows(footprint: Footprint, device: str) -> StandardError | None:
     rows = footprint.device_rows(device)
     if device not in footprint.devices or not rows.num_rows:
         return None
@@ -459,7 +459,7 @@ def _noise_of_single_runs(a: Footprint, b: Footprint) -> dict[Key, float]:
     return noise
 
 
-def _row_noise(footprint: Footprint) -> dict[Key, tuple[float, Spread | None]]:
+def _row_noise(footprint: Footprint) -> dict[Key, tuple[float, StandardError | None]]:
     """Of every name its uncertainty (nan: not known) and its spread over steps."""
     rows = footprint.rows
     steps = max((total.steps for total in footprint.devices.values()), default=0)

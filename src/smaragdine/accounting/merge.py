@@ -22,7 +22,7 @@ _INDEX = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True)
-class Rule:
+class MergeRule:
     """Segments of a path that `pattern` matches in full are called `name`, operations too."""
 
     pattern: re.Pattern[str]
@@ -40,7 +40,7 @@ class _Tree:
     touched: list[bool] = field(default_factory=lambda: [False])  # named by a rule
 
 
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> MergeRule:
     r"""`layer_(\d+)=transformer` as a rule; the name may use groups of the pattern: `\1`."""
     pattern, equals, name = text.rpartition("=")
     remedy = r"Write it as 'layer_(\d+)=transformer'"
@@ -49,19 +49,19 @@ def parse_rule(text: str) -> Rule:
     if "/" in name:
         raise UserError(f"{text!r} is no merge rule", "a rule names one segment of a path: no /", remedy)
     try:
-        rule = Rule(re.compile(pattern), name)
+        rule = MergeRule(re.compile(pattern), name)
         rule.pattern.sub(name, "")  # looks at every \1 in the name, also where nothing matches
     except (re.error, IndexError) as error:
         raise UserError(f"{text!r} is no merge rule", str(error), remedy) from None
     return rule
 
 
-def merge(footprint: Footprint, rules: Sequence[Rule] = ()) -> Footprint:
+def merge(footprint: Footprint, rules: Sequence[MergeRule] = ()) -> Footprint:
     """Rules first, then what repeats by itself among the segments no rule has named. Totals do not change."""
     return merge_all([footprint], rules)[0]
 
 
-def merge_all(footprints: Sequence[Footprint], rules: Sequence[Rule] = ()) -> list[Footprint]:
+def merge_all(footprints: Sequence[Footprint], rules: Sequence[MergeRule] = ()) -> list[Footprint]:
     """Each by the names of all together, so that they can be compared: an operation that one of them lacks
     would part its layers, and move their joules to other names."""
     names = renaming(footprints, rules)
@@ -99,7 +99,7 @@ def merge_edges(edges: pa.Table, names: Mapping[str, str]) -> pa.Table:
     )
 
 
-def renaming(footprints: Sequence[Footprint], rules: Sequence[Rule] = ()) -> dict[str, str]:
+def renaming(footprints: Sequence[Footprint], rules: Sequence[MergeRule] = ()) -> dict[str, str]:
     """What `merge_all` calls each name."""
     tree, node_of = _grow(footprints, rules)
     _join(tree)
@@ -110,7 +110,7 @@ def renaming(footprints: Sequence[Footprint], rules: Sequence[Rule] = ()) -> dic
     return {name: path[node] for name, node in node_of.items()}
 
 
-def _grow(footprints: Sequence[Footprint], rules: Sequence[Rule]) -> tuple[_Tree, dict[str, int]]:
+def _grow(footprints: Sequence[Footprint], rules: Sequence[MergeRule]) -> tuple[_Tree, dict[str, int]]:
     tree, node_of = _Tree(), dict[str, int]()
     ruled: dict[str, tuple[str, bool]] = {}
     pairs = pa.concat_tables([footprint.rows.select(["name", "phase"]) for footprint in footprints])
@@ -137,7 +137,7 @@ def _grow(footprints: Sequence[Footprint], rules: Sequence[Rule]) -> tuple[_Tree
     return tree, node_of
 
 
-def _apply(rules: Sequence[Rule], segment: str) -> tuple[str, bool]:
+def _apply(rules: Sequence[MergeRule], segment: str) -> tuple[str, bool]:
     for rule in rules:
         match = rule.pattern.fullmatch(segment)
         if match:

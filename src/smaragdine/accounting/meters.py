@@ -13,7 +13,7 @@ from smaragdine.accounting.idle import idle_w
 from smaragdine.accounting.power import PowerTrace, Readings, from_log, within
 from smaragdine.accounting.spans import Spans
 from smaragdine.accounting.traces import main_channels
-from smaragdine.accounting.uncertainty import Sensor, sensor_of
+from smaragdine.accounting.uncertainty import SensorModel, sensor_of
 from smaragdine.accounting.virtual import foreign_load, split
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
@@ -27,11 +27,11 @@ TIMING_OF_WINDOW, TIMING_UNKNOWN = 0.1, 0.25
 
 
 @dataclass(frozen=True)
-class Meter:
+class DevicePower:
     """A device's power for accounting."""
 
     trace: PowerTrace
-    sensor: Sensor
+    sensor: SensorModel
     readings: Readings = "held"
     provenance: str | None = None  # null: a foreign log does not say
     other_j: float | None = None  # what else the device used: other processes, the monitor
@@ -55,7 +55,7 @@ NOTHING_KNOWN = SensorFacts()
 
 @dataclass(frozen=True)
 class Meters:
-    of: Mapping[str, Meter]
+    of: Mapping[str, DevicePower]
     remarks: tuple[str, ...] = field(default=())
 
 
@@ -65,7 +65,7 @@ def from_power_table(
     """A meter for every device of a power log (schema POWER, by time)."""
     if hold_s is not None and not 0 < hold_s < 1e9:
         raise UserError(f"hold_s={hold_s} is not a number of seconds above 0")
-    meters: dict[str, Meter] = {}
+    meters: dict[str, DevicePower] = {}
     remarks: list[str] = []
     column = power["device"].combine_chunks()
     codes = column.indices.to_numpy()
@@ -85,7 +85,7 @@ def from_power_table(
                 f"{device}: its power log goes up to {si(most_w, 'W')}, and no device draws more than "
                 f"{MOST_W / 1000:g} kW: is it in watts?"
             )
-        meters[device] = Meter(trace, _sensor(trace, facts))
+        meters[device] = DevicePower(trace, _sensor(trace, facts))
     if remarks and not meters:
         raise UserError(
             "no power is known", remarks[0], "Log power while the program runs, every 100 ms or so"
@@ -108,7 +108,7 @@ def from_recording(
     adding = {device: traces[device] for device in traces if channels[device].scope == "device"}
     splits, remarks = split(recording, adding, baseline)
     quiet_w = idle_w(recording, {d: trace for d, trace in adding.items() if d.startswith("gpu:")})
-    meters: dict[str, Meter] = {}
+    meters: dict[str, DevicePower] = {}
     for device, trace in adding.items():
         channel = channels[device]
         whose = splits.get(device)
@@ -127,7 +127,7 @@ def from_recording(
             foreign = foreign_load(whose, spans)
         readings: Readings = "counter" if channel.kind == "counter" else "sample"
         sensor = _sensor(mine, known, _timing(channel))
-        meters[device] = Meter(
+        meters[device] = DevicePower(
             mine, sensor, readings, channel.provenance, other_j, static_j, spans, quiet_w.get(device), foreign
         )
     if not meters:
@@ -141,7 +141,7 @@ def _energy_j(trace: PowerTrace, spans: Spans) -> float:
     return sum(trace.energy_j(begin_ns, end_ns) for begin_ns, end_ns in spans)
 
 
-def _sensor(trace: PowerTrace, facts: SensorFacts, timing_of_window: float | None = None) -> Sensor:
+def _sensor(trace: PowerTrace, facts: SensorFacts, timing_of_window: float | None = None) -> SensorModel:
     window_ns = None if facts.window_s is None else int(facts.window_s * 1e9)
     found = sensor_of(trace, facts.idle_w, facts.limit_w, window_ns)
     if timing_of_window is None:

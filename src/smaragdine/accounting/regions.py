@@ -20,7 +20,7 @@ _LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
-class Region:
+class RegionTimes:
     """All times that one ran. Those of threads or ranks may overlap: each has its own length and what devices
     used meanwhile, but in the sums every second counts once, as a device's energy is nobody's alone."""
 
@@ -50,7 +50,7 @@ def regions_of(
     recording: Recording,
     traces: Mapping[str, PowerTrace],
     program: Mapping[str, PowerTrace] | None = None,
-) -> list[Region]:
+) -> list[RegionTimes]:
     """In the order in which they first began. `program`: the program's part of each device."""
     parts = list((program or {}).values())
     found = _thinned_regions(recording, list(traces))
@@ -70,9 +70,9 @@ def named_spans(marks: pa.Table) -> dict[str, list[tuple[int, int]]]:
 
 def region_of(
     name: str, spans_ns: Spans, traces: Mapping[str, PowerTrace], parts: Sequence[PowerTrace]
-) -> Region:
+) -> RegionTimes:
     once_ns = joined(spans_ns)
-    return Region(
+    return RegionTimes(
         name,
         len(spans_ns),
         tuple(spans_ns),
@@ -84,7 +84,7 @@ def region_of(
     )
 
 
-def _thinned_regions(recording: Recording, devices: Sequence[str]) -> dict[str, Region]:
+def _thinned_regions(recording: Recording, devices: Sequence[str]) -> dict[str, RegionTimes]:
     """What they used was worked out from all readings, when these were thinned."""
     thinned = recording.thinned
     if thinned is None:
@@ -94,23 +94,23 @@ def _thinned_regions(recording: Recording, devices: Sequence[str]) -> dict[str, 
         return {}
     _, unseen = activity_and_unseen(recording)
     known = list(thinned.state.devices)
-    found: dict[str, Region] = {}
+    found: dict[str, RegionTimes] = {}
     for row in table.to_pylist():
         energies_j = dict(zip(known, row["energies_j"], strict=False))
         program_j = None if row["program_j"] is None else row["program_j"] + unseen * (row["unseen_j"] or 0.0)
         of = {device: energies_j.get(device) for device in devices}
         if row["count"]:
-            region = Region(row["name"], row["count"], (), {}, row["duration_s"], of, program_j)
+            region = RegionTimes(row["name"], row["count"], (), {}, row["duration_s"], of, program_j)
         else:
             each = {device: (value,) for device, value in of.items()}
             span_ns = (row["begin_ns"], row["end_ns"])
-            region = Region(row["name"], 0, (span_ns,), each, 0.0, {}, None, (program_j,))
+            region = RegionTimes(row["name"], 0, (span_ns,), each, 0.0, {}, None, (program_j,))
         found[row["name"]] = _both(found[row["name"]], region) if row["name"] in found else region
     return found
 
 
-def _both(a: Region, b: Region) -> Region:
-    return Region(
+def _both(a: RegionTimes, b: RegionTimes) -> RegionTimes:
+    return RegionTimes(
         a.name,
         a.count + b.count,
         (*a.spans_ns, *b.spans_ns),
@@ -128,7 +128,7 @@ def _both(a: Region, b: Region) -> Region:
     )
 
 
-def longest(regions: Sequence[Region], most: int) -> list[Region]:
+def longest(regions: Sequence[RegionTimes], most: int) -> list[RegionTimes]:
     """Those that took the most time, in the order in which they are."""
     chosen = sorted(range(len(regions)), key=lambda i: -regions[i].duration_s)[:most]
     return [regions[i] for i in sorted(chosen)]
@@ -155,7 +155,7 @@ def _sum(energies_j: Sequence[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def too_short(regions: Sequence[Region], channels: Mapping[str, Channel]) -> list[str]:
+def too_short(regions: Sequence[RegionTimes], channels: Mapping[str, Channel]) -> list[str]:
     """Of which regions a single time is shorter than a sensor looks: a line for each device."""
     said: list[str] = []
     for device, channel in channels.items():

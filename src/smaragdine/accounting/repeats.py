@@ -31,7 +31,7 @@ Stretches: TypeAlias = Sequence[Sequence[tuple[float, float]]]  # of each epoch,
 
 
 @dataclass(frozen=True)
-class Ran:
+class LayerTimes:
     """A layer and when it ran, in the epochs in which it was seen; and the others of its kind, as one."""
 
     layer: str
@@ -53,7 +53,7 @@ class Repeated:
 
 def laid_over(
     runs: Sequence[tuple[Recording, Overview, PowerTrace]], device: str, layer: str | None = None
-) -> tuple[Repeated, Ran | None] | None:
+) -> tuple[Repeated, LayerTimes | None] | None:
     """Epochs of runs of one setting, or where none has any their traced steps; and when a layer ran in the
     first run that was traced, the main one unless one is named. None: nothing repeats."""
     spans = [[(epoch.start_ns, epoch.end_ns) for epoch in found.summary.epochs] for _, found, _ in runs]
@@ -118,13 +118,13 @@ def _by_kernels(recording: Recording, device: str) -> list[tuple[int, int]]:
     ]
 
 
-def when(events: pa.Table, device: str, layers: Sequence[str], spans: Spans) -> Ran:
+def when(events: pa.Table, device: str, layers: Sequence[str], spans: Spans) -> LayerTimes:
     """When the first of these layers ran, and when the others did."""
     here = events.filter(pc.equal(events["device"].cast(pa.string()), device))  # pyright: ignore
     names = here["name"].cast(pa.string()).dictionary_encode().combine_chunks()
     first, others = layers[0], tuple(layers[1:])
     own_s, others_s = (_stretches(here, names, alike, spans) for alike in ((first,), others))
-    return Ran(first, own_s, others, others_s)
+    return LayerTimes(first, own_s, others, others_s)
 
 
 def _stretches(events: pa.Table, names: pa.DictionaryArray, layers: Sequence[str], spans: Spans) -> Stretches:

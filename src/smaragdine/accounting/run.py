@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.account import account_meters, event_energies_j, recording_inputs
 from smaragdine.accounting.footprint import Footprint, to_json
-from smaragdine.accounting.merge import Rule, merge_edges, renamed, renaming
+from smaragdine.accounting.merge import MergeRule, merge_edges, renamed, renaming
 from smaragdine.accounting.meters import NOTHING_KNOWN, SensorFacts, from_recording
 from smaragdine.accounting.spans import (
     FAR,
@@ -251,7 +251,7 @@ def overview_json(found: Overview) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Run:
+class ExportedRun:
     recording: Recording
     found: Overview
     footprint: Footprint | None  # merged, of the devices asked for
@@ -288,10 +288,10 @@ def gather(
     *,
     traced: bool = False,
     merged: bool = False,
-    rules: Sequence[Rule] = (),
+    rules: Sequence[MergeRule] = (),
     devices: Sequence[str] = (),
     baseline: Recording | None = None,
-) -> Run:
+) -> ExportedRun:
     """A recording without events, or without power, is exported as far as it goes."""
     found = overview(recording, baseline)
     why_none = found.absent or ""
@@ -309,7 +309,7 @@ def gather(
             edges = merge_edges(edges, names)
             footprint = renamed(footprint, names)
     what = {device: _what(found, traced, device) for device in footprint.devices} if footprint else {}
-    return Run(recording, found, footprint, what, edges, why_none, tuple(devices), baseline)
+    return ExportedRun(recording, found, footprint, what, edges, why_none, tuple(devices), baseline)
 
 
 def _what(found: Overview, traced: bool, device: str) -> str:
@@ -363,7 +363,7 @@ def program(info: dict[str, Any]) -> str:
     return PurePath((scripts or words or ["the program"])[0]).name
 
 
-def traced_energies(run: Run) -> tuple[pa.Table, Floats, list[str]]:
+def traced_energies(run: ExportedRun) -> tuple[pa.Table, Floats, list[str]]:
     """Events, the energy of each (nan: not known), and what is to be said about those without."""
     events = run.recording.events
     nothing = np.full(events.num_rows, np.nan)

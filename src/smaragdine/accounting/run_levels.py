@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from smaragdine.arrays import Floats
-from smaragdine.stats import Spread, difference
+from smaragdine.stats import StandardError, difference
 
 LEAST_NAMES = 5  # of fewer, what they have in common may be one of them
 _NOTHING = 1e-24  # of a relative variance: rounding
@@ -29,7 +29,7 @@ class Beside:
     """The difference of a name, beside its company."""
 
     common_j: float  # what of it all names have in common
-    spread: Spread  # of what is its own
+    spread: StandardError  # of what is its own
 
 
 def beside_company(a_j: Floats, b_j: Floats) -> list[Beside | None]:
@@ -57,13 +57,13 @@ def beside_company(a_j: Floats, b_j: Floats) -> list[Beside | None]:
     found: list[Beside | None] = [None] * count
     for i, name in enumerate(np.flatnonzero(usual).tolist()):
         sides = [
-            Spread(math.sqrt(variance[i] / len(side)) * float(mean_j[name]), freedom)
+            StandardError(math.sqrt(variance[i] / len(side)) * float(mean_j[name]), freedom)
             for (variance, freedom), side in ((variance_a, a_j), (variance_b, b_j))
         ]
         spread = difference(*sides)
         if min(len(a_j), len(b_j)) == 1:
             # Both sides rest on the runs of one.
-            spread = Spread(spread.error, sides[0].freedom)
+            spread = StandardError(spread.error, sides[0].freedom)
         found[name] = Beside(float(common_j[name]), spread)
     return found
 

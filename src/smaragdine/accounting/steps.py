@@ -21,7 +21,7 @@ import pyarrow as pa
 from smaragdine.accounting.arithmetic import per_step, scale
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.idle import busy_spans
-from smaragdine.accounting.meters import Meter, Meters
+from smaragdine.accounting.meters import DevicePower, Meters
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.spans import (
     FIRST,
@@ -100,7 +100,7 @@ def untraced_step(
     return found
 
 
-def _most_w(device: str, meter: Meter, traced_w: float) -> float:
+def _most_w(device: str, meter: DevicePower, traced_w: float) -> float:
     """What operations draw at most.
 
     A processor is at work between them, too, and its readings show what it draws. A GPU's are means over

@@ -20,7 +20,7 @@ import pyarrow as pa
 from smaragdine.accounting.activity import activity_and_unseen, run_bounds, thinned_activity
 from smaragdine.accounting.at_rest import baseline_remarks
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.regions import Region, regions_of, sum_of_each, too_short
+from smaragdine.accounting.regions import RegionTimes, regions_of, sum_of_each, too_short
 from smaragdine.accounting.traces import beyond, device_traces, left_out, main_channels
 from smaragdine.accounting.virtual import Split, split
 from smaragdine.arrays import Ints
@@ -94,7 +94,7 @@ class DeviceSummary:
 
 
 @dataclass(frozen=True)
-class Share:
+class SocketShare:
     """Whose the busy time of a socket was; fractions that sum to 1."""
 
     program: float
@@ -133,12 +133,12 @@ class RunSummary:
     missing_s: float
     devices: dict[str, DeviceSummary]
     total_j: float | None  # the machine's: over devices that add up, whoever used them
-    shares: dict[str, Share]
+    shares: dict[str, SocketShare]
     epochs: list[Epoch]
     marks: pa.Table
     problems: list[str]
     owners: dict[str, Owners] = field(default_factory=dict[str, Owners])
-    regions: list[Region] = field(default_factory=list[Region])
+    regions: list[RegionTimes] = field(default_factory=list[RegionTimes])
     exit_code: int | None = None
     signal: int | None = None  # that ended the program
     program_j: float | None = None  # None: whose the energy was is known of no device
@@ -368,9 +368,9 @@ def _between(t_ns: Ints, first_ns: int, last_ns: int) -> Ints:
     return t_ns[begin:end]
 
 
-def shares(recording: Recording, start_ns: int, end_ns: int) -> dict[str, Share]:
+def shares(recording: Recording, start_ns: int, end_ns: int) -> dict[str, SocketShare]:
     """Of each socket's busy time: the program's, ours, everybody else's."""
-    found: dict[str, Share] = {}
+    found: dict[str, SocketShare] = {}
     sockets, unseen = activity_and_unseen(recording)
     earlier = thinned_activity(recording)
     for socket in sorted({*sockets, *earlier}):
@@ -385,7 +385,7 @@ def shares(recording: Recording, start_ns: int, end_ns: int) -> dict[str, Share]
             program_s += program + given * (busy - program - monitor)
         if busy_s > 0:
             other_s = max(0.0, busy_s - program_s - monitor_s)
-            found[f"cpu:{socket}"] = Share(program_s / busy_s, other_s / busy_s, monitor_s / busy_s)
+            found[f"cpu:{socket}"] = SocketShare(program_s / busy_s, other_s / busy_s, monitor_s / busy_s)
     return found
 
 

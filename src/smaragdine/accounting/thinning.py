@@ -33,7 +33,7 @@ from smaragdine.accounting.power import (
     implausible,
     within,
 )
-from smaragdine.accounting.regions import Region, named_spans, region_of
+from smaragdine.accounting.regions import RegionTimes, named_spans, region_of
 from smaragdine.accounting.spans import BOUNDARIES, FEW, far_from_median, is_region, joined, region_pairs
 from smaragdine.accounting.summary import PEAK_OVER_NS
 from smaragdine.accounting.traces import count_beyond, fine_traces, main_channels
@@ -59,8 +59,8 @@ from smaragdine.recording.thinned import (
     STEPS,
     STRETCHES,
     Appended,
-    Device,
     State,
+    ThinnedDevice,
     appending,
     write_state,
 )
@@ -294,7 +294,7 @@ Who = tuple[int | None, int | None, str | None]  # rank, process, source
 
 
 @dataclass(frozen=True)
-class Steps:
+class KeptSteps:
     table: pa.Table
     ends: list[tuple[int | None, int | None, str | None, int, int]]
     edges_ns: list[Ints]  # of those that have an energy of their own, and of runs
@@ -302,7 +302,7 @@ class Steps:
 
 def _steps(
     marks: pa.Table, before: State | None, windows: Sequence[tuple[int, int]]
-) -> tuple[Steps, pa.Table]:
+) -> tuple[KeptSteps, pa.Table]:
     """Runs of steps that are like the others, and all marks but theirs."""
     known: dict[Who, tuple[int, int | None]] = {
         (rank, pid, source): (count, last_ns)
@@ -350,7 +350,7 @@ def _steps(
             stays[rows_at[run]] = False
     ends = [(*of, count, int(last_ns or 0)) for of, (count, last_ns) in known.items()]
     table = pa.Table.from_pylist(rows, schema=STEPS)
-    return Steps(table, ends, edges_ns), marks.filter(pa.array(stays))
+    return KeptSteps(table, ends, edges_ns), marks.filter(pa.array(stays))
 
 
 def _plain(
@@ -404,7 +404,9 @@ def _region_rows(
     return pa.Table.from_pylist(rows, schema=REGIONS)
 
 
-def _region_row(found: Region, more: Region | None, devices: Sequence[str], count: int) -> dict[str, Any]:
+def _region_row(
+    found: RegionTimes, more: RegionTimes | None, devices: Sequence[str], count: int
+) -> dict[str, Any]:
     return {
         "name": found.name,
         "count": count,
@@ -463,7 +465,7 @@ def _device(
     split: FineSplit | None,
     before: State | None,
     cut_ns: int,
-) -> Device:
+) -> ThinnedDevice:
     known = None if before is None else before.devices.get(device)
     if trace is None:
         assert known is not None
@@ -472,7 +474,7 @@ def _device(
     anchors = trace.anchors
     past = anchors.factor[: np.searchsorted(anchors.t_ns, start_ns)] if anchors is not None else None
     restarts_ns = trace.restarts_ns[trace.restarts_ns < start_ns].tolist()
-    return Device(
+    return ThinnedDevice(
         start_ns=start_ns,
         channel=channel_to_dict(main_channels(recording)[device]),
         hold_ns=trace.hold_ns,

@@ -194,7 +194,7 @@ Z_95 = BELL_95[0]
 
 
 @dataclass(frozen=True)
-class Sensor:
+class SensorModel:
     """What is known about a device and the sensor its power comes from."""
 
     idle_w: float
@@ -211,14 +211,14 @@ def sensor_of(
     limit_w: float | None = None,
     window_ns: int | None = None,
     timing_ns: int | None = None,
-) -> Sensor:
+) -> SensorModel:
     """Facts that were given, and for the others what the trace itself suggests, said in `source`."""
     length_ns = trace.end_ns - trace.start_ns
     spacing_ns = int(np.median(length_ns)) if length_ns.size else 0
     low, high = (float(trace.power_w.min()), float(trace.power_w.max())) if length_ns.size else (0.0, 0.0)
     guessed = [name for name, value in (("idle", idle_w), ("limit", limit_w)) if value is None]
     steps = np.diff(np.unique(trace.power_w))
-    return Sensor(
+    return SensorModel(
         # Means over a window hide both the quietest and the loudest operation.
         idle_w=min(low, low / 2 if idle_w is None else idle_w),
         limit_w=max(high, 2 * high if limit_w is None else limit_w),
@@ -269,7 +269,7 @@ class Kinship(NamedTuple):
     phase: Ints
 
 
-def infer(seen: Windows, sensor: Sensor, rows: int, kin: Kinship) -> Look:
+def infer(seen: Windows, sensor: SensorModel, rows: int, kin: Kinship) -> Look:
     seen = with_events(seen)
     share_s = sum_by(seen.row, seen.share_s, rows)
     busy_s = sum_by(seen.row, seen.busy_s, rows)
@@ -301,7 +301,7 @@ def infer(seen: Windows, sensor: Sensor, rows: int, kin: Kinship) -> Look:
     return Look(share_s, equal_j, mean_w, deviation_w, learned, most_j, stretch_s, joint_w, together)
 
 
-def _most_off_w(seen: Windows, window_w: Floats, sensor: Sensor) -> Floats:
+def _most_off_w(seen: Windows, window_w: Floats, sensor: SensorModel) -> Floats:
     """How far a row's power in a window can be from the window's mean.
 
     Between idle and limit, and no farther than the rest of the window, between idle and limit too, can make
@@ -326,7 +326,7 @@ class _System(NamedTuple):
     column: Ints  # per known row: its own, or MOST_ROWS for the least of very many
 
 
-def _system(seen: Windows, sensor: Sensor, known: Ints, share_s: Floats, prior: Floats) -> _System:
+def _system(seen: Windows, sensor: SensorModel, known: Ints, share_s: Floats, prior: Floats) -> _System:
     """Of idle time in a window the power is known to be near idle. The least rows of very many are told apart
     by nothing but the prior, and stand in the equations as one."""
     time_s, picked, column = _time_matrix(seen, known, share_s)
@@ -443,7 +443,7 @@ class Widths(NamedTuple):
     chance_j: Floats  # a standard deviation: of steps that were not looked at, and of the resolution
 
 
-def combine(looks: Sequence[Look], ledger: Ledger, sensor: Sensor) -> Widths:
+def combine(looks: Sequence[Look], ledger: Ledger, sensor: SensorModel) -> Widths:
     """`looks`: by the clocks, then moved either way."""
     energy_j, busy_s = ledger.energy_j, ledger.busy_ns / 1e9
     # What no window was seen of may be anything between idle and limit.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from smaragdine.allocate.profile import Epoch, Training
+from smaragdine.allocate.profile import MeasuredEpoch, Training
 from smaragdine.errors import UserError
 
 
@@ -48,7 +48,7 @@ class BatchSize:
 
 
 def batch_sizes(
-    epochs: Sequence[Epoch],
+    epochs: Sequence[MeasuredEpoch],
     trainings: Sequence[Training],
     gpu: str,
     workload: str,
@@ -56,7 +56,7 @@ def batch_sizes(
     eta: float = 0.5,
 ) -> list[BatchSize]:
     """Every batch size that both tables have, at its best limit, by rising batch."""
-    measured: dict[int, list[Epoch]] = defaultdict(list)
+    measured: dict[int, list[MeasuredEpoch]] = defaultdict(list)
     for epoch in epochs:
         if (epoch.gpu, epoch.workload) == (gpu, workload):
             measured[epoch.batch].append(epoch)
@@ -87,7 +87,7 @@ def batch_sizes(
     return found
 
 
-def epoch_cost(epoch: Epoch, eta: float, highest_w: float) -> float:
+def epoch_cost(epoch: MeasuredEpoch, eta: float, highest_w: float) -> float:
     return (eta * epoch.power_w + (1 - eta) * highest_w) * epoch.time_s
 
 

@@ -19,10 +19,10 @@ from typing import Any
 from smaragdine.allocate.profile import profile_table
 from smaragdine.allocate.profiler import (
     UPDATES,
-    Block,
     Need,
-    Ran,
-    Steps,
+    ProfiledSteps,
+    ProfilerResult,
+    StepBlock,
     mean_power_w,
     needed_s,
     recorded_program,
@@ -58,12 +58,12 @@ _LONGER, _ERRORS = 1.1, 2.0  # when a step is clearly longer than another
 
 
 @dataclass(frozen=True)
-class Point:
+class ProfiledPoint:
     """A batch size at a limit; without `steps` it did not fit into memory."""
 
     batch: int
     power_limit_w: float
-    steps: Steps | None
+    steps: ProfiledSteps | None
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ def point_name(batch: int, power_limit_w: float) -> str:
     return f"batch{batch}-{power_limit_w:g}W"
 
 
-def disturbed(points: Sequence[Point]) -> list[str]:
+def disturbed(points: Sequence[ProfiledPoint]) -> list[str]:
     """A remark on points whose steps are clearly longer than those of a larger batch: such a profile makes
     small batches look dear, and `allocate` avoids them."""
     remarks: list[str] = []
@@ -128,25 +128,27 @@ def _words(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def save_point(folder: Path, point: Point) -> None:
+def save_point(folder: Path, point: ProfiledPoint) -> None:
     write_json(folder / f"{point.name}.json", asdict(point))
 
 
-def load_point(folder: Path, batch: int, power_limit_w: float) -> Point | None:
+def load_point(folder: Path, batch: int, power_limit_w: float) -> ProfiledPoint | None:
     """None where it was not measured yet."""
     try:
         values: Any = read_json(folder / f"{point_name(batch, power_limit_w)}.json")
         steps = values["steps"]
         if steps is None:
-            return Point(batch, power_limit_w, None)
-        blocks = tuple(Block(**block) for block in steps["blocks"])
-        return Point(batch, power_limit_w, Steps(blocks, steps["updates"], steps["provenance"]))
+            return ProfiledPoint(batch, power_limit_w, None)
+        blocks = tuple(StepBlock(**block) for block in steps["blocks"])
+        return ProfiledPoint(
+            batch, power_limit_w, ProfiledSteps(blocks, steps["updates"], steps["provenance"])
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def write_profile(
-    path: Path, gpu: str, points: Sequence[Point], idle_w: float | None, wait_w: float | None
+    path: Path, gpu: str, points: Sequence[ProfiledPoint], idle_w: float | None, wait_w: float | None
 ) -> None:
     """As Parquet with a row per block, or in the original's shape where the name ends in .json."""
     if path.suffix == ".json":
@@ -158,7 +160,7 @@ def write_profile(
         pq.write_table(parquet_table(gpu, points, idle_w, wait_w), part)
 
 
-def original_shape(points: Sequence[Point]) -> dict[str, list[dict[str, float]]]:
+def original_shape(points: Sequence[ProfiledPoint]) -> dict[str, list[dict[str, float]]]:
     """{batch: [{power_limit, energy, time}, …]}, of one step; what did not fit is left out."""
     found: dict[str, list[dict[str, float]]] = {}
     for point in points:
@@ -168,7 +170,9 @@ def original_shape(points: Sequence[Point]) -> dict[str, list[dict[str, float]]]
     return found
 
 
-def parquet_table(gpu: str, points: Sequence[Point], idle_w: float | None, wait_w: float | None) -> Any:
+def parquet_table(
+    gpu: str, points: Sequence[ProfiledPoint], idle_w: float | None, wait_w: float | None
+) -> Any:
     import pyarrow as pa
 
     rows: list[dict[str, Any]] = []
@@ -203,7 +207,7 @@ _MOST_VOID = 3
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimit:
     """Who sets the device's power limit."""
 
     apply: Callable[[float], None]
@@ -218,14 +222,14 @@ def measure(
     limits_w: Sequence[float],
     need: Need,
     blocks: int,
-    limits: Limits | None,
+    limits: DeviceLimit | None,
     say: Callable[[str], None],
     kept: Callable[[str], None],
-) -> list[Point]:
+) -> list[ProfiledPoint]:
     """Points by rising batch, up to the first that does not fit; those that `folder` has already are not
     measured again. Without `limits` the only one of `limits_w` is what is set. `kept` is told the name of
     each that is in the folder now, also of one that failed."""
-    points: list[Point] = []
+    points: list[ProfiledPoint] = []
     count = len(set(batches)) * len(limits_w)
     for batch in sorted(set(batches)):
         for limit_w in limits_w:
@@ -254,16 +258,16 @@ def _measured(
     limit_w: float,
     need: Need,
     blocks: int,
-    limits: Limits | None,
+    limits: DeviceLimit | None,
     say: Callable[[str], None],
-) -> Point:
+) -> ProfiledPoint:
     name, at = point_name(batch, limit_w), f"batch {batch} at {limit_w:g} W"
     for _ in range(_MOST_VOID):
         if limits is not None:
             limits.apply(limit_w)
         ran = run_point(words, folder / name, folder / f"{name}.log", environment, need)
         if ran.how == "out_of_memory":
-            return Point(batch, limit_w, None)
+            return ProfiledPoint(batch, limit_w, None)
         if limits is None or limits.held():
             break
         say(f"{need.device}: {limit_w:g} W did not stand, so it runs again")
@@ -280,10 +284,10 @@ def _measured(
         least = f"{need.steps} steps and {UPDATES} updates, {seconds(least_s)}"
         remedy = f"Let it run longer: {least} after the first {need.warm_up} steps"
         raise UserError(f"{at} is too short", why, remedy)
-    return Point(batch, limit_w, steps)
+    return ProfiledPoint(batch, limit_w, steps)
 
 
-def _refuse(ran: Ran, at: str, log: Path, need: Need) -> None:
+def _refuse(ran: ProfilerResult, at: str, log: Path, need: Need) -> None:
     if ran.how == "failed":
         how = f"signal {-ran.returncode}" if ran.returncode < 0 else f"exit code {ran.returncode}"
         raise UserError(f"{at}: the program failed with {how}", ran.said, f"See {log}")
@@ -382,7 +386,7 @@ def _file(folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Device:
+class ProfiledDevice:
     name: str  # gpu:0, cpu:0
     uuid: str | None
     model: str
@@ -408,28 +412,30 @@ class Request:
 
 @dataclass(frozen=True)
 class Profiled:
-    points: tuple[Point, ...]
+    points: tuple[ProfiledPoint, ...]
     idle_w: float | None
     wait_w: float | None
     remarks: tuple[str, ...]
 
 
-def devices_to_profile(named: str | None, limited: bool, environment: Mapping[str, str]) -> list[Device]:
+def devices_to_profile(
+    named: str | None, limited: bool, environment: Mapping[str, str]
+) -> list[ProfiledDevice]:
     """The one that was named, else one GPU of each model that a program sees, else the processor."""
     if named is not None and not re.fullmatch(r"(gpu|cpu):\d{1,3}", named):
         raise UserError(f"--device {named}", "that is no device", "It is gpu:0, cpu:0 …")
     if named is None or named.startswith("gpu:"):
         found = devices_here([named] if named else [], environment)
         models = _models()
-        gpus = [Device(device, uuid, models.get(device, "gpu")) for device, uuid in found.items()]
+        gpus = [ProfiledDevice(device, uuid, models.get(device, "gpu")) for device, uuid in found.items()]
         if gpus:
             return list({gpu.model: gpu for gpu in reversed(gpus)}.values())[::-1]
     if limited:
         raise UserError("--power", "there is no GPU whose limit could be set", "Leave it out, or see doctor")
-    return [Device(named or "cpu:0", None, named or "cpu:0")]
+    return [ProfiledDevice(named or "cpu:0", None, named or "cpu:0")]
 
 
-def check_request(device: Device, request: Request) -> tuple[float, ...]:
+def check_request(device: ProfiledDevice, request: Request) -> tuple[float, ...]:
     """The limits in W at which it is profiled. Refuses what this device or this machine cannot do."""
     build_command(request.program, os.environ)
     for limit_w in request.limits_w:
@@ -438,7 +444,7 @@ def check_request(device: Device, request: Request) -> tuple[float, ...]:
 
 
 def profile_device(
-    device: Device,
+    device: ProfiledDevice,
     request: Request,
     folder: Path,
     say: Say,
@@ -489,7 +495,7 @@ def _models() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _limits(device: str, wanted: bool, say: Say, journal: Path | None) -> Iterator[Limits | None]:
+def _limits(device: str, wanted: bool, say: Say, journal: Path | None) -> Iterator[DeviceLimit | None]:
     if not wanted:
         yield None
         return
@@ -498,10 +504,10 @@ def _limits(device: str, wanted: bool, say: Say, journal: Path | None) -> Iterat
         def apply(limit_w: float) -> None:
             lent.apply(wanted_limits(Setting("power", limit_w), [device], ranges_here()))
 
-        yield Limits(apply, lent.held)
+        yield DeviceLimit(apply, lent.held)
 
 
-def _current_limit_w(device: Device) -> float:
+def _current_limit_w(device: ProfiledDevice) -> float:
     limit_w: Any = None
     if device.uuid is None:
         limit_w = socket_limit_w(int(device.name.partition(":")[2]), settings_from_environment(os.environ))

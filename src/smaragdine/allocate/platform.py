@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smaragdine.allocate.profile import Epoch
+from smaragdine.allocate.profile import MeasuredEpoch
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
@@ -57,7 +57,7 @@ class Prediction:
 class Miss:
     """A prediction and what was measured, of a workload that the scale had not seen on that GPU."""
 
-    measured: Epoch
+    measured: MeasuredEpoch
     predicted: Prediction
 
     @property
@@ -77,7 +77,7 @@ class Choice:
     cost: float
 
 
-def standard_device(epochs: Sequence[Epoch]) -> Standard:
+def standard_device(epochs: Sequence[MeasuredEpoch]) -> Standard:
     free = _unlimited(epochs)
     if not free:
         raise UserError("no measurements to make a scale of")
@@ -99,7 +99,12 @@ def standard_device(epochs: Sequence[Epoch]) -> Standard:
 
 
 def predict(
-    standard: Standard, gpu: str, workload: str, batch: int, power_limit_w: float, known: Epoch | None = None
+    standard: Standard,
+    gpu: str,
+    workload: str,
+    batch: int,
+    power_limit_w: float,
+    known: MeasuredEpoch | None = None,
 ) -> Prediction:
     """An epoch of a workload on a GPU. `known` is a measured epoch of it there, at any batch and limit."""
     time, power = _unlimited_logs(standard, gpu, workload, batch)
@@ -122,7 +127,7 @@ def best_platform(
     workload: str,
     batch: int,
     limits_w: Mapping[str, Sequence[float]],
-    known: Mapping[str, Epoch] | None = None,
+    known: Mapping[str, MeasuredEpoch] | None = None,
     cost: Callable[[Prediction], float] = lambda each: each.energy_j,
 ) -> list[Choice]:
     """Every GPU at its best limit, the best first."""
@@ -135,7 +140,7 @@ def best_platform(
     return sorted(found, key=lambda choice: choice.cost)
 
 
-def leave_one_out(epochs: Sequence[Epoch], one_point: bool = True) -> list[Miss]:
+def leave_one_out(epochs: Sequence[MeasuredEpoch], one_point: bool = True) -> list[Miss]:
     """Each workload on each GPU in turn is taken out of the scale and predicted from the other GPUs, with one
     point of it known (its middle batch, at the highest limit) or none."""
     found: list[Miss] = []
@@ -164,9 +169,9 @@ def _network(workload: str) -> str:
     return workload.rpartition("/")[0]
 
 
-def _unlimited(epochs: Sequence[Epoch]) -> dict[tuple[str, Job], Epoch]:
+def _unlimited(epochs: Sequence[MeasuredEpoch]) -> dict[tuple[str, Job], MeasuredEpoch]:
     """Each job's epoch at the highest limit it was measured at."""
-    free: dict[tuple[str, Job], Epoch] = {}
+    free: dict[tuple[str, Job], MeasuredEpoch] = {}
     for epoch in epochs:
         key = (epoch.gpu, (epoch.workload, epoch.batch))
         if key not in free or epoch.power_limit_w > free[key].power_limit_w:

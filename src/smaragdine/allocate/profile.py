@@ -249,7 +249,7 @@ _WORKLOAD = ("dataset", "network", "optimizer")
 
 
 @dataclass(frozen=True)
-class Epoch:
+class MeasuredEpoch:
     """An epoch of a workload on a GPU."""
 
     gpu: str
@@ -275,19 +275,21 @@ class Training:
     epochs: float | None
 
 
-def read_epochs(path: str | os.PathLike[str], gpu: str | None = None) -> list[Epoch]:
+def read_epochs(path: str | os.PathLike[str], gpu: str | None = None) -> list[MeasuredEpoch]:
     """`dataset, network, batch_size, optimizer, power_limit, time_per_epoch, average_power`; the GPU is the
     last word of the file's name (summary_power_v100.csv) unless it is given."""
     file = Path(path)
     name = gpu or file.stem.rpartition("_")[2]
-    found: list[Epoch] = []
+    found: list[MeasuredEpoch] = []
     for row in _rows(file, (*_WORKLOAD, "batch_size", "power_limit", "time_per_epoch", "average_power")):
         limit_w, time_s, power_w = (
             _number(file, row, field) for field in ("power_limit", "time_per_epoch", "average_power")
         )
         if not (limit_w > 0 and time_s > 0 and power_w > 0):
             raise UserError(f"{file} has a bad row", f"{row}", "Power, time and limit must be above 0")
-        found.append(Epoch(name, _workload(row), _whole(file, row, "batch_size"), limit_w, time_s, power_w))
+        found.append(
+            MeasuredEpoch(name, _workload(row), _whole(file, row, "batch_size"), limit_w, time_s, power_w)
+        )
     return found
 
 

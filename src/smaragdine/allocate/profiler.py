@@ -51,7 +51,7 @@ _STEPS_EVERY = re.compile(r"\bcounter steps every (\d+) ms")
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """Steps in a row; figures are their sum."""
 
     steps: int
@@ -61,10 +61,10 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ProfiledSteps:
     """A point as it was measured."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[StepBlock, ...]
     updates: float  # of the counter, in all blocks together
     provenance: str
 
@@ -110,7 +110,7 @@ def update_period_s(channels: Sequence[Channel], device: str) -> float | None:
     return None
 
 
-def steps_of(recording: Recording, device: str, warm_up: int, blocks: int) -> Steps:
+def steps_of(recording: Recording, device: str, warm_up: int, blocks: int) -> ProfiledSteps:
     """Raises `UserError` where the recording does not make a point."""
     channel = main_channels(recording).get(device)
     period_s = update_period_s(recording.channels, device)
@@ -133,14 +133,14 @@ def steps_of(recording: Recording, device: str, warm_up: int, blocks: int) -> St
     spans_ns, energy_j = spans_ns[known], energy_j[known]
     length_s = (spans_ns[:, 1] - spans_ns[:, 0]) * 1e-9
     edge_s = max(channel.period_ms / 1e3, COUNTER_PERIOD_NS / 1e9)
-    found: list[Block] = []
+    found: list[StepBlock] = []
     count = min(blocks, len(spans_ns) // 2) or 1
     for rows in np.array_split(np.arange(len(spans_ns)), count):
         time_s, sum_j = float(length_s[rows].sum()), float(energy_j[rows].sum())
         # Each of the two edges lies anywhere between two updates.
         error_j = sum_j / time_s * edge_s / math.sqrt(6) if time_s > 0 else 0.0
-        found.append(Block(len(rows), time_s, sum_j, error_j))
-    return Steps(tuple(found), float(length_s.sum()) / period_s, channel.provenance)
+        found.append(StepBlock(len(rows), time_s, sum_j, error_j))
+    return ProfiledSteps(tuple(found), float(length_s.sum()) / period_s, channel.provenance)
 
 
 def mean_power_w(recording: Recording, device: str, begin_ns: int, end_ns: int) -> float | None:
@@ -198,7 +198,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Ran:
+class ProfilerResult:
     how: How
     steps: int  # that were announced
     returncode: int = 0
@@ -227,7 +227,7 @@ class Announced:
 
 def run_point(
     words: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], need: Need
-) -> Ran:
+) -> ProfilerResult:
     """Run the program into the new recording `folder`, what it prints into `log`."""
     shutil.rmtree(folder, ignore_errors=True)
     announced, told_s, enough, stuck = Announced(folder), 0.0, False, False
@@ -254,11 +254,11 @@ def run_point(
     line = _last_words(said)
     if enough or stuck:
         end_rest(child.pid)
-        return Ran("enough" if enough else "stuck", last, child.returncode, line)
+        return ProfilerResult("enough" if enough else "stuck", last, child.returncode, line)
     last = max(last, len(announced.look()), _written(folder))
     if child.returncode and _OUT_OF_MEMORY.search(said):
-        return Ran("out_of_memory", last, child.returncode, line)
-    return Ran("failed" if child.returncode else "ended", last, child.returncode, line)
+        return ProfilerResult("out_of_memory", last, child.returncode, line)
+    return ProfilerResult("failed" if child.returncode else "ended", last, child.returncode, line)
 
 
 def _written(folder: Path) -> int:

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from smaragdine.allocate.device import (
     REQUEST,
-    Device,
     Profiled,
+    ProfiledDevice,
     Request,
     check_request,
     claim,
@@ -36,8 +36,8 @@ from smaragdine.jobs.lender import Say
 from smaragdine.jobs.ray import (
     LOOK_S,
     Losses,
+    RaySlot,
     Send,
-    Slot,
     cancel,
     connected,
     journal_for,
@@ -69,7 +69,7 @@ class News:
 class Known:
     """What was measured already, on which device."""
 
-    device: Device | None
+    device: ProfiledDevice | None
     archive: bytes
 
 
@@ -149,17 +149,17 @@ def profile_types(
         raise UserError(f"{kind} cannot be profiled", why)
 
 
-def kind_of(slot: Slot) -> str:
+def kind_of(slot: RaySlot) -> str:
     return slot.gpu_type or "gpu" if slot.gpu else "cpu"
 
 
-def _of_interest(slots: Sequence[Slot]) -> list[Slot]:
+def _of_interest(slots: Sequence[RaySlot]) -> list[RaySlot]:
     """Processors only where no node has a GPU."""
     return [slot for slot in slots if slot.gpu] or list(slots)
 
 
 def requests_by_type(
-    request: Request, limits_w: Mapping[str, Sequence[float]], types: Sequence[str], slots: Sequence[Slot]
+    request: Request, limits_w: Mapping[str, Sequence[float]], types: Sequence[str], slots: Sequence[RaySlot]
 ) -> dict[str, Request]:
     """By type, as the cluster spells it."""
     there = {file_stem(kind_of(slot)): kind_of(slot) for slot in slots}
@@ -184,7 +184,7 @@ class _Types:
     ) -> None:
         self._ray, self._say, self._done, self._stop = ray, say, done, stop
         self._waiting = list(asked)
-        self._running: dict[Any, tuple[Slot, OfType]] = {}
+        self._running: dict[Any, tuple[RaySlot, OfType]] = {}
         self._failed: dict[str, str] = {}
         self._losses = Losses()
         self._lost_with: dict[str, set[str]] = {each.kind: set() for each in asked}  # nodes
@@ -258,7 +258,7 @@ class _Types:
         else:
             self._begin(asked, news.value, slot.node)
 
-    def _begin(self, asked: OfType, device: Device, node: str) -> None:
+    def _begin(self, asked: OfType, device: ProfiledDevice, node: str) -> None:
         claim(asked.folder, asked.claimed())
         before, where = _device_in(asked.folder)
         if before != device or (device.uuid is None and where != node):
@@ -271,7 +271,7 @@ class _Types:
                     path.unlink()
         write_json(asked.folder / _DEVICE, {**asdict(device), "node": node})
 
-    def _lose(self, slot: Slot, asked: OfType, error: Exception) -> None:
+    def _lose(self, slot: RaySlot, asked: OfType, error: Exception) -> None:
         try:
             self._losses.add(asked.kind, error)
         except UserError as final:
@@ -287,10 +287,10 @@ class _Types:
             self._say(f"{asked.kind} cannot be profiled: {why}")
 
 
-def _device_in(folder: Path) -> tuple[Device | None, str]:
+def _device_in(folder: Path) -> tuple[ProfiledDevice | None, str]:
     """Which device the points in the folder are of, and on which node it is."""
     try:
         known: Any = read_json(folder / _DEVICE)
-        return Device(known["name"], known["uuid"], known["model"]), known["node"]
+        return ProfiledDevice(known["name"], known["uuid"], known["model"]), known["node"]
     except (OSError, ValueError, KeyError, TypeError):
         return None, ""

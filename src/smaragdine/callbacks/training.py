@@ -16,7 +16,7 @@ from smaragdine.api import Trace, hook_module, record
 from smaragdine.errors import UserError
 
 if TYPE_CHECKING:
-    from smaragdine.tune.process import Outcome, TuneOptions
+    from smaragdine.tune.process import TuneOptions, TuneOutcome
 
 
 class _Stopped(Protocol):
@@ -92,7 +92,7 @@ class Tune:
         )
         _check(options)
         self.folder: Path | None = None  # of the recording
-        self.outcome: Outcome | None = None  # once stopped
+        self.outcome: TuneOutcome | None = None  # once stopped
         self.problem = ""  # why nothing is tuned
         self._verbose = verbose
         self._pid = os.getpid()

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from smaragdine.allocate.batch_size import BatchSize, Replay, batch_sizes, best_batch_size, epoch_cost, replay
-from smaragdine.allocate.profile import Epoch, read_epochs, read_trainings
+from smaragdine.allocate.profile import MeasuredEpoch, read_epochs, read_trainings
 from smaragdine.cli.parsing import Parser, count, positive_count
 from smaragdine.errors import UserError
 
@@ -65,7 +65,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _default(sizes: list[BatchSize], epochs: list[Epoch], options: argparse.Namespace) -> BatchSize:
+def _default(sizes: list[BatchSize], epochs: list[MeasuredEpoch], options: argparse.Namespace) -> BatchSize:
     """As it would run without us: at the highest limit. Unless given, the largest that reaches the target."""
     reaching = [size.batch for size in sizes if size.reaches]
     batch = options.default or max(reaching)

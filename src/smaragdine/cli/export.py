@@ -12,7 +12,7 @@ from smaragdine.cli.parsing import Parser, add_merge_options, opened, opened_bas
 from smaragdine.errors import UserError, visible
 
 if TYPE_CHECKING:
-    from smaragdine.accounting.run import Run
+    from smaragdine.accounting.run import ExportedRun
 
 _EXAMPLE = """\
   smaragdine export runs/2026-11-15-train --to perfetto
@@ -99,7 +99,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _default(run: Run, to: str) -> Path:
+def _default(run: ExportedRun, to: str) -> Path:
     if to == "tensorboard":
         from smaragdine.report.export.tensorboard import log_folder
 
@@ -109,7 +109,7 @@ def _default(run: Run, to: str) -> Path:
     return Path(run.name + _FORMATS[to][0])
 
 
-def _write(run: Run, where: Path, options: argparse.Namespace) -> list[str]:
+def _write(run: ExportedRun, where: Path, options: argparse.Namespace) -> list[str]:
     """Returns what the file does not have, and why."""
     from smaragdine.report.export.output import new_file, new_folder
 
@@ -140,7 +140,7 @@ def _write(run: Run, where: Path, options: argparse.Namespace) -> list[str]:
     return without
 
 
-def _text(run: Run, options: argparse.Namespace) -> str:
+def _text(run: ExportedRun, options: argparse.Namespace) -> str:
     if options.to == "speedscope":
         from smaragdine.report.export.speedscope import speedscope_json
 

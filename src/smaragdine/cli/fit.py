@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from smaragdine.cli.parsing import Parser
 from smaragdine.errors import UserError, visible
 from smaragdine.sweep.fit import QUANTITIES, Analysis, analyse, to_json
-from smaragdine.sweep.measurements import Columns, Group, Of, read_groups
+from smaragdine.sweep.measurements import ColumnNames, Group, Of, read_groups
 
 if TYPE_CHECKING:
     from smaragdine.sweep.measurements import SweepGroups
@@ -99,7 +99,7 @@ def _of_table(path: Path, options: argparse.Namespace) -> tuple[list[Group], lis
     if missing and path.exists():
         raise UserError(f"{path} is a table: its columns must be named", remedy=f"Add {', '.join(missing)}")
     by = tuple(name.strip() for name in options.by.split(",") if name.strip())
-    columns = Columns(options.limit or "", options.time or "", options.power, options.energy, by)
+    columns = ColumnNames(options.limit or "", options.time or "", options.power, options.energy, by)
     groups = read_groups(path, columns, options.repeated)
     differing = sorted({name for group in groups for name in group.differing})
     remarks: list[str] = []

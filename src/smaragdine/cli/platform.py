@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smaragdine.allocate.platform import Prediction, best_platform, leave_one_out, standard_device
-from smaragdine.allocate.profile import Epoch, read_epochs
+from smaragdine.allocate.profile import MeasuredEpoch, read_epochs
 from smaragdine.cli.parsing import Parser, positive_count
 from smaragdine.errors import UserError
 
@@ -96,8 +96,8 @@ def _parser() -> Parser:
     return parser
 
 
-def _epochs(given: list[str]) -> list[Epoch]:
-    found: dict[str, list[Epoch]] = {}
+def _epochs(given: list[str]) -> list[MeasuredEpoch]:
+    found: dict[str, list[MeasuredEpoch]] = {}
     for text in given:
         gpu, equals, file = text.partition("=")
         if not (gpu and equals and file):
@@ -110,9 +110,9 @@ def _epochs(given: list[str]) -> list[Epoch]:
     return [epoch for each in found.values() for epoch in each]
 
 
-def _known(epochs: list[Epoch], workload: str, batch: int) -> dict[str, Epoch]:
+def _known(epochs: list[MeasuredEpoch], workload: str, batch: int) -> dict[str, MeasuredEpoch]:
     """What was measured of the workload on each GPU: at this batch if it was, and at the highest limit."""
-    known: dict[str, Epoch] = {}
+    known: dict[str, MeasuredEpoch] = {}
     for epoch in sorted(epochs, key=lambda epoch: (epoch.batch == batch, epoch.power_limit_w)):
         if epoch.workload == workload:
             known[epoch.gpu] = epoch

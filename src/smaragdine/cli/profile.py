@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smaragdine.allocate.device import (
-    Device,
     Profiled,
+    ProfiledDevice,
     Request,
     check_request,
     claim,
@@ -142,7 +142,7 @@ def _profile_here(request: Request, options: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(device: Device, request: Request, output: Path, gpu: str) -> None:
+def _profile(device: ProfiledDevice, request: Request, output: Path, gpu: str) -> None:
     if output.suffix not in (".parquet", ".json"):
         raise UserError(f"-o {output}", "a profile ends in .parquet or .json, a folder in /")
     check_request(device, request)

@@ -24,7 +24,7 @@ from smaragdine.recording.session import Prepare, Recorded, RecordOptions, recor
 from smaragdine.report.terminal import console, run_tables, shortest_path
 from smaragdine.tracing.hook.environment import environment as hook_environment
 from smaragdine.tracing.hook.environment import trace_environment
-from smaragdine.tracing.hook.windows import QUIET, Settings
+from smaragdine.tracing.hook.windows import QUIET, TraceSettings
 
 _EXAMPLE = """\
   smaragdine run train.py --epochs 3
@@ -213,7 +213,7 @@ def _check(options: argparse.Namespace, ours: Sequence[str]) -> None:
 def _trace_asked(options: argparse.Namespace) -> TraceAsked:
     if options.trace == "off":
         return UNTRACED
-    quiet_s = Settings("").quiet_s
+    quiet_s = TraceSettings("").quiet_s
     with contextlib.suppress(KeyError, ValueError):
         quiet_s = float(os.environ[QUIET])
     return TraceAsked(True, options.trace_steps, options.trace_skip, options.trace_budget, quiet_s)

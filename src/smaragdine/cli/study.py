@@ -31,8 +31,8 @@ from smaragdine.study.plan import (
     STAGES,
     STUDIES,
     Planned,
-    Run,
-    Wanted,
+    StudyRequest,
+    StudyRun,
     check_packages,
     machine_here,
     runs_of,
@@ -121,7 +121,7 @@ def figures_parser() -> Parser:
     return parser
 
 
-def wanted_of(options: argparse.Namespace, machine: dict[str, Any]) -> Wanted:
+def wanted_of(options: argparse.Namespace, machine: dict[str, Any]) -> StudyRequest:
     data = None if options.data is None else Path(options.data).absolute()
     if data is not None and not data.is_dir():
         raise UserError(f"--data {options.data} is no folder", remedy="Name one with CoLA's files or texts")
@@ -131,7 +131,7 @@ def wanted_of(options: argparse.Namespace, machine: dict[str, Any]) -> Wanted:
             "there is no .txt and no .tsv file in it",
             "Name a folder with CoLA's files or texts",
         )
-    return Wanted(
+    return StudyRequest(
         SIZES[options.size or size_here(machine)],
         _listed(options.stage),
         _listed(options.framework) or FRAMEWORKS[:1],
@@ -297,7 +297,7 @@ def _figures(words: list[str]) -> int:
 
 def _run(
     folder: Path,
-    runs: Sequence[Run],
+    runs: Sequence[StudyRun],
     options: argparse.Namespace,
     command: Sequence[str],
     machine: dict[str, Any],
@@ -338,7 +338,7 @@ def _run(
     return 1 if missing or not done else 0
 
 
-def _dry_run(folder: Path, runs: Sequence[Run], as_json: bool, overhead: bool = False) -> int:
+def _dry_run(folder: Path, runs: Sequence[StudyRun], as_json: bool, overhead: bool = False) -> int:
     """`overhead`: that of sampling is to be measured as well."""
     from smaragdine.report.terminal import console
     from smaragdine.study.page import runs_table

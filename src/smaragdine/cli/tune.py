@@ -17,7 +17,7 @@ from smaragdine.recording.session import Recorded, RecordOptions, record_program
 from smaragdine.report.limits import tune_lines, tune_tables
 from smaragdine.report.terminal import console
 from smaragdine.tracing.hook.environment import environment as hook_environment
-from smaragdine.tune.process import TUNED_VARIABLE, Outcome, TuneOptions, TunerClient, save_outcome
+from smaragdine.tune.process import TUNED_VARIABLE, TuneOptions, TuneOutcome, TunerClient, save_outcome
 
 _EXAMPLE = """\
   smaragdine tune -- train.py --epochs 3
@@ -134,7 +134,7 @@ def _options(options: argparse.Namespace) -> TuneOptions:
     )
 
 
-def _report(recorded: Recorded, found: Outcome | None) -> None:
+def _report(recorded: Recorded, found: TuneOutcome | None) -> None:
     """After the table of the run, on stderr. Whatever fails here, the program's own result stands."""
     run.report(recorded, [])
     if found is not None:

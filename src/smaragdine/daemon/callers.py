@@ -180,7 +180,7 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(frozen=True)
-class Token:
+class Credential:
     name: str
     user: str
     uid: int
@@ -189,9 +189,9 @@ class Token:
     digest: bytes
 
 
-def parse_tokens(text: str) -> tuple[list[Token], list[str]]:
+def parse_tokens(text: str) -> tuple[list[Credential], list[str]]:
     """The tokens of a file, and a line for each entry that makes no sense: such a one opens nothing."""
-    tokens: list[Token] = []
+    tokens: list[Credential] = []
     wrong: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -207,14 +207,14 @@ def parse_tokens(text: str) -> tuple[list[Token], list[str]]:
             if len(hashed) != 32 or not granted <= set(RIGHTS):
                 raise ValueError(f"rights are {','.join(RIGHTS)}, the hash has 64 digits")
             tokens.append(
-                Token(name, user, pwd.getpwnam(user).pw_uid, expires_at.timestamp(), granted, hashed)
+                Credential(name, user, pwd.getpwnam(user).pw_uid, expires_at.timestamp(), granted, hashed)
             )
         except (ValueError, KeyError) as error:
             wrong.append(f"line {number}: {error}")
     return tokens, wrong
 
 
-class TokenFile:
+class CredentialFile:
     """The tokens of a file, read again when it changes. A file that is gone opens nothing."""
 
     def __init__(
@@ -224,7 +224,7 @@ class TokenFile:
         self._say = say
         self._now_s = now_s
         self._seen: tuple[int, int, int] | None = None
-        self._tokens: list[Token] = []
+        self._tokens: list[Credential] = []
         self._refresh()
 
     def caller(self, authorization: str) -> Caller | None:
@@ -232,7 +232,7 @@ class TokenFile:
         self._refresh()
         kind, _, secret = authorization.partition(" ")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "replace")).digest()
-        found: Token | None = None
+        found: Credential | None = None
         for token in self._tokens:
             # No early end: how long it takes tells nothing.
             if hmac.compare_digest(token.digest, digest):

@@ -18,15 +18,15 @@ import numpy as np
 
 from smaragdine.daemon.callers import Caller
 from smaragdine.daemon.log import Batch, Log
-from smaragdine.daemon.meter import Energy, Meter
+from smaragdine.daemon.meter import DeviceUse, RunningEnergy
 from smaragdine.daemon.metrics import slurm_job_id
 from smaragdine.daemon.sessions import (
     PROCESS_ENDED,
     STOPPED,
     Refused,
     Session,
+    SessionTable,
     StateFile,
-    Table,
     check_request,
     open_target,
 )
@@ -56,8 +56,8 @@ class Daemon:
         knowledge: Knowledge,
         source: Source,
         log: Log,
-        table: Table,
-        meter: Meter,
+        table: SessionTable,
+        meter: RunningEnergy,
         say: Callable[[str], None],
     ) -> None:
         self.settings = settings
@@ -162,7 +162,7 @@ class Daemon:
         self._finish(session, reason, time.time_ns())
         self._save()
 
-    def energies(self, session: Session) -> list[Energy]:
+    def energies(self, session: Session) -> list[DeviceUse]:
         """What each device used since the session began."""
         if session.ended or not session.begin_ns:
             return session.energies

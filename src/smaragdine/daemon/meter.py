@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 
 from smaragdine.daemon.log import Batch
-from smaragdine.daemon.totals import Counter, Device, DeviceTotal, Gauges, Line, Socket, Used, equal_shares
+from smaragdine.daemon.totals import (
+    Counter,
+    DeviceLines,
+    EnergyLine,
+    Gauges,
+    RunningTotal,
+    SessionUse,
+    Socket,
+    equal_shares,
+)
 from smaragdine.sensors.base import Channel
 
 # Whose a GPU's energy was: in equal parts of those that were on it when it was used.
@@ -41,10 +50,10 @@ class _Look:
 
 
 @dataclass
-class Gpu:
+class GpuShares:
     """One GPU: what it used, and who was on it since the last reading."""
 
-    device: Device
+    device: DeviceLines
     _looks: list[_Look] = field(default_factory=list[_Look])
     _cut_uj: int = 0
 
@@ -59,13 +68,13 @@ class Gpu:
         self._looks.clear()
         self._cut_uj = self.device.at(self.device.last_ns)
 
-    def cut(self, sessions: Sequence[str]) -> dict[str, Used]:
+    def cut(self, sessions: Sequence[str]) -> dict[str, SessionUse]:
         """What each session used since the last cut, up to the last reading; none where nobody can tell.
 
         Those that have ended keep their part: what is theirs is not shared among the others.
         """
         last_ns = self.device.last_ns
-        used: dict[str, Used] = {}
+        used: dict[str, SessionUse] = {}
         ends_ns = [*(look.from_ns for look in self._looks[1:]), last_ns]
         for look, end_ns in zip(self._looks, ends_ns, strict=False):
             begin_uj = max(self.device.at(min(look.from_ns, last_ns)), self._cut_uj)
@@ -73,7 +82,7 @@ class Gpu:
             if look.on_it is None:
                 continue
             for key, part in equal_shares(self._cut_uj - begin_uj, look.on_it, sessions, look.inside).items():
-                total = used.setdefault(key, Used())
+                total = used.setdefault(key, SessionUse())
                 total.own += part.own
                 total.exclusive += part.exclusive
         # The look that holds at the last reading, and those after it, are still needed.
@@ -87,7 +96,7 @@ _GPU_BASIS = "equal shares among the sessions with a process on it, and one for 
 
 
 @dataclass(frozen=True)
-class Energy:
+class DeviceUse:
     """What a device used during a session, and what of it was the session's own (None: nobody can tell)."""
 
     device: str
@@ -103,10 +112,10 @@ class _Session:
     begin_ns: int
     programs: dict[int, tuple[int, Counter]]  # channel number → socket and CPU time
     begin: dict[str, int] = field(default_factory=dict)  # µJ of each device by then
-    used: dict[str, Used] = field(default_factory=dict)
+    used: dict[str, SessionUse] = field(default_factory=dict)
 
 
-class Meter:
+class RunningEnergy:
     """Feed it every batch (`update`). Not for several threads at once.
 
     `inside` and `gpu_sessions` are the source's; `cpus` the logical CPUs of each socket.
@@ -127,7 +136,7 @@ class Meter:
         self._gauges = Gauges(channels)
         self._sessions: dict[str, _Session] = {}
         self._latest_s: dict[int, float] = {}
-        self._gpus: dict[str, Gpu] = {}  # those of which somebody told who is on them
+        self._gpus: dict[str, GpuShares] = {}  # those of which somebody told who is on them
         self._sockets = {socket: Socket(count) for socket, count in cpus.items()}
         self._activity: dict[int, Counter] = {}  # CPU time, by channel number
         for number, channel in channels.items():
@@ -144,13 +153,13 @@ class Meter:
         begin_ns = self._wall_ns() if begin_ns is None else begin_ns
         session = self._sessions.setdefault(session_id, _Session(begin_ns, {}))
         for number, channel in channels.items():
-            socket, counter = _socket(channel.device), Counter(Line())
+            socket, counter = _socket(channel.device), Counter(EnergyLine())
             session.programs[number] = socket, counter
             self._activity[number] = counter
             if socket in self._sockets:
                 self._sockets[socket].programs[session_id] = counter
 
-    def remove(self, session_id: str, at_ns: int | None = None) -> list[Energy]:
+    def remove(self, session_id: str, at_ns: int | None = None) -> list[DeviceUse]:
         """A session ends: its energies, own shares up to its last reading."""
         session = self._sessions[session_id]
         at_ns = self._wall_ns() if at_ns is None else at_ns
@@ -194,7 +203,7 @@ class Meter:
         self._look_at_gpus(self._wall_ns())
         self._share()
 
-    def energies(self, session_id: str, at_ns: int | None = None) -> list[Energy]:
+    def energies(self, session_id: str, at_ns: int | None = None) -> list[DeviceUse]:
         """What each device used since the session began; own shares up to about a second ago.
 
         Asking changes nothing: an interval that is cut short to answer would be missing from the seconds
@@ -208,7 +217,7 @@ class Meter:
             if device.is_known and self._gauges.channel_of[name].scope == "device"
         ]
 
-    def devices(self) -> list[DeviceTotal]:
+    def devices(self) -> list[RunningTotal]:
         return self._gauges.totals(self._wall_ns())
 
     def last_values(self, numbers: Iterable[int]) -> list[float]:
@@ -235,7 +244,7 @@ class Meter:
         """
         self._gauges.load(state["gauges"], self._wall_ns())
         for key, kept in state["sessions"].items():
-            used = {name: Used(own, alone) for name, (own, alone) in kept["used"].items()}
+            used = {name: SessionUse(own, alone) for name, (own, alone) in kept["used"].items()}
             self._sessions[key] = _Session(kept["begin_ns"], {}, dict(kept["begin"]), used)
             self._latest_s |= {int(number): value for number, value in kept["latest_s"].items()}
         self.sequence = state["sequence"]
@@ -262,7 +271,7 @@ class Meter:
         told, inside = self._gpu_sessions(), self._inside()
         for name in told.keys() - self._gpus.keys():
             if name in self._gauges.devices:
-                self._gpus[name] = Gpu(self._gauges.devices[name])
+                self._gpus[name] = GpuShares(self._gauges.devices[name])
         for name, gpu in self._gpus.items():
             on_it = told.get(name)
             # The list is up to a second old: those that have ended meanwhile are on it no more.
@@ -273,13 +282,13 @@ class Meter:
             if gpu.device.is_known:
                 self._take({(key, name): part for key, part in gpu.cut([*self._sessions]).items()})
 
-    def _take(self, used: Mapping[tuple[str, str], Used]) -> None:
+    def _take(self, used: Mapping[tuple[str, str], SessionUse]) -> None:
         for (key, name), part in used.items():
-            total = self._sessions[key].used.setdefault(name, Used())
+            total = self._sessions[key].used.setdefault(name, SessionUse())
             total.own += part.own
             total.exclusive += part.exclusive
 
-    def _energy(self, session: _Session, name: str, device: Device, at_ns: int) -> Energy:
+    def _energy(self, session: _Session, name: str, device: DeviceLines, at_ns: int) -> DeviceUse:
         begin = session.begin.get(name)
         if begin is None:
             begin = device.carried_to(session.begin_ns)
@@ -290,7 +299,7 @@ class Meter:
             span = "second" if device.lowest.whole else "interval"
             static = f"CPU time; static power {device.lowest.power_w:.4g} W, the lowest {span} so far"
             basis = static if _SOCKET.fullmatch(name) else _GPU_BASIS
-        return Energy(
+        return DeviceUse(
             device=name,
             energy_j=energy / 1e6,
             # An interval of shared time may have begun before the session.

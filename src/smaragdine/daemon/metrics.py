@@ -163,7 +163,7 @@ class DaemonHealth:
 
 
 @dataclass(frozen=True)
-class Job:
+class SeriesLabels:
     """The labels of a series."""
 
     name: str
@@ -171,7 +171,7 @@ class Job:
     slurm_job_id: str
 
 
-_OTHERS = Job(OTHER, "", "")
+_OTHERS = SeriesLabels(OTHER, "", "")
 
 
 def _no_totals() -> dict[tuple[str, str], float]:
@@ -188,7 +188,7 @@ class _Series:
 class _Following:
     """How much of a session was counted, and for which series: it stays there for life."""
 
-    job: Job
+    job: SeriesLabels
     counted_j: dict[tuple[str, str], float] = field(default_factory=_no_totals)
 
 
@@ -198,7 +198,7 @@ class Fleet:
     def __init__(self, most_jobs: int = MOST_JOBS, kept_s: float = KEPT_S) -> None:
         self._most_jobs = most_jobs
         self._kept_s = kept_s
-        self._jobs: dict[Job, _Series] = {}
+        self._jobs: dict[SeriesLabels, _Series] = {}
         self._sessions: dict[str, _Following] = {}
         self._devices: dict[str, DeviceEnergy] = {}
         self._live = 0
@@ -250,7 +250,7 @@ class Fleet:
                 series.energy_j.setdefault(key, 0.0)
 
     def _follow(self, now_s: float, session: SessionEnergy) -> _Following:
-        job = Job(session.job, session.user, session.slurm_job_id)
+        job = SeriesLabels(session.job, session.user, session.slurm_job_id)
         if job not in self._jobs and not self._room(now_s):
             job = _OTHERS
         following = self._sessions[session.session_id] = _Following(job)
@@ -274,7 +274,7 @@ class Fleet:
 
 def render(
     devices: Iterable[DeviceEnergy],
-    jobs: Iterable[tuple[Job, Mapping[tuple[str, str], float]]],
+    jobs: Iterable[tuple[SeriesLabels, Mapping[tuple[str, str], float]]],
     sessions: int,
     started: int,
     health: DaemonHealth,

@@ -17,11 +17,11 @@ from grpclib.const import Handler as MethodHandler
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.exceptions import H2Error
 
-from smaragdine.daemon.callers import Caller, TokenFile
+from smaragdine.daemon.callers import Caller, CredentialFile
 from smaragdine.daemon.core import Daemon
 from smaragdine.daemon.lending import Lending
 from smaragdine.daemon.log import Batch
-from smaragdine.daemon.meter import Energy
+from smaragdine.daemon.meter import DeviceUse
 from smaragdine.daemon.server import Connection
 from smaragdine.daemon.sessions import Refused, Session
 from smaragdine.daemon.settings import COARSE_NS
@@ -42,7 +42,7 @@ _Answer = Callable[[Connection, Caller, Any], Awaitable[Any]]
 
 
 class Service:
-    def __init__(self, daemon: Daemon, lending: Lending, tokens: TokenFile | None = None) -> None:
+    def __init__(self, daemon: Daemon, lending: Lending, tokens: CredentialFile | None = None) -> None:
         self._daemon = daemon
         self._lending = lending
         self._tokens = tokens
@@ -295,7 +295,7 @@ def _read_response(cursor: int, seen: list[Batch], dropped: int, end_reason: str
     return head.SerializeToString() + encode_columns(seen)
 
 
-def _energies(energies: list[Energy]) -> list[pb.DeviceEnergy]:
+def _energies(energies: list[DeviceUse]) -> list[pb.DeviceEnergy]:
     return [
         pb.DeviceEnergy(
             device=energy.device,

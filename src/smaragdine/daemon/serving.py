@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smaragdine.daemon.callers import Rights, TokenFile
+from smaragdine.daemon.callers import CredentialFile, Rights
 from smaragdine.daemon.core import Daemon, Knowledge
 from smaragdine.daemon.lending import Desk, Lending
 from smaragdine.daemon.log import Log
-from smaragdine.daemon.meter import Meter
+from smaragdine.daemon.meter import RunningEnergy
 from smaragdine.daemon.metrics import DaemonHealth, DeviceEnergy, Fleet, SessionEnergy, serve_metrics
 from smaragdine.daemon.parent import KEEPER, Parent
 from smaragdine.daemon.server import Server
 from smaragdine.daemon.service import Service
-from smaragdine.daemon.sessions import Table
+from smaragdine.daemon.sessions import SessionTable
 from smaragdine.daemon.settings import Settings
 from smaragdine.daemon.source import Source
 from smaragdine.daemon.unit import notify
@@ -118,13 +118,13 @@ async def serve(settings: Settings, prepared: Prepared, parent: Parent, say: Cal
         next_channel=log.next_channel,
         open_file=parent.open_file,
     )
-    table = Table(settings.state, settings.bounds, say)
+    table = SessionTable(settings.state, settings.bounds, say)
     knowledge = Knowledge(tuple(machine.absent), machine.facts)
-    meter = Meter(source.channels, source.cpus, source.inside, source.gpu_sessions)
+    meter = RunningEnergy(source.channels, source.cpus, source.inside, source.gpu_sessions)
     daemon = Daemon(settings, knowledge, source, log, table, meter, say)
     desk = Desk(Control(lambda: parent.start(KEEPER), say=say), say=say)
     lending = Lending(desk, say)
-    tokens = TokenFile(settings.tokens, say) if settings.tokens is not None else None
+    tokens = CredentialFile(settings.tokens, say) if settings.tokens is not None else None
     service = Service(daemon, lending, tokens)
     server = Server(service.methods, prepared.rights, settings.bounds, say)
 

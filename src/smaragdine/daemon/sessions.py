@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.daemon.callers import Caller, has_ended, open_process, process_uids
-from smaragdine.daemon.meter import Energy
+from smaragdine.daemon.meter import DeviceUse
 from smaragdine.daemon.settings import Bounds
 from smaragdine.files import write_whole
 from smaragdine.sensors.base import Channel
@@ -74,7 +74,7 @@ def _no_channels() -> dict[int, Channel]:
     return {}
 
 
-def _no_energies() -> list[Energy]:
+def _no_energies() -> list[DeviceUse]:
     return []
 
 
@@ -95,7 +95,7 @@ class Session:
     end_reason: str = ""
     dropped_batches: int = 0
     channels: dict[int, Channel] = field(default_factory=_no_channels)  # its own
-    energies: list[Energy] = field(default_factory=_no_energies)  # once it has ended
+    energies: list[DeviceUse] = field(default_factory=_no_energies)  # once it has ended
     pidfd: int = -1
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # readers: it has ended, or the daemon stops
 
@@ -135,7 +135,7 @@ def open_target(caller: Caller, pid: int) -> tuple[int, int]:
     raise Refused("PERMISSION_DENIED", f"process {pid} is not {caller.user}'s")
 
 
-class Table:
+class SessionTable:
     """All sessions, those that ended lately included."""
 
     def __init__(self, folder: Path | None, bounds: Bounds, say: Callable[[str], None]) -> None:
@@ -225,5 +225,5 @@ def _from_dict(item: dict[str, Any]) -> Session:
     return Session(
         **{name: item[name] for name in _PLAIN},
         channels={int(number): Channel(**channel) for number, channel in item["channels"].items()},
-        energies=[Energy(**energy) for energy in item["energies"]],
+        energies=[DeviceUse(**energy) for energy in item["energies"]],
     )

@@ -28,7 +28,7 @@ def _no_numbers() -> list[int]:
 
 
 @dataclass
-class Line:
+class EnergyLine:
     """Grows by what is added; between two points it is straight."""
 
     total: int = 0
@@ -89,7 +89,7 @@ class Line:
 class Counter:
     """A counter's readings onto a line: by differences, over its wrapping round, but never across a gap."""
 
-    line: Line
+    line: EnergyLine
     wraps_at: int | None = None
     joules: float | None = None  # of one count; null: it counts something else
     last: int | None = None
@@ -120,13 +120,13 @@ class Samples:
     A line that was too high waits for the counter instead of falling.
     """
 
-    line: Line
+    line: EnergyLine
     channel: Channel
     counter: Counter | None = None
     last: tuple[int, float] | None = None
     level: int | None = None  # how much higher the line is than the counter's own
     owed: int = 0
-    paid: Line = field(default_factory=Line)
+    paid: EnergyLine = field(default_factory=EnergyLine)
     waiting: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     rest_nj: int = 0
 
@@ -206,7 +206,7 @@ _PATIENCE_NS = 2_500_000_000
 
 
 @dataclass
-class Used:
+class SessionUse:
     """µJ of a device that were a session's: of all its processes, and of those in no session within it."""
 
     own: int = 0
@@ -247,10 +247,10 @@ class Lowest:
 
 
 @dataclass
-class Device:
+class DeviceLines:
     """Lines that add up to one device (the dies of a package), and how low its power goes."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[EnergyLine] = field(default_factory=list)
     lowest: Lowest = field(default_factory=Lowest)
     _holes: int = 0
 
@@ -283,9 +283,9 @@ class Socket:
     """The devices of one socket, the time it was busy, and the CPU time of each session on it."""
 
     cpus: int
-    busy: Counter = field(default_factory=lambda: Counter(Line()))
-    monitor: Counter = field(default_factory=lambda: Counter(Line()))
-    devices: dict[str, Device] = field(default_factory=dict)
+    busy: Counter = field(default_factory=lambda: Counter(EnergyLine()))
+    monitor: Counter = field(default_factory=lambda: Counter(EnergyLine()))
+    devices: dict[str, DeviceLines] = field(default_factory=dict)
     programs: dict[str, Counter] = field(default_factory=dict)
     _cut_ns: int = 0
     _before: dict[str, int] = field(default_factory=dict)
@@ -311,11 +311,11 @@ class Socket:
         spent_ns = self.busy.line.at(at_ns) - self._before["busy"]
         return at_ns if spent_ns >= _LEAST_BUSY_NS or length_ns >= _MOST_NS else None
 
-    def cut_early(self, at_ns: int, inside: Mapping[str, str]) -> dict[tuple[str, str], Used]:
+    def cut_early(self, at_ns: int, inside: Mapping[str, str]) -> dict[tuple[str, str], SessionUse]:
         """As `cut`, for a session that ends; nothing where the interval would be a shorter one than usual."""
         return self.cut(at_ns, inside) if self._cut_ns and at_ns - self._cut_ns >= _LEAST_NS else {}
 
-    def cut(self, at_ns: int, inside: Mapping[str, str]) -> dict[tuple[str, str], Used]:
+    def cut(self, at_ns: int, inside: Mapping[str, str]) -> dict[tuple[str, str], SessionUse]:
         """What each session used of each device since the last cut."""
         begin_ns, before = self._cut_ns, self._before
         now = {"busy": self.busy.line.carried_to(at_ns), "monitor": self.monitor.line.carried_to(at_ns)}
@@ -332,7 +332,7 @@ class Socket:
         used_ns = sum(exclusive_ns.values())
         busy_ns = max(spent["busy"], used_ns + spent["monitor"])
         wall_ns = max((at_ns - begin_ns) * self.cpus, used_ns)
-        used: dict[tuple[str, str], Used] = {}
+        used: dict[tuple[str, str], SessionUse] = {}
         for name, device in self.devices.items():
             uj = spent[f"device {name}"]
             if whole[name]:
@@ -345,7 +345,7 @@ class Socket:
                     _part(uj - static_uj, ns, busy_ns) + _part(static_uj, ns, wall_ns)
                     for ns in (own_ns[key], exclusive_ns[key])
                 ]
-                used[key, name] = Used(*parts)
+                used[key, name] = SessionUse(*parts)
         return used
 
     def forget(self) -> None:
@@ -366,12 +366,12 @@ def exclusive(own: Mapping[str, int], inside: Mapping[str, str]) -> dict[str, in
 
 def equal_shares(
     uj: int, on_it: frozenset[str], sessions: Sequence[str], inside: Mapping[str, str]
-) -> dict[str, Used]:
+) -> dict[str, SessionUse]:
     """A device's energy in equal parts among those on it; a session has those within it too.
 
     Of those on it some may be none of the `sessions`: then their parts are nobody's, or of those around them.
     """
-    used = {key: Used() for key in sessions}
+    used = {key: SessionUse() for key in sessions}
     if not on_it:
         return used
     parts = dict.fromkeys(sessions, 0)
@@ -400,7 +400,7 @@ _MOST_AWAY_NS = 60_000_000_000  # RAPL wraps round within minutes: a longer abse
 
 
 @dataclass(frozen=True)
-class DeviceTotal:
+class RunningTotal:
     """What a device has used since it was first read, and its power over the last second.
 
     There is no power where nothing was read lately, or the sensor is lost.
@@ -418,9 +418,9 @@ class Gauges:
     """One gauge per device: whatever reads it, it is counted once. Parts of a device have none."""
 
     def __init__(self, channels: Mapping[int, Channel]) -> None:
-        self.devices: dict[str, Device] = {}
+        self.devices: dict[str, DeviceLines] = {}
         self.channel_of: dict[str, Channel] = {}
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, EnergyLine] = {}
         self._counters: dict[int, Counter] = {}
         self._samples: dict[int, Samples] = {}
         self._boot_id = boot_id()
@@ -436,7 +436,7 @@ class Gauges:
             wraps_at = None if channel.wraps_at is None else round(channel.wraps_at * 1e6)
             if channel.device in by_device:
                 self._levels[number] = self._samples[by_device[channel.device]]
-                self._levels[number].counter = Counter(Line(), wraps_at, 1e-6)
+                self._levels[number].counter = Counter(EnergyLine(), wraps_at, 1e-6)
             else:
                 self._counters[number] = Counter(self._line(number, channel), wraps_at, 1e-6)
 
@@ -468,9 +468,9 @@ class Gauges:
         for line in lines:
             line.forget_before(line.last_ns)
 
-    def totals(self, now_ns: int) -> list[DeviceTotal]:
+    def totals(self, now_ns: int) -> list[RunningTotal]:
         return [
-            DeviceTotal(
+            RunningTotal(
                 device=name,
                 energy_j=sum(line.total for line in device.lines) / 1e6,
                 power_w=_power_w(device, now_ns - self._stale_after_ns(name)),
@@ -515,10 +515,10 @@ class Gauges:
     def _stale_after_ns(self, name: str) -> int:
         return _STALE_PERIODS * max(round(self.channel_of[name].period_ms * 1e6), _LEAST_PERIOD_NS)
 
-    def _line(self, number: int, channel: Channel) -> Line:
+    def _line(self, number: int, channel: Channel) -> EnergyLine:
         self.channel_of.setdefault(channel.device, channel)
-        self._lines[number] = line = Line()
-        self.devices.setdefault(channel.device, Device()).lines.append(line)
+        self._lines[number] = line = EnergyLine()
+        self.devices.setdefault(channel.device, DeviceLines()).lines.append(line)
         return line
 
 
@@ -526,7 +526,7 @@ def _microjoules(value: Values) -> list[int]:
     return [round(joules * 1e6) for joules in value.tolist()]
 
 
-def _power_w(device: Device, oldest_ns: int) -> float | None:
+def _power_w(device: DeviceLines, oldest_ns: int) -> float | None:
     """Over the last second that was read; None where that is older, or nothing has been read since a gap."""
     watts = 0.0
     for line in device.lines:

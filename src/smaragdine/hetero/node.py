@@ -16,7 +16,7 @@ from smaragdine.system import boot_id
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Where a rank runs."""
 
     machine: str
@@ -25,7 +25,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Used:
+class MachineUse:
     """What a machine's devices used, in J."""
 
     machine: str
@@ -34,7 +34,7 @@ class Used:
     missing: tuple[str, ...]  # GPUs of ranks that could not be recorded
 
 
-class Measured:
+class MeasuredBlock:
     """The time of a block. The lowest rank of each machine does the work; what fails there fails everywhere,
     so that no rank waits for one that is gone."""
 
@@ -89,7 +89,7 @@ class Measured:
             with contextlib.suppress(OSError, ValueError):
                 print(*_lines(time_s, used), sep="\n", file=sys.stderr)
 
-    def _begin(self, ranks: Sequence[int], places: Sequence[Place]) -> None:
+    def _begin(self, ranks: Sequence[int], places: Sequence[RankPlace]) -> None:
         if self._limits_w is not None:
             wanted = [(places[rank].gpu_uuid, self._limits_w[rank]) for rank in ranks]
             set_limits(self._open, wanted)
@@ -99,20 +99,20 @@ class Measured:
             gpus, self._missing = gpus_of([places[rank].gpu_uuid for rank in ranks])
             self._recording = self._open.enter_context(record(self._folder, gpus=gpus))
 
-    def _end(self) -> list[Used]:
+    def _end(self) -> list[MachineUse]:
         used, error = None, ""
         try:
             self._open.close()
             used = self._used()
         except Exception as failed:  # as in the beginning: the other ranks wait for a word
             error = str(failed) or repr(failed)
-        ended: list[tuple[Used | None, str]] = self._gather((used, error))
+        ended: list[tuple[MachineUse | None, str]] = self._gather((used, error))
         errors = [each for _, each in ended if each]
         if errors:
             raise UserError(errors[0])
         return [each for each, _ in ended if each]
 
-    def _used(self) -> Used | None:
+    def _used(self) -> MachineUse | None:
         if self._recording is None:
             return None
         from smaragdine.accounting.summary import summarise
@@ -120,7 +120,7 @@ class Measured:
 
         devices = summarise(open_recording(self._recording)).devices
         counted = {name: d for name, d in devices.items() if d.scope == "device" and d.energy_j is not None}
-        return Used(
+        return MachineUse(
             self._machine,
             {name: device.energy_j or 0.0 for name, device in counted.items()},
             tuple(name for name, device in counted.items() if device.provenance == "estimated"),
@@ -137,14 +137,14 @@ class Measured:
         return found
 
 
-def _place() -> Place:
+def _place() -> RankPlace:
     import torch
 
     uuid = None
     if torch.cuda.is_available():
         uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     name = socket.gethostname()
-    return Place(f"{boot_id()}/{name}", name, uuid)
+    return RankPlace(f"{boot_id()}/{name}", name, uuid)
 
 
 def gpus_of(uuids: Sequence[str | None]) -> tuple[list[str], list[str]]:
@@ -173,7 +173,7 @@ def set_limits(opened: contextlib.ExitStack, wanted: Sequence[tuple[str | None, 
     lent.apply(limits)
 
 
-def _lines(time_s: float, used: Sequence[Used]) -> list[str]:
+def _lines(time_s: float, used: Sequence[MachineUse]) -> list[str]:
     lines = [f"Time (s): {time_s:.3f}"]
     if not used:
         return lines

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from smaragdine.errors import UserError
 from smaragdine.files import read_json
-from smaragdine.hetero.node import Measured
+from smaragdine.hetero.node import MeasuredBlock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,7 @@ _MOST = 10**9
 
 
 @dataclass(frozen=True)
-class Allocation:
+class SavedAllocation:
     """By rank."""
 
     batches: tuple[int, ...]
@@ -39,7 +39,7 @@ class Allocation:
     gpus: tuple[str, ...] = ()  # names in the file
 
 
-def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> Allocation:
+def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> SavedAllocation:
     """An answer of `smaragdine allocate --json`: `method`'s, else the cheapest that is fast enough."""
     file = Path(path)
     try:
@@ -54,7 +54,7 @@ def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> 
         if chosen not in answers:
             raise UserError(f"{file} has no method {chosen}", remedy=f"There are: {', '.join(answers)}")
         rows: Sequence[Mapping[str, Any]] = answers[chosen]["allocation"]
-        found = Allocation(
+        found = SavedAllocation(
             checked_batches([row["batch"] for row in rows], str(file)),
             tuple(float(row["power_limit_w"]) for row in rows),
             tuple(str(row["gpu"]) for row in rows),
@@ -99,7 +99,7 @@ def _bad(file: Path, why: str) -> UserError:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """A rank's part of one global batch."""
 
     samples: int  # of this rank
@@ -140,11 +140,11 @@ class ShardSampler:
         whole = sum(self._batches)
         return self._count // whole if self._drop_last else -(-self._count // whole)
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[RankPart]:
         """What `__iter__` gives, as counts."""
         for begin in self._begins():
             total = min(sum(self._batches), self._count - begin)
-            yield Part(shares(total, self._batches)[self._rank], total)
+            yield RankPart(shares(total, self._batches)[self._rank], total)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = permutation(self._count, self._seed, self.epoch) if self._shuffle else np.arange(self._count)
@@ -184,25 +184,27 @@ def split(
     if isinstance(batches, str | os.PathLike):
         allocation = read_allocation(batches, method)
     else:
-        allocation = Allocation(checked_batches(list(batches)))
+        allocation = SavedAllocation(checked_batches(list(batches)))
     here, world = _place(group)
     if world != len(allocation.batches):
         why = f"there are {world} ranks"
         remedy = f"Start it with --nproc-per-node so that there are {len(allocation.batches)}"
         raise UserError(f"the split is for {len(allocation.batches)} ranks", why, remedy)
     limits_w = _limits(power_limits, allocation)
-    return Shards(allocation.batches, here, group, Measured(here, world, group, limits_w, record, folder))
+    return Shards(
+        allocation.batches, here, group, MeasuredBlock(here, world, group, limits_w, record, folder)
+    )
 
 
 class Shards:
     """This rank's part of the split; as a context, limits and a recording for the time of the block."""
 
-    def __init__(self, batches: Sequence[int], rank: int, group: Any, measured: Measured) -> None:
+    def __init__(self, batches: Sequence[int], rank: int, group: Any, measured: MeasuredBlock) -> None:
         self.batches = tuple(batches)  # by rank
         self.rank = rank
         self._group = group
         self._measured = measured
-        self._part: Part | None = None
+        self._part: RankPart | None = None
         self._warned = False
 
     @property
@@ -215,7 +217,7 @@ class Shards:
         return self.batches[self.rank]
 
     @property
-    def part(self) -> Part | None:
+    def part(self) -> RankPart | None:
         """Of the batch that the loader gave last; a stand-in has 0 samples."""
         return self._part
 
@@ -286,7 +288,7 @@ class Shards:
             return module
         return DistributedDataParallel(module, process_group=self._group, **options)
 
-    def took(self, part: Part) -> None:
+    def took(self, part: RankPart) -> None:
         self._part = part
 
     def __enter__(self) -> Shards:
@@ -338,7 +340,7 @@ def _place(group: Any) -> tuple[int, int]:
     return 0, 1
 
 
-def _limits(given: Sequence[float] | bool, allocation: Allocation) -> tuple[float, ...] | None:
+def _limits(given: Sequence[float] | bool, allocation: SavedAllocation) -> tuple[float, ...] | None:
     if given is False:
         return None
     if given is not True:

@@ -36,7 +36,7 @@ _MOST_VOID = 3
 
 
 @dataclass(frozen=True)
-class Job:
+class RunRequest:
     """A repetition, as the process that runs it needs it."""
 
     words: Sequence[str]
@@ -53,7 +53,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunResult:
     """How it ended. The recording is in the folder that was asked for, unless there is an `error`."""
 
     returncode: int = 0  # as subprocess has it
@@ -105,8 +105,8 @@ class Stop:
 
 
 def perform(
-    job: Job, lender: Lender | None, recording: Path, log: Path, stop: Stop, say: Callable[[str], None]
-) -> Ran:
+    job: RunRequest, lender: Lender | None, recording: Path, log: Path, stop: Stop, say: Callable[[str], None]
+) -> RunResult:
     """Run a repetition into the new folder `recording`, what it prints into `log`."""
     for _ in range(job.warm_up):
         ran = record(job, recording, log, stop)
@@ -117,7 +117,7 @@ def perform(
         if job.cool_down is not None:
             cool_down(job.cool_down, job.devices, stop, say)
         if stop:
-            return Ran(-stop.number)
+            return RunResult(-stop.number)
         if lender is not None:
             lender.apply(job.limits)
         ran = record(job, recording, log, stop)
@@ -125,7 +125,7 @@ def perform(
             return ran
         say("the limits did not stand through the repetition: it runs again")
         os.rename(recording, recording.with_name(f"{recording.name}-void-{attempt + 1}"))
-    return Ran(error="the limits do not stand: something takes them back")
+    return RunResult(error="the limits do not stand: something takes them back")
 
 
 def cool_down(to: CoolDown, devices: Sequence[str], stop: Stop, say: Callable[[str], None]) -> None:
@@ -140,7 +140,7 @@ def cool_down(to: CoolDown, devices: Sequence[str], stop: Stop, say: Callable[[s
         time.sleep(_LOOK_S)
 
 
-def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
+def record(job: RunRequest, recording: Path, log: Path, stop: Stop) -> RunResult:
     request = {
         "words": list(job.words),
         "folder": job.folder,
@@ -176,11 +176,11 @@ def record(job: Job, recording: Path, log: Path, stop: Stop) -> Ran:
         end_rest(child.pid)
     try:
         answer: dict[str, Any] = json.loads(said)
-        return replace(Ran(**answer), timed_out=timed_out)
+        return replace(RunResult(**answer), timed_out=timed_out)
     except ValueError:
         # It was killed, and the program with it.
         error = "" if recording.exists() else "its process ended before the program began"
-        return Ran(child.returncode or 1, error=error, timed_out=timed_out)
+        return RunResult(child.returncode or 1, error=error, timed_out=timed_out)
 
 
 def _ends_within(timeout_s: float, answer: Any, recording: Path) -> bool:
@@ -220,13 +220,13 @@ def main() -> None:
     os._exit(0)
 
 
-def _recorded(request: Mapping[str, Any]) -> Ran:
+def _recorded(request: Mapping[str, Any]) -> RunResult:
     from smaragdine.recording.asked import TraceAsked, asked
     from smaragdine.recording.command import build_command
     from smaragdine.recording.session import RecordOptions, record_program
     from smaragdine.tracing.hook.environment import environment as hook_environment
     from smaragdine.tracing.hook.environment import trace_environment
-    from smaragdine.tracing.hook.windows import Settings
+    from smaragdine.tracing.hook.windows import TraceSettings
 
     steps, skip = request["trace_steps"], request["trace_skip"]
 
@@ -241,15 +241,15 @@ def _recorded(request: Mapping[str, Any]) -> Ran:
     try:
         os.chdir(request["folder"])
         command = build_command(request["words"], environment)
-        trace = TraceAsked(bool(steps), steps, skip, quiet_s=Settings("").quiet_s)
+        trace = TraceAsked(bool(steps), steps, skip, quiet_s=TraceSettings("").quiet_s)
         # All readings: a fit rests on them.
         wanted = RecordOptions(keep_all=True, asked=asked(request["verb"], trace))
         recorded = record_program(command, Path(request["recording"]), wanted, environment, prepare)
     except UserError as error:
-        return Ran(error=str(error))
+        return RunResult(error=str(error))
     except OSError as error:
-        return Ran(error=f"{request['folder']}: {error.strerror or error}")
-    return Ran(recorded.returncode, tuple(recorded.problems))
+        return RunResult(error=f"{request['folder']}: {error.strerror or error}")
+    return RunResult(recorded.returncode, tuple(recorded.problems))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from smaragdine.limits.nvml import (
     open_gpus,
     setting_words,
 )
-from smaragdine.limits.nvml import Setting as Limit
+from smaragdine.limits.nvml import LimitValue as Limit
 from smaragdine.sensors.nvml.cuda import has_indices, visible_gpus
 from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library, text
 

@@ -126,7 +126,7 @@ _LABEL, _RESOURCE = "ray.io/accelerator-type", "accelerator_type:"
 
 
 @dataclass(frozen=True)
-class Slot:
+class RaySlot:
     """One device: a GPU of a node, or a node without any."""
 
     node_id: str
@@ -137,9 +137,9 @@ class Slot:
     cpus: float
 
 
-def slots_of(nodes: Sequence[dict[str, Any]]) -> list[Slot]:
+def slots_of(nodes: Sequence[dict[str, Any]]) -> list[RaySlot]:
     """The devices of the nodes that are alive."""
-    slots: list[Slot] = []
+    slots: list[RaySlot] = []
     for node in nodes:
         resources = node.get("Resources", {})
         if not node.get("Alive") or not resources.get("CPU"):
@@ -152,11 +152,11 @@ def slots_of(nodes: Sequence[dict[str, Any]]) -> list[Slot]:
             name = node.get("NodeManagerHostname") or name
         # All of the CPUs that fall to it: Ray gives a program no more threads than it asked for.
         cpus = max(1.0, resources["CPU"] // max(1, gpus))
-        slots += [Slot(node["NodeID"], name, n, gpus > 0, kind, cpus) for n in range(max(1, gpus))]
+        slots += [RaySlot(node["NodeID"], name, n, gpus > 0, kind, cpus) for n in range(max(1, gpus))]
     return sorted(slots, key=lambda slot: (slot.node, slot.node_id, slot.number))
 
 
-def submit(ray: Any, slot: Slot, call: Any, *arguments: Any) -> Any:
+def submit(ray: Any, slot: RaySlot, call: Any, *arguments: Any) -> Any:
     """A reference to what `call` gives on this device; a generator's is one of references."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -176,7 +176,7 @@ def cancel(ray: Any, references: Iterable[Any]) -> None:
             ray.cancel(reference, force=True)
 
 
-def no_such_type(kind: str, slots: Sequence[Slot]) -> UserError:
+def no_such_type(kind: str, slots: Sequence[RaySlot]) -> UserError:
     there = sorted({slot.gpu_type for slot in slots if slot.gpu_type})
     return UserError(f"no node has a GPU of type {kind}", f"there are: {', '.join(there) or 'none'}")
 

@@ -26,7 +26,7 @@ from typing import Any
 from smaragdine.limits.journal import DEFAULT_JOURNAL
 from smaragdine.limits.keeper import Brought
 from smaragdine.limits.leases import Applied
-from smaragdine.limits.nvml import Code, Kind, LimitError, LimitRange, Setting
+from smaragdine.limits.nvml import Code, Kind, LimitError, LimitRange, LimitValue
 
 TIMEOUT_S = 5.0
 START_TIMEOUT_S = 15.0  # a keeper before us may still be bringing back
@@ -262,8 +262,8 @@ def limits_control(
         control.close()
 
 
-def _setting(value: Any) -> Setting | None:
-    return None if value is None else Setting(*map(float, value))
+def _setting(value: Any) -> LimitValue | None:
+    return None if value is None else LimitValue(*map(float, value))
 
 
 def _brought(answer: dict[str, Any]) -> Brought:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from smaragdine.limits.nvml import KINDS, Kind, Setting
+from smaragdine.limits.nvml import KINDS, Kind, LimitValue
 from smaragdine.system import boot_id
 
 DEFAULT_JOURNAL = Path("/var/lib/smaragdine-limits/journal")
@@ -26,26 +26,26 @@ _LOCK_LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """One limit that we changed. `target` is what we set it to, for certain only once `confirmed`."""
 
     device: str
     uuid: str  # numbers of GPUs may change with the driver, this does not
     kind: Kind
-    previous: Setting | None  # None: the driver does not tell, and has a way to reset
-    target: Setting
+    previous: LimitValue | None  # None: the driver does not tell, and has a way to reset
+    target: LimitValue
     confirmed: bool
 
 
 @dataclass(frozen=True)
 class Loaded:
-    entries: tuple[Entry, ...]
+    entries: tuple[JournalEntry, ...]
     trouble: str = ""  # what could not be read
     # past: of another run of the kernel · damaged: for good · unread: by us now, so it must not be replaced
     state: Literal["whole", "past", "damaged", "unread"] = "whole"
 
 
-def save(path: Path, entries: Iterable[Entry], boot: str | None = None) -> None:
+def save(path: Path, entries: Iterable[JournalEntry], boot: str | None = None) -> None:
     """Replace the journal, durably. Raises OSError, and then the old one stands."""
     kept = list(entries)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -96,16 +96,16 @@ def set_aside(path: Path) -> None:
         Path(f"{path}.damaged").write_bytes(path.read_bytes())
 
 
-def encode(entries: Iterable[Entry], boot: str) -> bytes:
+def encode(entries: Iterable[JournalEntry], boot: str) -> bytes:
     kept = list(entries)
     header = {"limits": _VERSION, "boot": boot, "entries": len(kept)}
     return b"".join(map(_line, [header, *map(asdict, kept)]))
 
 
-def decode(data: bytes) -> tuple[tuple[Entry, ...], int | None, str]:
+def decode(data: bytes) -> tuple[tuple[JournalEntry, ...], int | None, str]:
     """The entries of whole lines, how many there should be (None: no header), and the boot they belong to."""
     promised, boot = None, ""
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     for number, line in enumerate(data.split(b"\n")[:-1]):
         fields = _fields(line)
         if fields is None:
@@ -165,15 +165,15 @@ def _version(data: bytes) -> object:
     return None if fields is None else fields.get("limits")
 
 
-def _entry(fields: Mapping[str, Any]) -> Entry | None:
+def _entry(fields: Mapping[str, Any]) -> JournalEntry | None:
     try:
         previous = fields["previous"]
-        entry = Entry(
+        entry = JournalEntry(
             device=str(fields["device"]),
             uuid=str(fields["uuid"]),
             kind=fields["kind"],
-            previous=None if previous is None else Setting(*map(float, previous)),
-            target=Setting(*map(float, fields["target"])),
+            previous=None if previous is None else LimitValue(*map(float, previous)),
+            target=LimitValue(*map(float, fields["target"])),
             confirmed=bool(fields["confirmed"]),
         )
     except (KeyError, TypeError, ValueError):

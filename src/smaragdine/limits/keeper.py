@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smaragdine.limits import journal
-from smaragdine.limits.journal import Entry
+from smaragdine.limits.journal import JournalEntry
 from smaragdine.limits.nvml import (
     KINDS,
     Kind,
     LimitedGpu,
     LimitError,
-    Setting,
+    LimitValue,
     apply,
     bring_back,
     checked,
@@ -57,7 +57,7 @@ class Brought:
     """How bringing back went, and what is set `now` (None: unknown, or the driver's own choice)."""
 
     state: State
-    now: Setting | None
+    now: LimitValue | None
     line: str
 
 
@@ -65,7 +65,7 @@ class Setter:
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path = path
         self._note = note
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Key, JournalEntry] = {}
         self.pending: set[Key] = set()
         # By UUID. Keepers of other journals work on this machine too: one that sets a limit on top of ours
         # would take ours for what was before.
@@ -117,14 +117,14 @@ class Setter:
             self._reopen()
         return [asdict(found) for gpu in self._gpus or [] for found in limit_ranges(gpu)]
 
-    def set(self, device: str, kind: Kind, asked: Setting) -> Entry:
+    def set(self, device: str, kind: Kind, asked: LimitValue) -> JournalEntry:
         """Set a limit whose previous value is safe on disk. Raises `LimitError`, with nothing changed."""
         try:
             return self._set(device, kind, asked)
         finally:
             self._let_go_of_unchanged()
 
-    def _set(self, device: str, kind: Kind, asked: Setting) -> Entry:
+    def _set(self, device: str, kind: Kind, asked: LimitValue) -> JournalEntry:
         if self._unread:
             self.start()
         if self._unread:
@@ -144,7 +144,7 @@ class Setter:
         known = self._entries.get(key)
         # What is owed stays what it was before the first change, however often it is changed.
         previous = now if known is None else known.previous
-        entry = Entry(device, gpu.uuid, kind, previous, wanted, confirmed=False)
+        entry = JournalEntry(device, gpu.uuid, kind, previous, wanted, confirmed=False)
         try:
             journal.save(self._path, {**self._entries, key: entry}.values())
         except OSError as error:
@@ -170,7 +170,9 @@ class Setter:
         self._save()
         return entry
 
-    def _look(self, device: str, kind: Kind, asked: Setting) -> tuple[LimitedGpu, Setting, Setting | None]:
+    def _look(
+        self, device: str, kind: Kind, asked: LimitValue
+    ) -> tuple[LimitedGpu, LimitValue, LimitValue | None]:
         gpu = self._gpu(device)
         try:
             free = self._hold(gpu)
@@ -185,7 +187,7 @@ class Setter:
         except nvml().NVMLError as error:
             raise limit_error(device, kind, error, mig=gpu.mig) from None
 
-    def _not_set(self, key: Key, known: Entry | None, failed: LimitError) -> None:
+    def _not_set(self, key: Key, known: JournalEntry | None, failed: LimitError) -> None:
         if failed.code == "unavailable":
             # Whether it was set all the same, nobody knows: what is owed stays in the journal.
             self._reopen()
@@ -418,7 +420,7 @@ def _do(setter: Setter, request: dict[str, Any]) -> Any:
     if kind not in KINDS:
         raise LimitError("invalid", f"no kind of limit: {kind!r}", remedy=f"Known: {', '.join(KINDS)}")
     if verb == "set":
-        asked = Setting(float(request["value"]), float(request.get("low") or 0.0))
+        asked = LimitValue(float(request["value"]), float(request.get("low") or 0.0))
         entry = setter.set(device, kind, asked)
         return {"previous": entry.previous, "actual": entry.target}
     if verb == "restore":

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.limits.keeper import Brought
-from smaragdine.limits.nvml import Kind, LimitError, Setting, kind_words
+from smaragdine.limits.nvml import Kind, LimitError, LimitValue, kind_words
 
 DEFAULT_LEASE_S = 60.0
 LONGEST_LEASE_S = 3600.0
@@ -32,12 +32,12 @@ _EXCLUDES: dict[Kind, tuple[Kind, ...]] = {
 class Applied:
     """What setting a limit came to. `generation` is of the keeper that did it."""
 
-    previous: Setting | None
-    actual: Setting
+    previous: LimitValue | None
+    actual: LimitValue
     generation: int
 
 
-class Limits(Protocol):
+class LimitSetter(Protocol):
     """What sets and brings back: `control.Control`.
 
     `generation` changes when everything was brought back at once, without being asked.
@@ -57,9 +57,9 @@ class Lease:
     owner: Hashable
     device: str
     kind: Kind
-    asked: Setting
-    actual: Setting
-    previous: Setting | None
+    asked: LimitValue
+    actual: LimitValue
+    previous: LimitValue | None
     deadline_ns: int  # monotonic
     expires_ns: int  # Unix time, for the holder
     generation: int
@@ -70,7 +70,7 @@ class Leases:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: LimitSetter,
         clock: Clock = SYSTEM,
         new_id: Callable[[], str] = lambda: secrets.token_urlsafe(16),
     ) -> None:
@@ -96,7 +96,7 @@ class Leases:
         """Set and lend a limit; with an own `lease_id` change or only renew it. Raises `LimitError`."""
         length_s = _length_s(lease_s)
         self.expire()
-        asked = Setting(value, low)
+        asked = LimitValue(value, low)
         if lease_id:
             return self._renew(self._own(owner, lease_id), device, kind, asked, length_s)
         self._refuse_if_held(device, kind)
@@ -138,7 +138,7 @@ class Leases:
         due = [lease for lease in self._held.values() if lease.deadline_ns <= now_ns]
         return void + self._end_all(due, "it expired")
 
-    def _renew(self, lease: Lease, device: str, kind: Kind, asked: Setting, length_s: float) -> Lease:
+    def _renew(self, lease: Lease, device: str, kind: Kind, asked: LimitValue, length_s: float) -> Lease:
         if (device, kind) != (lease.device, lease.kind):
             raise LimitError(
                 "invalid", "no limit set", f"that lease is for {lease.device} {kind_words(lease.kind)}"

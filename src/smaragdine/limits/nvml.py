@@ -38,7 +38,7 @@ class LimitError(UserError):
         self.code: Code = code
 
 
-class Setting(NamedTuple):
+class LimitValue(NamedTuple):
     """What a limit is set to.
 
     power: `value` W. Locked clocks: from `low` to `value` MHz. Application clocks: `value` graphics MHz
@@ -59,8 +59,8 @@ class LimitRange:
     highest: float
     steps: tuple[float, ...] = ()  # where only certain values are possible, ascending
     low_steps: tuple[float, ...] = ()  # application clocks: the memory clocks
-    current: Setting | None = None  # None: the driver does not tell
-    default: Setting | None = None
+    current: LimitValue | None = None  # None: the driver does not tell
+    default: LimitValue | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def limit_ranges(gpu: LimitedGpu) -> list[LimitRange]:
     bounds = ask(lib.nvmlDeviceGetPowerManagementLimitConstraints, gpu.handle)
     if bounds is not None:
         default_mw = ask(lib.nvmlDeviceGetPowerManagementDefaultLimit, gpu.handle)
-        default = None if default_mw is None else Setting(default_mw / 1000)
+        default = None if default_mw is None else LimitValue(default_mw / 1000)
         lowest, highest = (mw / 1000 for mw in bounds)
         current = ask(current_setting, gpu, "power")
         found.append(LimitRange(gpu.device, "power", lowest, highest, (), (), current, default))
@@ -112,20 +112,20 @@ def limit_ranges(gpu: LimitedGpu) -> list[LimitRange]:
     return found
 
 
-def current_setting(gpu: LimitedGpu, kind: Kind) -> Setting | None:
+def current_setting(gpu: LimitedGpu, kind: Kind) -> LimitValue | None:
     """What is set now; None for locked clocks, which NVML sets but does not tell. Raises NVMLError."""
     lib = nvml()
     if kind == "power":
-        return Setting(lib.nvmlDeviceGetPowerManagementLimit(gpu.handle) / 1000)
+        return LimitValue(lib.nvmlDeviceGetPowerManagementLimit(gpu.handle) / 1000)
     if kind == "application_clocks":
-        return Setting(
+        return LimitValue(
             lib.nvmlDeviceGetApplicationsClock(gpu.handle, lib.NVML_CLOCK_GRAPHICS),
             lib.nvmlDeviceGetApplicationsClock(gpu.handle, lib.NVML_CLOCK_MEM),
         )
     return None
 
 
-def checked(gpu: LimitedGpu, kind: Kind, asked: Setting) -> Setting:
+def checked(gpu: LimitedGpu, kind: Kind, asked: LimitValue) -> LimitValue:
     """`asked` as NVML would take it. Raises `LimitError`, which names what is allowed."""
     if not all(math.isfinite(number) and number >= 0 for number in asked):
         raise LimitError(
@@ -140,7 +140,7 @@ def checked(gpu: LimitedGpu, kind: Kind, asked: Setting) -> Setting:
         if asked.low:
             raise LimitError("invalid", f"{gpu.device} power limit", "it has no lowest value to set")
         _inside(allowed, asked.value)
-        return Setting(round(asked.value * 1000) / 1000)
+        return LimitValue(round(asked.value * 1000) / 1000)
     if kind == "application_clocks":
         _one_of(allowed.device, "application memory clock", asked.low, allowed.low_steps)
         graphics = tuple(sorted(_supported_clocks(gpu)[round(asked.low)]))
@@ -154,10 +154,10 @@ def checked(gpu: LimitedGpu, kind: Kind, asked: Setting) -> Setting:
     if low > asked.value:
         why = f"the lowest ({low:g} MHz) is above the highest ({asked.value:g} MHz)"
         raise LimitError("invalid", f"{gpu.device} {kind_words(kind)}", why)
-    return Setting(asked.value, low)
+    return LimitValue(asked.value, low)
 
 
-def apply(gpu: LimitedGpu, kind: Kind, setting: Setting) -> None:
+def apply(gpu: LimitedGpu, kind: Kind, setting: LimitValue) -> None:
     """Sets a limit that was `checked`. Raises NVMLError."""
     lib = nvml()
     value, low = round(setting.value), round(setting.low)
@@ -171,7 +171,7 @@ def apply(gpu: LimitedGpu, kind: Kind, setting: Setting) -> None:
         lib.nvmlDeviceSetApplicationsClocks(gpu.handle, low, value)
 
 
-def bring_back(gpu: LimitedGpu, kind: Kind, previous: Setting | None) -> None:
+def bring_back(gpu: LimitedGpu, kind: Kind, previous: LimitValue | None) -> None:
     """Sets what was before; None leaves it to the driver again. Raises NVMLError."""
     lib = nvml()
     if kind == "graphics_clock":
@@ -203,7 +203,7 @@ def limit_error(device: str, kind: Kind, error: Any, *, mig: bool = False) -> Li
     return LimitError("unavailable", what, f"{gone} ({error}, NVML error {error.value})", "Try again")
 
 
-def setting_words(kind: Kind, setting: Setting | None) -> str:
+def setting_words(kind: Kind, setting: LimitValue | None) -> str:
     """A setting for people: `300 W`, `345 to 1200 MHz`."""
     if setting is None:
         return "the driver's choice"
@@ -222,11 +222,11 @@ def _supported_clocks(gpu: LimitedGpu) -> dict[int, list[int]]:
     return {mhz: clocks for mhz, clocks in pairs.items() if clocks}
 
 
-def _application_clocks(gpu: LimitedGpu, call: Any) -> Setting | None:
+def _application_clocks(gpu: LimitedGpu, call: Any) -> LimitValue | None:
     lib = nvml()
     graphics = ask(call, gpu.handle, lib.NVML_CLOCK_GRAPHICS)
     memory = ask(call, gpu.handle, lib.NVML_CLOCK_MEM)
-    return None if graphics is None or memory is None else Setting(graphics, memory)
+    return None if graphics is None or memory is None else LimitValue(graphics, memory)
 
 
 def _raise_why_absent(gpu: LimitedGpu, kind: Kind) -> None:

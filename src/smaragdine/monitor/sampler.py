@@ -169,7 +169,7 @@ def _no_readings() -> list[tuple[int, int, float]]:
 
 
 @dataclass
-class Slot:
+class SensorSlot:
     """One sensor in the loop: where its channels stand in the recording, and what it has read."""
 
     sensor: Sensor
@@ -218,12 +218,12 @@ class Sampler:
         self.lag: dict[str, LagHistogram] = {}
         self.priority: dict[str, str] = {}
         self.channels: list[Channel] = []
-        self._lanes: dict[str, list[Slot]] = {}
+        self._lanes: dict[str, list[SensorSlot]] = {}
         self._alarms: dict[str, Alarm] = {}
         self._retimed: set[str] = set()
         start_ns = clock.mono_ns()
         for sensor in sensors:
-            slot = Slot(sensor, len(self.channels), start_ns)
+            slot = SensorSlot(sensor, len(self.channels), start_ns)
             self.channels.extend(sensor.channels())
             self._lanes.setdefault(sensor.lane, []).append(slot)
         self._threads = [
@@ -293,7 +293,7 @@ class Sampler:
         """`channels` by their places among `self.channels`."""
         self._notes.append(Note(self._clock.wall_ns(), name, detail, channels))
 
-    def _run_lane(self, lane: str, slots: list[Slot]) -> None:
+    def _run_lane(self, lane: str, slots: list[SensorSlot]) -> None:
         lag = self.lag[lane] = LagHistogram()
         # Only the counters' lane is short and regular enough to be trusted with a real-time priority.
         self.priority[lane] = prioritise_thread(realtime=lane == "counters")
@@ -319,7 +319,7 @@ class Sampler:
 
 
 def run_slots(
-    slots: list[Slot],
+    slots: list[SensorSlot],
     clock: Clock,
     stopped: Callable[[], bool],
     lag: LagHistogram,
@@ -370,7 +370,7 @@ def _sleeper(clock: Clock) -> Callable[[int], None]:
     return wait_until
 
 
-def _read(slot: Slot, note: TakeNote) -> bool:
+def _read(slot: SensorSlot, note: TakeNote) -> bool:
     """One reading; False when it was the sensor's last."""
     try:
         readings = slot.sensor.read()
@@ -387,15 +387,15 @@ def _read(slot: Slot, note: TakeNote) -> bool:
     return not slot.ended
 
 
-def _names(slot: Slot) -> str:
+def _names(slot: SensorSlot) -> str:
     return ", ".join(channel.name for channel in slot.sensor.channels())
 
 
-def _places(slot: Slot) -> tuple[int, ...]:
+def _places(slot: SensorSlot) -> tuple[int, ...]:
     return tuple(range(slot.first_channel, slot.first_channel + len(slot.sensor.channels())))
 
 
-def _named(slot: Slot, ended: str) -> tuple[int, ...]:
+def _named(slot: SensorSlot, ended: str) -> tuple[int, ...]:
     """The place of the channel that a sensor's `ended` calls so."""
     channels = zip(_places(slot), slot.sensor.channels(), strict=True)
     return tuple(place for place, channel in channels if f"{channel.name} ({channel.detail})" == ended)

@@ -41,7 +41,7 @@ _QUICK_MS = 150.0  # nobody waits for a first and last reading of anything slowe
 
 
 @dataclass(frozen=True)
-class Session:
+class DaemonSession:
     id: str
     sequence: int
     channels: Mapping[int, Channel]  # by the daemon's number
@@ -56,10 +56,10 @@ class SessionStart:
     period_ms: float
     have: Collection[str]
 
-    def first(self) -> tuple[str, Session]:
+    def first(self) -> tuple[str, DaemonSession]:
         return self.client.health().version, self.session()
 
-    def session(self) -> Session:
+    def session(self) -> DaemonSession:
         from smaragdine.monitor.client import DaemonError
 
         for pid in self.pids:
@@ -70,7 +70,7 @@ class SessionStart:
                     raise
             else:
                 wanted = wanted_channels(started.channels, self.have)
-                return Session(started.session_id, started.sequence, wanted)
+                return DaemonSession(started.session_id, started.sequence, wanted)
         raise AssertionError
 
     def stop(self, session_id: str) -> None:
@@ -85,7 +85,7 @@ class DaemonSensor:
     lane = "daemon"
     period_ns = 500_000_000
 
-    def __init__(self, start: SessionStart, session: Session, clock: Clock = SYSTEM) -> None:
+    def __init__(self, start: SessionStart, session: DaemonSession, clock: Clock = SYSTEM) -> None:
         self._start = start
         self._clock = clock
         self._channels = tuple(session.channels.values())
@@ -148,7 +148,7 @@ class DaemonSensor:
         del self._readings[:count]
         return readings
 
-    def _indices(self, session: Session) -> dict[int, int]:
+    def _indices(self, session: DaemonSession) -> dict[int, int]:
         places = {(channel.name, channel.detail): i for i, channel in enumerate(self._channels)}
         found = ((number, places.get((c.name, c.detail))) for number, c in session.channels.items())
         return {number: place for number, place in found if place is not None}

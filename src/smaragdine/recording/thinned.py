@@ -80,7 +80,7 @@ REGIONS = pa.schema(
 SCHEMAS = {"stretches": STRETCHES, "steps": STEPS, "regions": REGIONS, "marks": MARKS}
 
 
-class Device(msgspec.Struct, frozen=True):
+class ThinnedDevice(msgspec.Struct, frozen=True):
     """Where a device's readings go on, and what was found out about it."""
 
     start_ns: int  # readings before it are needed no more
@@ -95,7 +95,7 @@ class Device(msgspec.Struct, frozen=True):
 
 class State(msgspec.Struct, frozen=True):
     cut_ns: int
-    devices: dict[str, Device]
+    devices: dict[str, ThinnedDevice]
     sockets: dict[str, int]  # where the readings of who used them go on
     spool: dict[str, int]  # file of marks → bytes of it that are done
     files: dict[str, tuple[int, int, int]]  # table → its position

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from smaragdine.allocate.batch_size import BatchSize, Replay
-from smaragdine.allocate.device import Point
+from smaragdine.allocate.device import ProfiledPoint
 from smaragdine.allocate.methods import Answer, Corner, Tie
 from smaragdine.allocate.model import Objective, Share, step_time_s, unit
 from smaragdine.allocate.platform import Choice, Miss, Standard
@@ -260,7 +260,11 @@ def _table_platform(*headers: str) -> Table:
 
 
 def profile_table(
-    gpu: str, points: Sequence[Point], idle_w: float | None, wait_w: float | None, remarks: Sequence[str]
+    gpu: str,
+    points: Sequence[ProfiledPoint],
+    idle_w: float | None,
+    wait_w: float | None,
+    remarks: Sequence[str],
 ) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(gpu)

@@ -27,7 +27,7 @@ from smaragdine.sweep.measurements import Value
 from smaragdine.sweep.plan import Plan, Task, command_words
 from smaragdine.sweep.sweep import Progress
 from smaragdine.sweep.table import Repetition
-from smaragdine.tune.process import Outcome, Part, Searched
+from smaragdine.tune.process import PartSaved, Searched, TuneOutcome
 from smaragdine.units import joule_seconds, joules, seconds, si, watts
 
 # Fits against a limit as tables for a terminal, or to paste into a paper.
@@ -274,12 +274,12 @@ class SweepDisplay(RunsDisplay):
 _MOST_SEARCHES = 3
 
 
-def tune_tables(found: Outcome) -> list[Table]:
+def tune_tables(found: TuneOutcome) -> list[Table]:
     """The limits of each of the last searches."""
     return [_table(search) for search in found.searches[-_MOST_SEARCHES:]]
 
 
-def tune_lines(found: Outcome) -> Iterator[str]:
+def tune_lines(found: TuneOutcome) -> Iterator[str]:
     """What is to be said, in one line each."""
     if not found.searches:
         yield "no limit was tried: " + (found.problem or "the program ended before enough steps were seen")
@@ -300,7 +300,7 @@ def tune_lines(found: Outcome) -> Iterator[str]:
     yield from found.notes
 
 
-def _searched(found: Outcome, search: Searched) -> str:
+def _searched(found: TuneOutcome, search: Searched) -> str:
     if search.chosen_w is None:
         return f"{len(search.tried)} limits tried{_after(search)}, and none settled on before the end"
     line = f"settled on {search.chosen_w:g} W{_after(search)}"
@@ -328,9 +328,9 @@ def _more(value: float, words: str) -> str:
     return f"{words} {'more' if value >= 0 else 'less'}"
 
 
-def _part(part: Part, more: str, less: str) -> str:
+def _part(part: PartSaved, more: str, less: str) -> str:
     if part.part < 0:
-        part, more = Part(-part.part, -part.high, -part.low), less
+        part, more = PartSaved(-part.part, -part.high, -part.low), less
     return f"{100 * part.part:.1f} % [{100 * part.low:.1f}, {100 * part.high:.1f}] {more}"
 
 

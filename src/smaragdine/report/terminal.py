@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from smaragdine.accounting.baseline import NetEnergy
-from smaragdine.accounting.regions import Region, longest
+from smaragdine.accounting.regions import RegionTimes, longest
 from smaragdine.accounting.summary import Epoch, RunSummary
 from smaragdine.errors import shortened, signal_name, visible
 from smaragdine.sensors.base import Absent, Channel
@@ -236,7 +236,7 @@ def _epoch_j(epoch: Epoch, name: str) -> float | None:
     return epoch.program_j if name == _PROGRAM else epoch.devices[name].energy_j
 
 
-def _each_j(region: Region, name: str) -> list[float]:
+def _each_j(region: RegionTimes, name: str) -> list[float]:
     if name == _PROGRAM:
         return [each for each in region.programs_j if each is not None]
     return region.known_j(name)

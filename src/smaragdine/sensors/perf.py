@@ -45,7 +45,7 @@ _NO_PMU = (
 
 
 @dataclass(frozen=True)
-class Event:
+class PerfEvent:
     """One energy event of one socket, as perf_event_open wants it."""
 
     pmu_type: int
@@ -133,7 +133,7 @@ def _moving(opened: list[OpenChannel], absent: list[Absent], clock: Clock) -> li
     return moving
 
 
-def perf_event_open(event: Event) -> int:
+def perf_event_open(event: PerfEvent) -> int:
     """A descriptor that counts the event on its CPU, whoever runs there. Raises OSError."""
     number = _SYSCALL_NUMBER.get(platform.machine())
     if number is None:
@@ -160,7 +160,7 @@ def _fetch_count(fd: int) -> int:
     return int.from_bytes(os.read(fd, 8), sys.byteorder)
 
 
-def _event(pmu: Path, pmu_type: int, name: str, cpu: int) -> Event:
+def _event(pmu: Path, pmu_type: int, name: str, cpu: int) -> PerfEvent:
     text = _text(pmu / "events" / name)
     match = re.fullmatch(r"event=(0x[0-9a-fA-F]+|\d+)", text)
     if not match:
@@ -171,7 +171,7 @@ def _event(pmu: Path, pmu_type: int, name: str, cpu: int) -> Event:
     scale = float(_text(pmu / "events" / f"{name}.scale"))
     if not scale > 0:
         raise ValueError(f"its scale is {scale}")
-    return Event(pmu_type, int(match[1], 0), cpu, scale)
+    return PerfEvent(pmu_type, int(match[1], 0), cpu, scale)
 
 
 def _socket_cpus(cpumask: str, cpu_root: Path) -> list[tuple[int, int]]:

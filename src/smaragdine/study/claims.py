@@ -17,7 +17,7 @@ Verdict = Literal["agrees", "differs", "not comparable"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class JudgedClaim:
     key: str  # with framework and precision: encoder-share-torch-fp32
     study: str  # bert, variants, albert, precision
     question: str
@@ -31,7 +31,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ClaimRule:
     """`agrees` of the number in each run."""
 
     text: str
@@ -49,7 +49,7 @@ class Claim:
     there: str
     there_value: float | None
     unit: str  # of the number here
-    rule: Rule
+    rule: ClaimRule
     section: str  # of the paper
 
 
@@ -68,39 +68,39 @@ def _noise(values: Sequence[float]) -> float:
     return 0.0 if spread is None else 2 * spread / math.sqrt(len(values))
 
 
-def near(there: float, points: float, unit: str) -> Rule:
+def near(there: float, points: float, unit: str) -> ClaimRule:
     """The paper gives no deviation of most figures: a fixed distance stands for it."""
-    return Rule(
+    return ClaimRule(
         f"agrees if within {points:g} {unit} or two standard errors over runs, whichever is wider",
         lambda values: abs(mean(values) - there) <= max(points, _noise(values)),
         by_spread=True,
     )
 
 
-def within_factor(there: float, factor: float) -> Rule:
-    return Rule(
+def within_factor(there: float, factor: float) -> ClaimRule:
+    return ClaimRule(
         f"agrees if within a factor of {factor:g}",
         lambda values: there / factor <= mean(values) <= there * factor,
     )
 
 
-def above(bound: float, unit: str) -> Rule:
-    return Rule(f"agrees if above {bound:g} {unit}".rstrip(), lambda values: mean(values) > bound)
+def above(bound: float, unit: str) -> ClaimRule:
+    return ClaimRule(f"agrees if above {bound:g} {unit}".rstrip(), lambda values: mean(values) > bound)
 
 
-def below(bound: float, unit: str) -> Rule:
-    return Rule(f"agrees if below {bound:g} {unit}".rstrip(), lambda values: mean(values) < bound)
+def below(bound: float, unit: str) -> ClaimRule:
+    return ClaimRule(f"agrees if below {bound:g} {unit}".rstrip(), lambda values: mean(values) < bound)
 
 
-def at_least(bound: float, unit: str) -> Rule:
-    return Rule(f"agrees if at least {bound:g} {unit}".rstrip(), lambda values: mean(values) >= bound)
+def at_least(bound: float, unit: str) -> ClaimRule:
+    return ClaimRule(f"agrees if at least {bound:g} {unit}".rstrip(), lambda values: mean(values) >= bound)
 
 
-def signed(sign: int) -> Rule:
+def signed(sign: int) -> ClaimRule:
     """Of a difference."""
     word = "above" if sign > 0 else "below"
 
-    return Rule(
+    return ClaimRule(
         f"agrees if {word} 0 by more than two standard errors of the mean over runs",
         lambda values: sign * mean(values) > _noise(values),
         by_spread=True,
@@ -115,13 +115,13 @@ def judge(
     also: str = "",
     remarks: Sequence[str] = (),
     obstacle: str = "",
-) -> Finding:
+) -> JudgedClaim:
     """`also`: more numbers, after the one that is judged. `obstacle`: why it cannot be compared."""
     obstacle = obstacle or ("" if values else "no run here has it")
     if len(values) == 1 and claim.rule.by_spread and not obstacle:
         remarks = ["of one run there is no deviation", *remarks]
     verdict: Verdict = "not comparable" if obstacle else "agrees" if claim.rule.agrees(values) else "differs"
-    return Finding(
+    return JudgedClaim(
         key=f"{claim.name}-{suffix}",
         study=claim.study,
         question=claim.question,

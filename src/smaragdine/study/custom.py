@@ -17,7 +17,7 @@ from smaragdine.accounting.merge import merge_all
 from smaragdine.accounting.similarity import Correlation, constant_power, correlation, matrix, mean_difference
 from smaragdine.errors import UserError
 from smaragdine.recording.command import build_command
-from smaragdine.study.plan import PROGRAM, SCRIPT, Fact, Setting
+from smaragdine.study.plan import PROGRAM, SCRIPT, Fact, StudySetting
 from smaragdine.study.results import Result, by_setting
 from smaragdine.sweep.experiment import filled
 
@@ -26,11 +26,11 @@ _VARIED = "--"  # before the name of what varies: a user's `model` or `scale` is
 
 def custom_settings(
     words: Sequence[str], vary: Mapping[str, Sequence[Fact]], trace_steps: int, trace_skip: int
-) -> list[Setting]:
+) -> list[StudySetting]:
     """Every combination. `{layers}` in the words is replaced; without it `--layers 2` is added."""
     label = build_command(words, os.environ).label
     program: dict[str, Fact] = {PROGRAM: label, **_script(words)}
-    settings: list[Setting] = []
+    settings: list[StudySetting] = []
     for values in itertools.product(*vary.values()):
         facts = dict(zip(vary, values, strict=True))
         own = [filled(word, {**facts}) for word in words]
@@ -40,7 +40,7 @@ def custom_settings(
         name = "-".join([label, *(f"{name}_{value}" for name, value in facts.items())])
         name = re.sub(r"[^A-Za-z0-9_.+-]+", "_", name)[:100]
         varying = {f"{_VARIED}{name}": value for name, value in facts.items()}
-        settings.append(Setting(name, tuple(own), {**program, **varying}, {}, trace_steps, trace_skip))
+        settings.append(StudySetting(name, tuple(own), {**program, **varying}, {}, trace_steps, trace_skip))
     names = [setting.name for setting in settings]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -25,7 +25,7 @@ from smaragdine.report.export.paper import latex_escaped
 from smaragdine.report.figures.runs import NotDrawn
 from smaragdine.stats import deviation
 from smaragdine.study.custom import values_of, varied
-from smaragdine.study.findings import Finding
+from smaragdine.study.findings import JudgedClaim
 from smaragdine.study.folder import RUNS, read_made
 from smaragdine.study.plan import PROGRAM, STAGES
 from smaragdine.study.results import Result, Sketch, by_setting, load_sketch, sketch_of
@@ -39,7 +39,7 @@ _SIGNS = {sign: f"\\{sign}" for sign in "\\`*_[]<>|~$"}
 
 
 @dataclass(frozen=True)
-class Mean:
+class MeanOverRuns:
     """Over runs. One run has no spread."""
 
     mean: float
@@ -47,7 +47,7 @@ class Mean:
     runs: int
 
 
-Cell = Mean | float | int | str | None
+Cell = MeanOverRuns | float | int | str | None
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class StudyTable:
     name: str
     title: str
     columns: tuple[Column, ...]
@@ -70,22 +70,26 @@ class Table:
     note: str = ""
 
 
-def mean_of(values: Sequence[float | None]) -> Mean | None:
+def mean_of(values: Sequence[float | None]) -> MeanOverRuns | None:
     """None where no run has it."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return None
-    return Mean(math.fsum(known) / len(known), deviation(known) if len(known) > 1 else None, len(known))
+    return MeanOverRuns(
+        math.fsum(known) / len(known), deviation(known) if len(known) > 1 else None, len(known)
+    )
 
 
-def worth_showing(table: Table) -> Table:
+def worth_showing(table: StudyTable) -> StudyTable:
     """Without columns of nothing, and without the kind where there is one: pages are narrow, CSV has all."""
 
     def says(n: int) -> bool:
         cells = [row[n] for row in table.rows]
         if table.columns[n].key == "kind":
             return len(set(cells)) > 1
-        return any((cell.mean if isinstance(cell, Mean) else cell) not in (None, 0, "") for cell in cells)
+        return any(
+            (cell.mean if isinstance(cell, MeanOverRuns) else cell) not in (None, 0, "") for cell in cells
+        )
 
     kept = [n for n in range(len(table.columns)) if says(n)]
     return replace(
@@ -95,9 +99,9 @@ def worth_showing(table: Table) -> Table:
     )
 
 
-def csv_text(table: Table) -> str:
+def csv_text(table: StudyTable) -> str:
     """Means with their standard deviation and the number of runs beside them."""
-    spread = [any(isinstance(row[n], Mean) for row in table.rows) for n in range(len(table.columns))]
+    spread = [any(isinstance(row[n], MeanOverRuns) for row in table.rows) for n in range(len(table.columns))]
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     heads: list[str] = []
@@ -107,7 +111,7 @@ def csv_text(table: Table) -> str:
     for row in table.rows:
         cells: list[float | int | str | None] = []
         for cell, wide in zip(row, spread, strict=True):
-            if isinstance(cell, Mean):
+            if isinstance(cell, MeanOverRuns):
                 cells += [cell.mean, cell.std, cell.runs]
             else:
                 cells += [cell, None, None] if wide else [cell]
@@ -116,7 +120,7 @@ def csv_text(table: Table) -> str:
     return sink.getvalue()
 
 
-def markdown_text(table: Table, level: int = 2) -> str:
+def markdown_text(table: StudyTable, level: int = 2) -> str:
     def line(cells: Sequence[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
@@ -137,7 +141,7 @@ def markdown_text(table: Table, level: int = 2) -> str:
     )
 
 
-def latex_text(table: Table) -> str:
+def latex_text(table: StudyTable) -> str:
     """With booktabs, as `smaragdine export` has it."""
 
     def line(cells: Sequence[str]) -> str:
@@ -172,7 +176,7 @@ def shown_as(cell: Cell, column: Column) -> str:
         return NONE
     if isinstance(cell, str):
         return visible(cell)
-    mean, std = (cell.mean, cell.std) if isinstance(cell, Mean) else (float(cell), None)
+    mean, std = (cell.mean, cell.std) if isinstance(cell, MeanOverRuns) else (float(cell), None)
     if not column.unit:
         return f"{mean:,.0f}" if mean == round(mean) or abs(mean) >= 1000 else f"{mean:.4g}"
     if column.unit in ("J", "W"):
@@ -228,10 +232,10 @@ class Head:
 @dataclass(frozen=True)
 class Document:
     head: Head
-    findings: tuple[Finding, ...]
+    findings: tuple[JudgedClaim, ...]
     pictures: tuple[Picture, ...]
     left_out: Mapping[str, str]  # figure → why the results do not allow it
-    tables: tuple[Table, ...]
+    tables: tuple[StudyTable, ...]
     notes: Mapping[str, str]  # what the user wrote: key of a finding → text; "": before all keys
 
 
@@ -271,13 +275,13 @@ def read_notes(out: Path) -> dict[str, str]:
     return {key: text.strip() for key, text in found.items() if text.strip()}
 
 
-def note_key(finding: Finding, notes: Mapping[str, str]) -> str | None:
+def note_key(finding: JudgedClaim, notes: Mapping[str, str]) -> str | None:
     """Its own key, or the longest that its key begins with: one note may serve all precisions."""
     found = [key for key in notes if key and (finding.key == key or finding.key.startswith(f"{key}-"))]
     return max(found, key=len, default=None)
 
 
-def differing(document: Document) -> list[Finding]:
+def differing(document: Document) -> list[JudgedClaim]:
     return [finding for finding in document.findings if finding.verdict == "differs"]
 
 
@@ -287,7 +291,7 @@ def spare_notes(document: Document) -> dict[str, str]:
     return {key: text for key, text in document.notes.items() if key and key not in used}
 
 
-def counted(findings: Sequence[Finding]) -> str:
+def counted(findings: Sequence[JudgedClaim]) -> str:
     """12 agree, 3 differ, 2 not comparable."""
     counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in VERDICTS}
     words = {"agrees": ("agrees", "agree"), "differs": ("differs", "differ")}
@@ -299,13 +303,13 @@ def counted(findings: Sequence[Finding]) -> str:
     return ", ".join(said)
 
 
-def sentences(finding: Finding) -> str:
+def sentences(finding: JudgedClaim) -> str:
     """A difference in words."""
     here, there, why = (text.rstrip(".") for text in (finding.here, finding.there, finding.why))
     return f"Here: {here}. There: {there}. The rule: {why}."
 
 
-def settings_of(finding: Finding) -> str:
+def settings_of(finding: JudgedClaim) -> str:
     """One or two by name; of many, the first."""
     first, more = finding.settings[:2], len(finding.settings) - 2
     return ", ".join(first) if more < 1 else f"{first[0]} and {more + 1} more"

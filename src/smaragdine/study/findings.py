@@ -15,10 +15,10 @@ from smaragdine.accounting.similarity import Correlation, Quantity, constant_pow
 from smaragdine.arrays import Ints
 from smaragdine.study import claims
 from smaragdine.study import claims as claims_cases
-from smaragdine.study.claims import Claim, Finding, Verdict, mean, shown
+from smaragdine.study.claims import Claim, JudgedClaim, Verdict, mean, shown
 from smaragdine.study.plan import STAGES
 from smaragdine.study.results import Result
-from smaragdine.study.roles import Group, Mask, Operations, Shape, Work, groups, rounds, summary_of
+from smaragdine.study.roles import Mask, OperationGroup, Operations, Shape, Work, groups, rounds, summary_of
 from smaragdine.units import joules, watts
 
 # Findings on BERT itself: where the energy of a step goes, and what the stages take (the paper's § 5).
@@ -30,7 +30,7 @@ _UNNAMED = "no operation here has the name of a transformer"
 _NO_BACKWARD = "no operation here is of the backward pass"
 
 
-def bert_findings(group: Group) -> list[Finding]:
+def bert_findings(group: OperationGroup) -> list[JudgedClaim]:
     works = group.main("bert", "pretrain")
     if not works:
         return list(_stages(group))
@@ -44,7 +44,7 @@ def bert_findings(group: Group) -> list[Finding]:
     ]
 
 
-def _parts(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
+def _parts(group: OperationGroup, works: Sequence[Work]) -> Iterator[JudgedClaim]:
     """The paper speaks of embedding and encoding; heads and loss are said beside it."""
     model = ("embeddings", "encoder", "pooler")
     alone, with_heads = (
@@ -58,7 +58,7 @@ def _parts(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
         yield group.finding(claims.ENCODER_SHARE, works, [], obstacle=_UNNAMED)
 
 
-def _transformers(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
+def _transformers(group: OperationGroup, works: Sequence[Work]) -> Iterator[JudgedClaim]:
     # A transformer that no reading of power fell upon has none, and no share to compare.
     shares = [share for share in map(_layer_shares, works) if len(share) > 1 and min(share) > 0]
     obstacle = "" if shares else _UNNAMED
@@ -80,7 +80,7 @@ def _transformers(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
     yield group.finding(claims.LEVEL_LATER, works, level, "", obstacle or few, of_power=True)
 
 
-def _attention(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
+def _attention(group: OperationGroup, works: Sequence[Work]) -> Iterator[JudgedClaim]:
     """Of the first transformer, as in the paper, and of all."""
 
     def attention(phase: str, layers: Callable[[Operations], Mask]) -> list[float]:
@@ -108,7 +108,7 @@ def _attention(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
         yield group.finding(larger, works, difference, obstacle="" if difference else _UNNAMED)
 
 
-def _dense(group: Group, works: Sequence[Work]) -> Finding:
+def _dense(group: OperationGroup, works: Sequence[Work]) -> JudgedClaim:
     def share(layers: Callable[[Operations], Mask]) -> list[float]:
         return _over(
             works,
@@ -122,7 +122,7 @@ def _dense(group: Group, works: Sequence[Work]) -> Finding:
     return group.finding(claims.DENSE, works, of_first, also, "" if of_first else _UNNAMED)
 
 
-def _top(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
+def _top(group: OperationGroup, works: Sequence[Work]) -> Iterator[JudgedClaim]:
     tops = [work.summed.top(TOP) for work in works]
     obstacle = "" if all(len(top) == TOP for top in tops) else f"fewer than {TOP} operations"
     runs = [work.summed for work in works]
@@ -137,7 +137,7 @@ def _top(group: Group, works: Sequence[Work]) -> Iterator[Finding]:
     yield _products_power(group, works)
 
 
-def _products_power(group: Group, works: Sequence[Work]) -> Finding:
+def _products_power(group: OperationGroup, works: Sequence[Work]) -> JudgedClaim:
     of_products: list[float] = []
     of_all: list[float] = []
     for run in (work.summed for work in works):
@@ -152,7 +152,7 @@ def _products_power(group: Group, works: Sequence[Work]) -> Finding:
     return group.finding(claims.PRODUCTS_POWER, works, of_products, also, obstacle, of_power=True)
 
 
-def _stages(group: Group) -> Iterator[Finding]:
+def _stages(group: OperationGroup) -> Iterator[JudgedClaim]:
     works = {stage: group.main("bert", stage) for stage in STAGES}
     for stage, claim in claims.STAGE_TOTAL.items():
         if works[stage]:
@@ -250,7 +250,7 @@ _ENOUGH = 5  # runs, as the paper has them
 _Block = tuple[object, object, object, bool]  # phase, part, block, by matrix products
 
 
-def albert_findings(group: Group) -> list[Finding]:
+def albert_findings(group: OperationGroup) -> list[JudgedClaim]:
     albert = group.main("albert", "pretrain")
     if not albert:
         return []
@@ -259,7 +259,7 @@ def albert_findings(group: Group) -> list[Finding]:
     return [_einsum(group, albert), *beside]
 
 
-def _einsum(group: Group, albert: Sequence[Work]) -> Finding:
+def _einsum(group: OperationGroup, albert: Sequence[Work]) -> JudgedClaim:
     runs = [work.summed for work in albert]
     einsums = [float((run.kind[run.top(TOP)] == "einsum").sum()) for run in runs]
     products = [float(run.product[run.top(TOP)].sum()) for run in runs]
@@ -274,7 +274,7 @@ def _einsum(group: Group, albert: Sequence[Work]) -> Finding:
     )
 
 
-def _beside(group: Group, albert: Sequence[Work], bert: Sequence[Work]) -> Iterator[Finding]:
+def _beside(group: OperationGroup, albert: Sequence[Work], bert: Sequence[Work]) -> Iterator[JudgedClaim]:
     both = [*albert, *bert]
     pairs = rounds([albert, bert])
     alike = [_correlation(_by_block(a), _by_block(b)) for a, b in pairs]
@@ -360,7 +360,7 @@ Averaged = Sequence[Mapping[Shape, Footprint]]  # of each round
 _CONSTANT = "power is the same for all operations here"
 
 
-def variant_findings(group: Group) -> list[Finding]:
+def variant_findings(group: OperationGroup) -> list[JudgedClaim]:
     runs = group.of("bert", "pretrain")
     by_shape = {shape: [work for work in runs if work.shape == shape] for shape in {w.shape for w in runs}}
     if len(by_shape) < 2:
@@ -377,7 +377,9 @@ def variant_findings(group: Group) -> list[Finding]:
     ]
 
 
-def _alike(group: Group, variants: Variants, averaged: Averaged, claim: Claim, quantity: Quantity) -> Finding:
+def _alike(
+    group: OperationGroup, variants: Variants, averaged: Averaged, claim: Claim, quantity: Quantity
+) -> JudgedClaim:
     """All pairs in each round of runs; the least alike decides, beside what constant power would score."""
     lowest: list[float] = []
     middle: list[float] = []
@@ -409,7 +411,7 @@ def _pairs(table: list[list[Correlation]]) -> list[float]:
     return _known([table[a][b].value for a, b in combinations(range(len(table)), 2)])
 
 
-def _rises(group: Group, variants: Variants, averaged: Averaged) -> Iterator[Finding]:
+def _rises(group: OperationGroup, variants: Variants, averaged: Averaged) -> Iterator[JudgedClaim]:
     wider, deeper = _steps(variants, fixed=0), _steps(variants, fixed=1)
     if wider:
         yield _smallest(group, variants, averaged, claims.HIDDEN_POWER, wider, "power")
@@ -419,13 +421,13 @@ def _rises(group: Group, variants: Variants, averaged: Averaged) -> Iterator[Fin
 
 
 def _smallest(
-    group: Group,
+    group: OperationGroup,
     variants: Variants,
     averaged: Averaged,
     claim: Claim,
     pairs: Sequence[Pair],
     quantity: Quantity,
-) -> Finding:
+) -> JudgedClaim:
     by_pair = {pair: _differences(group, averaged, pair, quantity) for pair in pairs}
     by_round = [_known(each) for each in zip(*by_pair.values(), strict=True)]
     smallest = [min(each) for each in by_round if each]
@@ -440,7 +442,7 @@ def _smallest(
     return group.finding(claim, _all(variants), smallest, also, of_power=quantity == "power")
 
 
-def _few_wide(group: Group, variants: Variants, averaged: Averaged) -> Iterator[Finding]:
+def _few_wide(group: OperationGroup, variants: Variants, averaged: Averaged) -> Iterator[JudgedClaim]:
     """The paper's cell E, D: the fewest of the widest against the most of the narrowest layers."""
     layers, hidden = ({shape[side] for shape in variants} for side in (0, 1))
     narrow, wide = (max(layers), min(hidden)), (min(layers), max(hidden))
@@ -452,7 +454,9 @@ def _few_wide(group: Group, variants: Variants, averaged: Averaged) -> Iterator[
     yield group.finding(claims.HIDDEN_ENERGY, [*variants[wide], *variants[narrow]], differences, also)
 
 
-def _differences(group: Group, averaged: Averaged, pair: Pair, quantity: Quantity) -> list[float | None]:
+def _differences(
+    group: OperationGroup, averaged: Averaged, pair: Pair, quantity: Quantity
+) -> list[float | None]:
     """The second less the first, in each round of runs; None where they have no name in common."""
     return [mean_difference(of[pair[0]], of[pair[1]], quantity, group.device) for of in averaged]
 
@@ -476,12 +480,12 @@ def _called(shape: Shape) -> str:
     return f"L{shape[0]} H{shape[1]}"
 
 
-__all__ = ["Claim", "Finding", "Verdict", "all_claims", "findings"]
+__all__ = ["Claim", "JudgedClaim", "Verdict", "all_claims", "findings"]
 
 
-def findings(results: Sequence[Result], out: Path | None = None) -> list[Finding]:
+def findings(results: Sequence[Result], out: Path | None = None) -> list[JudgedClaim]:
     """By study; in each by framework and precision. `out`: the study's folder, which holds the overhead."""
-    # It takes `Finding` from here.
+    # It takes `JudgedClaim` from here.
     from smaragdine.study.precision import precision_findings
 
     by_group = groups(results)

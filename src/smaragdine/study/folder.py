@@ -27,7 +27,7 @@ from smaragdine.errors import UserError
 from smaragdine.files import locked, read_json, users_file
 from smaragdine.recording.command import build_command, without_secrets
 from smaragdine.recording.format import TRACES_FOLDER
-from smaragdine.study.plan import PROGRAM, SCRIPT, Run, Setting
+from smaragdine.study.plan import PROGRAM, SCRIPT, StudyRun, StudySetting
 from smaragdine.study.results import RESULTS, SKETCHES, has_sketch, load_result, load_results
 from smaragdine.version import __version__
 
@@ -80,11 +80,11 @@ def experiment_runs(folder: Path) -> int | None:
     return next((runs for runs in reversed(said) if runs), None)
 
 
-def run_folder(folder: Path, run: Run) -> Path:
+def run_folder(folder: Path, run: StudyRun) -> Path:
     return folder / RUNS / run.name
 
 
-def log_of(folder: Path, run: Run) -> Path:
+def log_of(folder: Path, run: StudyRun) -> Path:
     return folder / LOGS / f"{run.name}.log"
 
 
@@ -94,17 +94,17 @@ def remove_traced(recording: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def has_result(folder: Path, run: Run) -> bool:
+def has_result(folder: Path, run: StudyRun) -> bool:
     return (folder / RESULTS / f"{run.name}.json").is_file()
 
 
-def left_of(folder: Path, runs: Iterable[Run]) -> list[Run]:
+def left_of(folder: Path, runs: Iterable[StudyRun]) -> list[StudyRun]:
     return [run for run in runs if not has_result(folder, run)]
 
 
-def in_order(runs: Iterable[Run], seed: int) -> list[Run]:
+def in_order(runs: Iterable[StudyRun], seed: int) -> list[StudyRun]:
     """Every repetition goes through all settings, each time in another order: what drifts hits all alike."""
-    rounds: dict[int, list[Run]] = {}
+    rounds: dict[int, list[StudyRun]] = {}
     for run in runs:
         rounds.setdefault(run.number, []).append(run)
     for number, each in rounds.items():
@@ -112,7 +112,7 @@ def in_order(runs: Iterable[Run], seed: int) -> list[Run]:
     return [run for _, each in sorted(rounds.items()) for run in each]
 
 
-def expected_s(runs: Iterable[Run], took_s: Mapping[str, float]) -> float | None:
+def expected_s(runs: Iterable[StudyRun], took_s: Mapping[str, float]) -> float | None:
     """As others of their setting took, else as all did; None where nothing has run yet."""
     of_setting: dict[str, list[float]] = {}
     for name, each_s in took_s.items():
@@ -126,7 +126,7 @@ def expected_s(runs: Iterable[Run], took_s: Mapping[str, float]) -> float | None
     return total_s
 
 
-def check_words(folder: Path, runs: Iterable[Run]) -> None:
+def check_words(folder: Path, runs: Iterable[StudyRun]) -> None:
     """Refuse results of the same name that were run with other words."""
     for run in runs:
         if not has_result(folder, run):
@@ -141,7 +141,7 @@ def check_words(folder: Path, runs: Iterable[Run]) -> None:
             raise UserError(f"{folder} has another {run.name}", why, "Name another folder with -o DIR")
 
 
-def check_script(folder: Path, setting: Setting) -> None:
+def check_script(folder: Path, setting: StudySetting) -> None:
     """Refuse results of a program of the same name that was another one."""
     program, script = (setting.facts.get(name) for name in (PROGRAM, SCRIPT))
     for result in load_results(folder):
@@ -192,30 +192,30 @@ class Study:
     def close(self) -> None:
         self._lock.close()
 
-    def run_folder(self, run: Run) -> Path:
+    def run_folder(self, run: StudyRun) -> Path:
         return run_folder(self.folder, run)
 
-    def log(self, run: Run) -> Path:
+    def log(self, run: StudyRun) -> Path:
         return log_of(self.folder, run)
 
-    def place(self, run: Run) -> Path:
+    def place(self, run: StudyRun) -> Path:
         """Where it is recorded; what failed there before goes."""
         path = self.folder / UNFINISHED / run.name
         shutil.rmtree(path, ignore_errors=True)
         return path
 
-    def take(self, run: Run, recording: Path) -> None:
+    def take(self, run: StudyRun, recording: Path) -> None:
         """A whole recording. One that is there without a result could not be used."""
         shutil.rmtree(self.run_folder(run), ignore_errors=True)
         os.rename(recording, self.run_folder(run))
 
-    def give_up(self, run: Run) -> Path:
+    def give_up(self, run: StudyRun) -> Path:
         """The recording says nothing about a step: the run is to be tried again. Returns where it is now."""
         place = self.place(run)
         os.rename(self.run_folder(run), place)
         return place
 
-    def took(self, run: Run, took_s: float) -> None:
+    def took(self, run: StudyRun, took_s: float) -> None:
         self.made = replace(self.made, took_s={**self.made.took_s, run.name: took_s})
         self._save()
 

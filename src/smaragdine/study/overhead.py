@@ -40,7 +40,7 @@ from smaragdine.sensors.nvml import discover as nvml_sensors
 from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library
 from smaragdine.sensors.nvml.power import Watch
 from smaragdine.stats import alternating_interval, mean_interval, ratio_interval
-from smaragdine.study.plan import Setting
+from smaragdine.study.plan import StudySetting
 from smaragdine.study.results import hardware_of
 from smaragdine.system import end
 
@@ -54,7 +54,7 @@ _POLL_S = 0.001
 
 
 @dataclass(frozen=True)
-class Edge:
+class CounterReading:
     """A device's counter at one time."""
 
     mono_ns: int
@@ -63,10 +63,10 @@ class Edge:
     wraps_at_j: float | None = None
 
 
-Read = Callable[[], Mapping[str, Edge]]
+Read = Callable[[], Mapping[str, CounterReading]]
 
 
-def mean_power_w(first: Mapping[str, Edge], last: Mapping[str, Edge]) -> dict[str, float]:
+def mean_power_w(first: Mapping[str, CounterReading], last: Mapping[str, CounterReading]) -> dict[str, float]:
     """Of every device that has both edges."""
     found: dict[str, float] = {}
     for device in first.keys() & last.keys():
@@ -121,8 +121,8 @@ def _watches(uuids: set[str]) -> dict[str, Watch]:
     return found
 
 
-def _read_sockets(sensors: list[Sensor]) -> dict[str, Edge]:
-    found: dict[str, Edge] = {}
+def _read_sockets(sensors: list[Sensor]) -> dict[str, CounterReading]:
+    found: dict[str, CounterReading] = {}
     for sensor in sensors:
         channels = sensor.channels()
         begin_ns = time.monotonic_ns()
@@ -136,13 +136,15 @@ def _read_sockets(sensors: list[Sensor]) -> dict[str, Edge]:
             # A second die of a socket is the same device: its sum cannot be told from a wrap of one of them.
             if channel.scope == "device" and channel.device not in found:
                 middle_ns = (begin_ns + end_ns) // 2
-                found[channel.device] = Edge(middle_ns, energy_j, end_ns - begin_ns, channel.wraps_at)
+                found[channel.device] = CounterReading(
+                    middle_ns, energy_j, end_ns - begin_ns, channel.wraps_at
+                )
     return found
 
 
-def _read_gpus(watches: Mapping[str, Watch]) -> dict[str, Edge]:
+def _read_gpus(watches: Mapping[str, Watch]) -> dict[str, CounterReading]:
     """Waits until every counter has stepped once."""
-    found: dict[str, Edge] = {}
+    found: dict[str, CounterReading] = {}
     for watch in watches.values():
         watch.restart()
     deadline_ns = time.monotonic_ns() + _LONGEST_NS
@@ -150,7 +152,7 @@ def _read_gpus(watches: Mapping[str, Watch]) -> dict[str, Edge]:
         for device, watch in watches.items():
             change = None if device in found else ask(watch.poll)
             if change is not None:
-                found[device] = Edge(change.mono_ns, change.value_mj / 1000, change.gap_ns)
+                found[device] = CounterReading(change.mono_ns, change.value_mj / 1000, change.gap_ns)
         time.sleep(_POLL_S)
     return found
 
@@ -176,7 +178,7 @@ _AT_MOST_S = 86_400  # should nobody end the program
 
 
 @dataclass(frozen=True)
-class Block:
+class OverheadBlock:
     """A stretch of the program's run."""
 
     recorded: bool
@@ -189,8 +191,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Measured:
-    blocks: list[Block]
+class MeasuredOverhead:
+    blocks: list[OverheadBlock]
     block_s: float
     stamp_s: Mapping[str, float]  # device → how exactly its counter's steps are timed, at worst
     last: Recording  # for facts about the machine; its folder is gone
@@ -201,13 +203,13 @@ class Stopped(Exception):
 
 
 def measure_blocks(
-    setting: Setting,
+    setting: StudySetting,
     out: Path,
     pairs: int,
     block_s: float,
     say: Callable[[str], None],
     stop: Callable[[], bool],
-) -> Measured:
+) -> MeasuredOverhead:
     """2 × `pairs` blocks. Raises `Stopped`, and `UserError` where the program ends or announces no steps."""
     log = out / "logs" / f"overhead-{setting.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -220,13 +222,13 @@ def measure_blocks(
         measuring = _Measuring(setting, program, Path(scratch), log, edges, stop)
         measuring.warm_up()
         block_s = measuring.long_enough_s(block_s)
-        blocks: list[Block] = []
+        blocks: list[OverheadBlock] = []
         for pair in range(pairs):
             order = (False, True) if pair % 2 == 0 else (True, False)
             blocks += [measuring.block(recorded, block_s) for recorded in order]
             say(f"overhead: {pair + 1} of {pairs} pairs of blocks")
         assert measuring.last is not None
-        return Measured(blocks, block_s, measuring.stamp_s, measuring.last)
+        return MeasuredOverhead(blocks, block_s, measuring.stamp_s, measuring.last)
 
 
 def stamps_in(path: Path) -> Ints:
@@ -250,11 +252,11 @@ def steps_between(stamps: Ints, begin_ns: int, end_ns: int) -> tuple[int, float]
 class _Measuring:
     def __init__(
         self,
-        setting: Setting,
+        setting: StudySetting,
         program: subprocess.Popen[bytes],
         folder: Path,
         log: Path,
-        edges: Callable[[], Mapping[str, Edge]],
+        edges: Callable[[], Mapping[str, CounterReading]],
         stop: Callable[[], bool],
     ) -> None:
         self._setting = setting
@@ -283,7 +285,7 @@ class _Measuring:
         apart_s = float(np.median(np.diff(self._stamps()[:, 0]))) * 1e-9
         return max(block_s, min(_STAMPS_A_BLOCK * apart_s, _LONGEST_BLOCK_S))
 
-    def block(self, recorded: bool, block_s: float) -> Block:
+    def block(self, recorded: bool, block_s: float) -> OverheadBlock:
         if not recorded:
             return self._plain_block(False, block_s)
         self._count += 1
@@ -292,7 +294,7 @@ class _Measuring:
             block = self._plain_block(True, block_s)
         return self._with_monitor(block, open_recording(folder))
 
-    def _plain_block(self, recorded: bool, block_s: float) -> Block:
+    def _plain_block(self, recorded: bool, block_s: float) -> OverheadBlock:
         self._wait(_SETTLE_S)
         begin_ns = time.monotonic_ns()
         first = self._edges()
@@ -309,9 +311,9 @@ class _Measuring:
         for device in first.keys() & last.keys():
             exact_s = (first[device].within_ns + last[device].within_ns) * 0.5e-9
             self.stamp_s[device] = max(self.stamp_s.get(device, 0.0), exact_s)
-        return Block(recorded, found[1], found[0], mean_power_w(first, last))
+        return OverheadBlock(recorded, found[1], found[0], mean_power_w(first, last))
 
-    def _with_monitor(self, block: Block, recording: Recording) -> Block:
+    def _with_monitor(self, block: OverheadBlock, recording: Recording) -> OverheadBlock:
         figures = recording.info.get("monitor") or []
         if not figures:
             why = "; ".join(recording.info.get("problems", [])) or "it left no figures"
@@ -326,7 +328,9 @@ class _Measuring:
         program_j = sum(owners.program_j for owners in estimated.values())
         monitor_j = sum(owners.monitor_j for owners in estimated.values())
         parts = {" + ".join(sorted(estimated)): monitor_j / program_j} if program_j > 0 else {}
-        return Block(True, block.step_s, block.steps, block.power_w, parts, float(figures[0]["core_share"]))
+        return OverheadBlock(
+            True, block.step_s, block.steps, block.power_w, parts, float(figures[0]["core_share"])
+        )
 
     def _stamps(self) -> Ints:
         return stamps_in(self._folder / "stamps")
@@ -348,7 +352,7 @@ class _Measuring:
 
 @contextlib.contextmanager
 def _running(
-    setting: Setting, environment: Mapping[str, str], stamps: Path, log: Path
+    setting: StudySetting, environment: Mapping[str, str], stamps: Path, log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     with open(log, "wb") as printed:
         program = subprocess.Popen(
@@ -366,7 +370,7 @@ def _running(
         end(program, _GRACE_S)
 
 
-def command_of(setting: Setting, environment: Mapping[str, str]) -> tuple[str, ...]:
+def command_of(setting: StudySetting, environment: Mapping[str, str]) -> tuple[str, ...]:
     """A program of ours in its driver, which stamps its steps; any other one must stamp by itself."""
     python, *words = build_command(setting.words, environment).argv
     framework = setting.facts.get("framework")
@@ -382,7 +386,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Cost:
+class ExtraCost:
     """How much more, as a part of what it is without: 0.01 is one per cent. With the 95 % interval."""
 
     low: float
@@ -397,17 +401,17 @@ class Overhead:
     pairs: int
     block_s: float
     step_s: float  # without the recorder
-    time: Cost  # the mean over pairs
-    time_median: Cost  # a pair in which somebody else took the machine moves nothing
-    energy: Mapping[str, Cost]  # device → of a step
+    time: ExtraCost  # the mean over pairs
+    time_median: ExtraCost  # a pair in which somebody else took the machine moves nothing
+    energy: Mapping[str, ExtraCost]  # device → of a step
     core_share: float  # of one core, the recorder's
     hardware: str
     remarks: tuple[str, ...] = ()
-    blocks: tuple[Block, ...] = field(default=(), repr=False)
+    blocks: tuple[OverheadBlock, ...] = field(default=(), repr=False)
 
 
 def measure_overhead(
-    setting: Setting,
+    setting: StudySetting,
     out: Path,
     say: Callable[[str], None],
     stop: object,  # true once the user wants no more
@@ -453,7 +457,7 @@ def load_overhead(out: Path) -> list[Overhead]:
         raise UserError(f"{path} cannot be read", str(error), "Remove it: it is measured again") from None
 
 
-def overhead_of(setting: str, measured: Measured) -> Overhead:
+def overhead_of(setting: str, measured: MeasuredOverhead) -> Overhead:
     blocks = measured.blocks
     with_it, without = pairs_of(blocks)
     times = [b.step_s for b in with_it], [b.step_s for b in without]
@@ -472,7 +476,7 @@ def overhead_of(setting: str, measured: Measured) -> Overhead:
     )
 
 
-def pairs_of(blocks: Sequence[Block]) -> tuple[list[Block], list[Block]]:
+def pairs_of(blocks: Sequence[OverheadBlock]) -> tuple[list[OverheadBlock], list[OverheadBlock]]:
     """Each pair's block with the recorder, and the one without."""
     pairs = list(zip(blocks[::2], blocks[1::2], strict=True))
     if any(a.recorded == b.recorded for a, b in pairs):
@@ -480,8 +484,8 @@ def pairs_of(blocks: Sequence[Block]) -> tuple[list[Block], list[Block]]:
     return [a if a.recorded else b for a, b in pairs], [b if a.recorded else a for a, b in pairs]
 
 
-def _energy(with_it: Sequence[Block], without: Sequence[Block]) -> dict[str, Cost]:
-    found: dict[str, Cost] = {}
+def _energy(with_it: Sequence[OverheadBlock], without: Sequence[OverheadBlock]) -> dict[str, ExtraCost]:
+    found: dict[str, ExtraCost] = {}
     measured = set(with_it[0].power_w).intersection(*(b.power_w for b in (*with_it, *without)))
     for device in sorted(measured):
         step_j = [[b.power_w[device] * b.step_s for b in kind] for kind in (with_it, without)]
@@ -489,16 +493,16 @@ def _energy(with_it: Sequence[Block], without: Sequence[Block]) -> dict[str, Cos
     estimated = set(with_it[0].monitor_part).intersection(*(b.monitor_part for b in with_it)) - measured
     for device in sorted(estimated):
         low, middle, high = mean_interval([b.monitor_part[device] for b in with_it])
-        found[device] = Cost(max(low, 0.0), middle, high, "estimated")
+        found[device] = ExtraCost(max(low, 0.0), middle, high, "estimated")
     return found
 
 
-def _cost(ratio: tuple[float, float, float]) -> Cost:
+def _cost(ratio: tuple[float, float, float]) -> ExtraCost:
     low, middle, high = ratio
-    return Cost(low - 1, middle - 1, high - 1)
+    return ExtraCost(low - 1, middle - 1, high - 1)
 
 
-def _remarks(measured: Measured) -> list[str]:
+def _remarks(measured: MeasuredOverhead) -> list[str]:
     found: list[str] = []
     pairs = len(measured.blocks) / 2
     for device, stamp_s in sorted(measured.stamp_s.items()):
@@ -515,8 +519,8 @@ def _remarks(measured: Measured) -> list[str]:
 def _from_dict(values: dict[str, Any]) -> Overhead:
     values = dict(values)
     for name in ("time", "time_median"):
-        values[name] = Cost(**values[name])
-    values["energy"] = {device: Cost(**cost) for device, cost in values["energy"].items()}
+        values[name] = ExtraCost(**values[name])
+    values["energy"] = {device: ExtraCost(**cost) for device, cost in values["energy"].items()}
     values["remarks"] = tuple(values["remarks"])
-    values["blocks"] = tuple(Block(**block) for block in values["blocks"])
+    values["blocks"] = tuple(OverheadBlock(**block) for block in values["blocks"])
     return Overhead(**values)

@@ -37,7 +37,7 @@ from smaragdine.study.document import (
     Head,
     Material,
     Picture,
-    Table,
+    StudyTable,
     counted,
     csv_text,
     differing,
@@ -55,9 +55,9 @@ from smaragdine.study.document import (
     worth_showing,
 )
 from smaragdine.study.figures import FIGURES, OF_BASE
-from smaragdine.study.findings import Finding, findings
+from smaragdine.study.findings import JudgedClaim, findings
 from smaragdine.study.folder import expected_s
-from smaragdine.study.plan import MODELS, Run
+from smaragdine.study.plan import MODELS, StudyRun
 from smaragdine.study.results import Result, load_results
 from smaragdine.study.tables import cost_tables, footprints_table, study_tables
 from smaragdine.sweep.sweep import Progress
@@ -98,7 +98,7 @@ def _head_markdown(head: Head) -> list[str]:
     return [*lines, "", "```", *head.commands, "```", ""]
 
 
-def _findings_markdown(findings: Sequence[Finding]) -> list[str]:
+def _findings_markdown(findings: Sequence[JudgedClaim]) -> list[str]:
     if not findings:
         return []
     lines = ["## The paper's findings", "", f"{counted(findings)}.", ""]
@@ -184,7 +184,7 @@ def html_page(document: Document) -> str:
     )
 
 
-def _head_markup(head: Head, findings: Sequence[Finding]) -> str:
+def _head_markup(head: Head, findings: Sequence[JudgedClaim]) -> str:
     power = ", ".join(
         f'{html.escape(device)} <span class="provenance" data-provenance="{html.escape(how)}">'
         f"{html.escape(how)}</span>"
@@ -273,7 +273,7 @@ def _left_out(document: Document) -> str:
     return f'<section><h2>Figures left out</h2><ul class="plain">{items}</ul></section>' if items else ""
 
 
-def _table(table: Table) -> str:
+def _table(table: StudyTable) -> str:
     heads = "".join(
         f'<th scope="col" class="{"text" if column.is_text else "number"}">{html.escape(column.title)}</th>'
         for column in table.columns
@@ -308,7 +308,7 @@ def _paragraphs(text: str) -> str:
     return "".join(f"<p>{inline(part)}</p>" for part in found if part)
 
 
-def _anchor(finding: Finding) -> str:
+def _anchor(finding: JudgedClaim) -> str:
     return "difference-" + re.sub(r"[^A-Za-z0-9_-]+", "-", finding.key)
 
 
@@ -384,7 +384,7 @@ def _draw(
     return pictures, left_out, files
 
 
-def _write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
+def _write_tables(tables: Sequence[StudyTable], folder: Path) -> list[Path]:
     files: list[Path] = []
     for table in tables:
         texts = {
@@ -431,12 +431,12 @@ def _write(path: Path, text: str) -> None:
 # A study on the terminal: what it is to run, and how far it is.
 
 
-def runs_table(left: Sequence[Run], took_s: Mapping[str, float]) -> RenderableType:
+def runs_table(left: Sequence[StudyRun], took_s: Mapping[str, float]) -> RenderableType:
     """The runs that a study lacks, a line for each setting."""
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("setting", "runs", "time"):
         table.add_column(header, justify="left" if header == "setting" else "right", overflow="fold")
-    settings: dict[str, list[Run]] = {}
+    settings: dict[str, list[StudyRun]] = {}
     for run in left:
         settings.setdefault(run.setting.name, []).append(run)
     for name, runs in settings.items():
@@ -447,9 +447,9 @@ def runs_table(left: Sequence[Run], took_s: Mapping[str, float]) -> RenderableTy
 class StudyDisplay(RunsDisplay):
     """Tells how a study goes."""
 
-    def begin(self, run: Run, progress: Progress) -> None:
+    def begin(self, run: StudyRun, progress: Progress) -> None:
         self.show(run.name, progress)
 
-    def end(self, run: Run, result: Result, progress: Progress) -> None:
+    def end(self, run: StudyRun, result: Result, progress: Progress) -> None:
         step = f"{joules(step_j(result.step))} and {seconds(result.step_s)} a step"
         self.ended(f"{run.name}: {step}", progress)

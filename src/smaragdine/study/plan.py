@@ -91,7 +91,7 @@ STAGES = {"pretrain": "pre-training", "finetune": "fine-tuning", "predict": "pre
 
 
 @dataclass(frozen=True)
-class Setting:
+class StudySetting:
     """Runs of the same setting repeat each other."""
 
     name: str  # of its runs: bert-pretrain-torch-L12-H768-fp32
@@ -104,8 +104,8 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Run:
-    setting: Setting
+class StudyRun:
+    setting: StudySetting
     number: int  # from 1
 
     @property
@@ -150,7 +150,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StudyRequest:
     """What the user asked for. None and (): what the size has, or the command."""
 
     size: Size
@@ -170,16 +170,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Planned:
-    setting: Setting
+    setting: StudySetting
     runs: int
 
 
-def bert(wanted: Wanted) -> list[Planned]:
+def bert(wanted: StudyRequest) -> list[Planned]:
     """All stages of BERT."""
     return _planned(wanted, ["bert"], wanted.stages or tuple(STAGES))
 
 
-def variants(wanted: Wanted) -> list[Planned]:
+def variants(wanted: StudyRequest) -> list[Planned]:
     """BERT's pre-training with other depths and widths."""
     size = wanted.size
     varied = replace(
@@ -190,19 +190,19 @@ def variants(wanted: Wanted) -> list[Planned]:
     return _planned(varied, ["bert"], wanted.stages or _FIRST)
 
 
-def albert(wanted: Wanted) -> list[Planned]:
+def albert(wanted: StudyRequest) -> list[Planned]:
     """ALBERT, and the BERT that it is compared with."""
     return _planned(wanted, MODELS, wanted.stages or _FIRST)
 
 
-def precision(wanted: Wanted) -> list[Planned]:
+def precision(wanted: StudyRequest) -> list[Planned]:
     """The same experiment many times: every `runs` of its runs are one."""
     experiments = wanted.experiments or wanted.size.experiments
     repeated = replace(wanted, runs=experiments * (wanted.runs or wanted.size.runs))
     return _planned(repeated, ["bert"], wanted.stages or _FIRST)
 
 
-STUDIES: dict[str, Callable[[Wanted], list[Planned]]] = {
+STUDIES: dict[str, Callable[[StudyRequest], list[Planned]]] = {
     "bert": bert,
     "variants": variants,
     "albert": albert,
@@ -210,14 +210,14 @@ STUDIES: dict[str, Callable[[Wanted], list[Planned]]] = {
 }
 
 
-def runs_of(planned: Iterable[Planned]) -> list[Run]:
+def runs_of(planned: Iterable[Planned]) -> list[StudyRun]:
     """Every run once: what several ask for is run as often as the one that asks for most."""
     most: dict[str, Planned] = {}
     for each in planned:
         name = each.setting.name
         if name not in most or each.runs > most[name].runs:
             most[name] = each
-    return [Run(each.setting, number) for each in most.values() for number in range(1, each.runs + 1)]
+    return [StudyRun(each.setting, number) for each in most.values() for number in range(1, each.runs + 1)]
 
 
 def checked(words: Sequence[str], known: Sequence[str], what: str) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ def checked(words: Sequence[str], known: Sequence[str], what: str) -> tuple[str,
     return tuple(dict.fromkeys(words))
 
 
-def _planned(wanted: Wanted, models: Sequence[str], stages: Sequence[str]) -> list[Planned]:
+def _planned(wanted: StudyRequest, models: Sequence[str], stages: Sequence[str]) -> list[Planned]:
     size = wanted.size
     runs = wanted.runs or size.runs
     return [
@@ -244,8 +244,8 @@ def _planned(wanted: Wanted, models: Sequence[str], stages: Sequence[str]) -> li
 
 
 def _setting(
-    wanted: Wanted, framework: str, model: str, stage: str, layers: int, hidden: int, floats: str
-) -> Setting:
+    wanted: StudyRequest, framework: str, model: str, stage: str, layers: int, hidden: int, floats: str
+) -> StudySetting:
     if framework == "tf1" and model == "albert":
         raise UserError(
             "tf1 has no ALBERT", "its program is the paper's BERT", "Use --framework keras-tensorflow"
@@ -275,7 +275,7 @@ def _setting(
     if wanted.data is not None:
         said["data"] = str(wanted.data)
     words = [word for name, value in said.items() for word in (f"--{name}", str(value))]
-    return Setting(
+    return StudySetting(
         name,
         (str(program(framework)), *words),
         facts,

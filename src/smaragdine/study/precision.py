@@ -12,9 +12,9 @@ from smaragdine.accounting.merge import merge_all
 from smaragdine.accounting.precision import Experiment, Score, Stability, assw, stability
 from smaragdine.accounting.similarity import Correlation, select
 from smaragdine.errors import UserError
-from smaragdine.study.claims import Claim, Finding, Rule, Verdict
+from smaragdine.study.claims import Claim, ClaimRule, JudgedClaim, Verdict
 from smaragdine.study.folder import experiment_runs
-from smaragdine.study.overhead import Cost, Overhead, load_overhead
+from smaragdine.study.overhead import ExtraCost, Overhead, load_overhead
 from smaragdine.study.results import Result, by_setting
 from smaragdine.units import plain
 
@@ -39,7 +39,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Thinned:
+class EveryNth:
     """Every n-th reading kept, against all. None: a correlation that there is none of."""
 
     every: int
@@ -67,7 +67,7 @@ class Precision:
     period_ms: float | None  # between two readings
     size: int  # runs of an experiment
     experiments: int
-    asss: list[Thinned]
+    asss: list[EveryNth]
     assw: list[Widened]  # none: there is one experiment
     stability: Stability | None
 
@@ -137,16 +137,16 @@ def summaries(results: Sequence[Result], device: str) -> list[Footprint]:
     return merge_all([select(result.step, device) for result in results])
 
 
-def _thinned(runs: Sequence[Result], device: str) -> list[Thinned]:
+def _thinned(runs: Sequence[Result], device: str) -> list[EveryNth]:
     known = [scores for run in runs if (scores := run.asss.get(device))]
-    found: list[Thinned] = []
+    found: list[EveryNth] = []
     for every in sorted({int(score["every"] or 0) for scores in known for score in scores}):
         here = [score for scores in known for score in scores if score["every"] == every]
         # Short runs have no score where few readings are left: a mean over the others would be another's.
         if sum(score["energy"] is not None for score in here) < len(known):
             continue
         names = ("energy", "power", "times_against_energy", "constant_power")
-        found.append(Thinned(every, *(_spread([score.get(name) for score in here]) for name in names)))
+        found.append(EveryNth(every, *(_spread([score.get(name) for score in here]) for name in names)))
     return found
 
 
@@ -186,13 +186,13 @@ def pairs_of(matrix: Sequence[Sequence[Correlation]]) -> list[float]:
 __all__ = ["PRECISION_CLAIMS", "Precision", "experiments_of", "precision_findings", "precision_of"]
 
 
-def _lowest(bound: float) -> Rule:
-    return Rule(f"agrees if the lowest is {bound:.2f} at least", lambda values: min(values) >= bound)
+def _lowest(bound: float) -> ClaimRule:
+    return ClaimRule(f"agrees if the lowest is {bound:.2f} at least", lambda values: min(values) >= bound)
 
 
-def _overlaps(middle: float, half: float) -> Rule:
+def _overlaps(middle: float, half: float) -> ClaimRule:
     """Values are an interval's low and high."""
-    return Rule(
+    return ClaimRule(
         "agrees if the 95 % interval here and the paper's ± overlap",
         lambda values: values[0] <= middle + half and values[-1] >= middle - half,
     )
@@ -226,7 +226,7 @@ STABILITY = Claim(
     "more than 0.7 for all pairs of nine",
     0.7,
     _SCALE,
-    Rule("agrees if the lowest pair is above 0.7", lambda values: min(values) > 0.7),
+    ClaimRule("agrees if the lowest pair is above 0.7", lambda values: min(values) > 0.7),
     "5.4.2",
 )
 TIME_OVERHEAD = Claim(
@@ -257,14 +257,14 @@ TARGETS = {"asss": 0.90, "assw": 0.97, "stability": 0.9}  # our own, of energies
 
 def precision_findings(
     results: Sequence[Result], out: Path | None = None, size: int | None = None
-) -> list[Finding]:
+) -> list[JudgedClaim]:
     """Of the most repeated setting of each framework and precision; and of the overhead that `out` has."""
     if size is None and out is not None:
         size = experiment_runs(out)
     most: dict[str, list[Result]] = {}
     for runs in repeated(results).values():
         most.setdefault(_suffix(runs[0]), runs)
-    found: list[Finding] = []
+    found: list[JudgedClaim] = []
     for runs in most.values():
         if len(runs) > 1:
             found += _similarities(runs, precision_of(runs, size))
@@ -274,7 +274,7 @@ def precision_findings(
     return found
 
 
-def _similarities(runs: Sequence[Result], precision: Precision) -> list[Finding]:
+def _similarities(runs: Sequence[Result], precision: Precision) -> list[JudgedClaim]:
     thinned = [each for each in precision.asss if each.every > 1]
     matrix = precision.stability
     suffix = _suffix(runs[0])
@@ -293,7 +293,7 @@ def _similarities(runs: Sequence[Result], precision: Precision) -> list[Finding]
         ASSW: [each.constant_power.mean for each in precision.assw if each.constant_power],
         STABILITY: pairs_of(matrix.time_alone) if matrix else [],
     }
-    found: list[Finding] = []
+    found: list[JudgedClaim] = []
     for claim, values in of_energy.items():
         if not values:
             continue
@@ -313,13 +313,13 @@ def _similarities(runs: Sequence[Result], precision: Precision) -> list[Finding]
 
 def _of_power(
     claim: Claim, values: Sequence[float], precision: Precision, suffix: str, runs: Sequence[Result]
-) -> Finding:
+) -> JudgedClaim:
     """The paper has no such score. Powers that are one constant correlate with nothing: theirs is none."""
     above = "above" if min(values) > 0 else "not above"
     why = f"the paper compares energies only; {above} the score of constant power, which for powers is none"
     if precision.provenance != "measured":
         why = f"power of {precision.device} is {precision.provenance}, alike for all operations"
-    return Finding(
+    return JudgedClaim(
         key=f"{claim.name}-power-{suffix}",
         study=claim.study,
         question=claim.question.replace("the footprint", "the power footprint").replace(
@@ -342,9 +342,9 @@ def _finding(
     here: Sequence[str],
     remarks: Sequence[str],
     runs: Sequence[Result],
-) -> Finding:
+) -> JudgedClaim:
     verdict: Verdict = "agrees" if claim.rule.agrees(values) else "differs"
-    return Finding(
+    return JudgedClaim(
         key=f"{claim.name}-{suffix}",
         study=claim.study,
         question=claim.question,
@@ -358,7 +358,7 @@ def _finding(
     )
 
 
-def _overheads(overhead: Overhead, run: Result | None) -> list[Finding]:
+def _overheads(overhead: Overhead, run: Result | None) -> list[JudgedClaim]:
     suffix = _suffix(run) if run else overhead.setting
     blocks = f"{overhead.pairs} pairs of blocks of {overhead.block_s:.1f} s"
     time_remarks = [f"the recorder takes {100 * overhead.core_share:.1f} % of a core"]
@@ -372,8 +372,13 @@ def _overheads(overhead: Overhead, run: Result | None) -> list[Finding]:
 
 
 def _cost_finding(
-    claim: Claim, suffix: str, overhead: Overhead, cost: Cost, here: Sequence[str], remarks: Sequence[str]
-) -> Finding:
+    claim: Claim,
+    suffix: str,
+    overhead: Overhead,
+    cost: ExtraCost,
+    here: Sequence[str],
+    remarks: Sequence[str],
+) -> JudgedClaim:
     percent = [100 * value for value in (cost.low, cost.middle, cost.high)]
     verdict: Verdict = "agrees" if claim.rule.agrees([percent[0], percent[2]]) else "differs"
     why = claim.rule.text
@@ -384,7 +389,7 @@ def _cost_finding(
             "not comparable",
             f"the interval is wider than ± {WIDEST:g} %: the machine was not quiet, or the pairs are few",
         )
-    return Finding(
+    return JudgedClaim(
         key=f"{claim.name}-{suffix}",
         study=claim.study,
         question=claim.question,

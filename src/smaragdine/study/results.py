@@ -22,9 +22,9 @@ from smaragdine.accounting.account import account, recording_inputs, thinned
 from smaragdine.accounting.arithmetic import per_step, working_device
 from smaragdine.accounting.footprint import Footprint, load, save, write_json
 from smaragdine.accounting.merge import renaming
-from smaragdine.accounting.meters import Meter, Meters
+from smaragdine.accounting.meters import DevicePower, Meters
 from smaragdine.accounting.precision import KS, score_json, thin
-from smaragdine.accounting.repeats import Ran, Repeated, Stretches, laid_over
+from smaragdine.accounting.repeats import LayerTimes, Repeated, Stretches, laid_over
 from smaragdine.accounting.run import Overview
 from smaragdine.accounting.similarity import select
 from smaragdine.accounting.traces import device_traces, main_channels
@@ -33,7 +33,7 @@ from smaragdine.errors import UserError
 from smaragdine.files import read_json
 from smaragdine.recording.format import EDGES, TRACES_FOLDER
 from smaragdine.recording.reader import Recording
-from smaragdine.study.plan import Fact, Run
+from smaragdine.study.plan import Fact, StudyRun
 
 RESULTS = "results"
 _FORMAT = 1
@@ -68,7 +68,7 @@ class Result:
 
 
 def result_of(
-    run: Run,
+    run: StudyRun,
     recording: Recording,
     found: Overview,
     log: str = "",
@@ -260,7 +260,7 @@ class Sketch:
     device: str
     edges: pa.Table  # schema EDGES
     power: Repeated | None  # None: nothing repeats, or nothing was measured
-    ran: Ran | None  # the layers that repeat
+    ran: LayerTimes | None  # the layers that repeat
     all_readings: Footprint
     half_readings: Footprint
 
@@ -282,7 +282,7 @@ def _by_readings(recording: Recording, step: Footprint, device: str) -> tuple[Fo
 
     def every(k: int) -> Footprint:
         trace = thin(meter.trace, k, meter.readings)
-        known = Meter(trace, meter.sensor, provenance=meter.provenance, idle_w=meter.idle_w)
+        known = DevicePower(trace, meter.sensor, provenance=meter.provenance, idle_w=meter.idle_w)
         found = select(account(events, {device: known}, narrowed=False), device)
         return per_step(found) if found.devices[device].steps else found
 
@@ -355,8 +355,8 @@ def _power_of(values: dict[str, Any]) -> Repeated:
     return Repeated(str(values["of"]), int(values["count"]), edges_s, mean_w, std_w)
 
 
-def _ran_of(values: dict[str, Any]) -> Ran:
-    return Ran(
+def _ran_of(values: dict[str, Any]) -> LayerTimes:
+    return LayerTimes(
         layer=str(values["layer"]),
         spans_s=_stretches(values["spans_s"]),
         others=tuple(str(other) for other in values.get("others", ())),  # older ones do not say

@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from smaragdine.accounting.arithmetic import average, working_device
 from smaragdine.accounting.footprint import Footprint, column
-from smaragdine.accounting.merge import Rule, merge
+from smaragdine.accounting.merge import MergeRule, merge
 from smaragdine.accounting.similarity import select
 from smaragdine.arrays import Floats
-from smaragdine.study.claims import Claim, Finding, judge
+from smaragdine.study.claims import Claim, JudgedClaim, judge
 from smaragdine.study.plan import Fact
 from smaragdine.study.results import Result
 
@@ -68,7 +68,7 @@ _PRODUCT = re.compile(
     re.IGNORECASE,
 )
 # A transformer is merged with the others even where it has an operation more, or has no others.
-LAYERS = (Rule(re.compile(r"layer_\d+"), "layer_*"), Rule(re.compile(r"\d+"), "*"))
+LAYERS = (MergeRule(re.compile(r"layer_\d+"), "layer_*"), MergeRule(re.compile(r"\d+"), "*"))
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def shape_of(result: Result) -> Shape:
 
 
 @dataclass(frozen=True)
-class Group:
+class OperationGroup:
     suffix: str  # of its findings' keys: torch-fp32
     device: str
     works: tuple[Work, ...]
@@ -291,7 +291,7 @@ class Group:
         also: str = "",
         obstacle: str = "",
         of_power: bool = False,
-    ) -> Finding:
+    ) -> JudgedClaim:
         """`of_power`: an estimate of power cannot speak about it."""
         estimated = any(work.estimated for work in works)
         remarks = [text for text in (_unlike(works) if claim.study != "variants" else "",) if text]
@@ -309,7 +309,7 @@ class Group:
         return judge(claim, values, self.suffix, settings, also, remarks, obstacle)
 
 
-def groups(results: Sequence[Result]) -> list[Group]:
+def groups(results: Sequence[Result]) -> list[OperationGroup]:
     """Runs that only measure how costs grow are left out, and so are programs of a user's own."""
     found: dict[tuple[str, str], dict[tuple[Fact, Fact], list[Result]]] = {}
     for result in sorted(results, key=lambda result: (result.setting, result.number)):
@@ -318,7 +318,7 @@ def groups(results: Sequence[Result]) -> list[Group]:
             kind = str(facts["framework"]), str(facts.get("precision", "fp32"))
             load = facts.get("batch", 0), facts.get("length", 0)
             found.setdefault(kind, {}).setdefault(load, []).append(result)
-    made: list[Group] = []
+    made: list[OperationGroup] = []
     for kind, loads in found.items():
         # Most have the batch and length of the study: theirs is the plain name.
         for n, (load, own) in enumerate(sorted(loads.items(), key=lambda item: -len(item[1]))):
@@ -326,7 +326,7 @@ def groups(results: Sequence[Result]) -> list[Group]:
             if device is not None:
                 works = [Work(result, device) for result in own if device in result.step.devices]
                 suffix = "-".join([*kind, *([f"B{load[0]}", f"N{load[1]}"] if n else [])])
-                made.append(Group(suffix, device, tuple(works)))
+                made.append(OperationGroup(suffix, device, tuple(works)))
     return made
 
 

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from smaragdine.accounting.run import Overview, overview
 from smaragdine.errors import UserError, signal_name
-from smaragdine.jobs.job import Job, Stop, record
+from smaragdine.jobs.job import RunRequest, Stop, record
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.supervise import dying_with_us
@@ -36,7 +36,7 @@ from smaragdine.study.folder import (
     remove_traced,
     run_folder,
 )
-from smaragdine.study.plan import Run
+from smaragdine.study.plan import StudyRun
 from smaragdine.study.results import (
     RESULTS,
     Result,
@@ -71,7 +71,7 @@ class Finished:
     useless: bool = False  # the recording says nothing about a step; else another try may have its result
 
 
-def finish(folder: Path, run: Run) -> Finished:
+def finish(folder: Path, run: StudyRun) -> Finished:
     """Make the result of a run that was recorded into the study `folder`."""
     recording, log = run_folder(folder, run), log_of(folder, run)
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
@@ -125,10 +125,10 @@ def assembled(recording: Path) -> tuple[tuple[str, ...], float | None]:
     return said, time.process_time() - begin_s
 
 
-class Beside:
+class FinishingProcess:
     """`finish`, in a process of its own that has begun."""
 
-    def __init__(self, folder: Path, run: Run) -> None:
+    def __init__(self, folder: Path, run: StudyRun) -> None:
         self._folder, self._run = folder, run
         with _signals_held():
             self._child = subprocess.Popen(
@@ -205,31 +205,31 @@ _MOST_FAILURES = 2
 LEAST_PROCESSORS = 4  # with fewer, what goes on beside a program takes too much from it
 
 
-class Watcher(Protocol):
+class StudyWatcher(Protocol):
     """Is told how a study goes."""
 
     def say(self, line: str) -> None: ...
 
-    def begin(self, run: Run, progress: Progress) -> None: ...
+    def begin(self, run: StudyRun, progress: Progress) -> None: ...
 
-    def end(self, run: Run, result: Result, progress: Progress) -> None: ...
+    def end(self, run: StudyRun, result: Result, progress: Progress) -> None: ...
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudyOutcome:
     failed: tuple[str, ...] = ()  # runs
     left_out: tuple[str, ...] = ()  # runs of settings that had failed before
 
 
 def run_missing(
     study: Study,
-    runs: Sequence[Run],
+    runs: Sequence[StudyRun],
     keep: Keep,
-    watch: Watcher,
+    watch: StudyWatcher,
     stop: Stop,
     beside: bool | None = None,
     timeout_s: float | None = None,
-) -> Outcome:
+) -> StudyOutcome:
     """Until all have a result, or `stop`.
 
     `beside`: a run's result is made while the next program starts; None: where there are processors for it.
@@ -248,16 +248,16 @@ def run_missing(
         course.settle([])
     finally:
         course.abandon()
-    return Outcome(tuple(course.failed), tuple(course.left_out))
+    return StudyOutcome(tuple(course.failed), tuple(course.left_out))
 
 
 @dataclass(frozen=True)
 class _Behind:
     """A run whose program has ended, and whose result is being made."""
 
-    run: Run
+    run: StudyRun
     recorded_s: float
-    process: Beside | None  # None: nobody makes it yet
+    process: FinishingProcess | None  # None: nobody makes it yet
 
 
 class _Course:
@@ -266,9 +266,9 @@ class _Course:
     def __init__(
         self,
         study: Study,
-        runs: Sequence[Run],
+        runs: Sequence[StudyRun],
         keep: Keep,
-        watch: Watcher,
+        watch: StudyWatcher,
         stop: Stop,
         beside: bool,
         timeout_s: float | None,
@@ -281,7 +281,7 @@ class _Course:
         self.failed: list[str] = []
         self.left_out: list[str] = []
 
-    def run(self, run: Run, left: Sequence[Run]) -> None:
+    def run(self, run: StudyRun, left: Sequence[StudyRun]) -> None:
         """`left` begins with it."""
         setting = run.setting.name
         # The result that is still to come may be the failure that decides.
@@ -305,7 +305,7 @@ class _Course:
         elif not self._stop:
             self._fail(run, error)
 
-    def settle(self, left: Sequence[Run]) -> None:
+    def settle(self, left: Sequence[StudyRun]) -> None:
         """Wait for the result that is still to come; `left` are to be run after that."""
         if self._behind is None:
             return
@@ -326,7 +326,7 @@ class _Course:
         if self._behind is not None and self._behind.process is not None:
             self._behind.process.abandon()
 
-    def _is_whole(self, run: Run, left: Sequence[Run]) -> bool:
+    def _is_whole(self, run: StudyRun, left: Sequence[StudyRun]) -> bool:
         """Whether a recording was there that lacked its result alone: whoever made it was ended before."""
         if not self._study.run_folder(run).is_dir():
             return False
@@ -341,35 +341,35 @@ class _Course:
             self._fail(run, found.error)
         return True
 
-    def _begun(self, run: Run) -> Beside | None:
-        return Beside(self._study.folder, run) if self._beside else None
+    def _begun(self, run: StudyRun) -> FinishingProcess | None:
+        return FinishingProcess(self._study.folder, run) if self._beside else None
 
-    def _finished(self, run: Run, process: Beside | None) -> Finished:
+    def _finished(self, run: StudyRun, process: FinishingProcess | None) -> Finished:
         found = finish(self._study.folder, run) if process is None else process.finished(self._stop)
         for line in found.said:
             self._study.note(f"{run.name}: trace: {line}")
         return found
 
-    def _end(self, run: Run, result: Result, left: Sequence[Run]) -> None:
+    def _end(self, run: StudyRun, result: Result, left: Sequence[StudyRun]) -> None:
         self._in_a_row[run.setting.name] = 0
         self._study.slim(self._keep)
         self._watch.end(run, result, self._progress(left))
 
-    def _fail(self, run: Run, error: str) -> None:
+    def _fail(self, run: StudyRun, error: str) -> None:
         self._in_a_row[run.setting.name] += 1
         self.failed.append(run.name)
         self._watch.say(f"{run.name}: {error}")
 
-    def _progress(self, left: Sequence[Run]) -> Progress:
+    def _progress(self, left: Sequence[StudyRun]) -> Progress:
         done = len(self._runs) - len(left_of(self._study.folder, self._runs))
         left_s = expected_s(left, self._study.made.took_s)
         return Progress(done, len(self._runs), len(self.failed), left_s)
 
 
-def _recorded(study: Study, run: Run, timeout_s: float | None, stop: Stop) -> str | None:
+def _recorded(study: Study, run: StudyRun, timeout_s: float | None, stop: Stop) -> str | None:
     """Why there is no recording; None where there is."""
     setting, place, log = run.setting, study.place(run), study.log(run)
-    job = Job(
+    job = RunRequest(
         setting.words,
         os.getcwd(),
         setting.environment,

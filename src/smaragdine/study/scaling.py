@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from smaragdine.study.plan import Fact, Setting
+from smaragdine.study.plan import Fact, StudySetting
 from smaragdine.study.results import Result
 
 FACTORS: Mapping[str, tuple[float, ...]] = {"layers": (0.5, 2), "batch": (2,), "seconds": (3,)}
@@ -33,9 +33,9 @@ class Growth:
     runs: int
 
 
-def scaling_settings(base: Setting) -> list[Setting]:
+def scaling_settings(base: StudySetting) -> list[StudySetting]:
     """`base` with one of its words changed; one run of each is enough."""
-    found: list[Setting] = []
+    found: list[StudySetting] = []
     for scale, factors in FACTORS.items():
         word = f"--{scale}"
         if word not in base.words:

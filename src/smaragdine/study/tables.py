@@ -27,8 +27,8 @@ from smaragdine.study.document import (
     Cell,
     Column,
     Material,
-    Mean,
-    Table,
+    MeanOverRuns,
+    StudyTable,
     counted,
     mean_of,
     provenance_of,
@@ -44,7 +44,7 @@ from smaragdine.study.scaling import growths_of, scaling_of
 from smaragdine.units import joules, plus_minus, seconds, watts
 
 if TYPE_CHECKING:
-    from smaragdine.study.findings import Finding
+    from smaragdine.study.findings import JudgedClaim
 
 
 # A user's own program as a study, on the terminal.
@@ -139,7 +139,7 @@ _COLUMNS = (
 )
 
 
-def footprints_table(materials: Sequence[Material]) -> Table:
+def footprints_table(materials: Sequence[Material]) -> StudyTable:
     """Of the device that does the work; a setting's rows, `(idle)` among them, add up to its step."""
     rows = [
         row
@@ -147,7 +147,7 @@ def footprints_table(materials: Sequence[Material]) -> Table:
         for results in by_setting(material.results).values()
         for row in _rows(results, material.device)
     ]
-    return Table("footprints", "Footprints", _COLUMNS, tuple(rows))
+    return StudyTable("footprints", "Footprints", _COLUMNS, tuple(rows))
 
 
 def _rows(results: Sequence[Result], device: str) -> Iterator[tuple[Cell, ...]]:
@@ -175,8 +175,8 @@ def _rows(results: Sequence[Result], device: str) -> Iterator[tuple[Cell, ...]]:
     yield (setting, device, f"({IDLE})", None, None, idle, None, None, None, None)
 
 
-def _mean_footprints(mean: float, std: float | None, runs: int) -> Mean:
-    return Mean(mean, std if std is not None and math.isfinite(std) else None, runs)
+def _mean_footprints(mean: float, std: float | None, runs: int) -> MeanOverRuns:
+    return MeanOverRuns(mean, std if std is not None and math.isfinite(std) else None, runs)
 
 
 _KIND = Column("kind", "Kind")
@@ -185,7 +185,7 @@ _PHASES = ("forward", "backward", "optimizer", "other")
 _STYLES = {"agrees": "green", "differs": "yellow", "not comparable": "dim"}
 
 
-def findings_table(findings: Sequence[Finding]) -> RenderableType:
+def findings_table(findings: Sequence[JudgedClaim]) -> RenderableType:
     """For the terminal: what was asked, the number here and there, and whether they agree."""
     from rich.console import Group
     from rich.table import Table as RichTable
@@ -206,7 +206,7 @@ def findings_table(findings: Sequence[Finding]) -> RenderableType:
     return Group(table, Text(""), Text(counted(findings)))
 
 
-def study_tables(materials: Sequence[Material]) -> list[Table]:
+def study_tables(materials: Sequence[Material]) -> list[StudyTable]:
     """Those that have rows."""
     found = [
         stages_table(materials),
@@ -228,7 +228,7 @@ def power_words(materials: Sequence[Material]) -> str:
     return " ".join(f"Power of {device}: {', '.join(how)}." for device, how in found.items())
 
 
-def stages_table(materials: Sequence[Material]) -> Table:
+def stages_table(materials: Sequence[Material]) -> StudyTable:
     """Of the shape that is no variant."""
     rows = [
         _stage_row(material, model, stage, results)
@@ -251,7 +251,7 @@ def stages_table(materials: Sequence[Material]) -> Table:
         _RUNS,
     )
     note = "On the device that does the work, unless said. A stage is 500 steps, prediction 1,063 sentences."
-    return Table("stages", "Stages", columns, tuple(rows), note)
+    return StudyTable("stages", "Stages", columns, tuple(rows), note)
 
 
 def _stage_row(material: Material, model: str, stage: str, results: Sequence[Result]) -> tuple[Cell, ...]:
@@ -274,7 +274,7 @@ def _stage_row(material: Material, model: str, stage: str, results: Sequence[Res
     )
 
 
-def layers_table(materials: Sequence[Material]) -> Table:
+def layers_table(materials: Sequence[Material]) -> StudyTable:
     rows: list[tuple[Cell, ...]] = []
     for material in materials:
         try:
@@ -295,7 +295,7 @@ def layers_table(materials: Sequence[Material]) -> Table:
         _RUNS,
     )
     note = "Energy of a step on the device that does the work; shares of all layers that repeat."
-    return Table("layers", "Layers", columns, tuple(rows), note)
+    return StudyTable("layers", "Layers", columns, tuple(rows), note)
 
 
 def _of(family: Sequence[Node], path: str, phase: str) -> float:
@@ -307,7 +307,7 @@ def _share(family: Sequence[Node], path: str, phase: str) -> float | None:
     return 100 * _of(family, path, phase) / whole_j if whole_j > 0 else None
 
 
-def top_table(materials: Sequence[Material]) -> Table:
+def top_table(materials: Sequence[Material]) -> StudyTable:
     rows: list[tuple[Cell, ...]] = []
     for material in materials:
         for model in ("bert", "albert"):
@@ -333,20 +333,20 @@ def top_table(materials: Sequence[Material]) -> Table:
         Column("power_w", "Power while busy", "W"),
         _RUNS,
     )
-    return Table(
+    return StudyTable(
         "top", "Operations with the most energy", columns, tuple(rows), "Self-similar layers merged."
     )
 
 
-def _means(bars: Bars, runs: int) -> list[tuple[tuple[str, str], Mean]]:
+def _means(bars: Bars, runs: int) -> list[tuple[tuple[str, str], MeanOverRuns]]:
     spread = runs > 1  # of one run the bars have the spread over its steps
     return [
-        ((name, phase or ""), Mean(float(v), float(s) if spread and math.isfinite(s) else None, runs))
+        ((name, phase or ""), MeanOverRuns(float(v), float(s) if spread and math.isfinite(s) else None, runs))
         for name, phase, v, s in zip(bars.name, bars.phase, bars.value, bars.std, strict=True)
     ]
 
 
-def variants_table(materials: Sequence[Material]) -> Table:
+def variants_table(materials: Sequence[Material]) -> StudyTable:
     rows = [
         (material.kind, label, *_figures(results, material.device), len(results))
         for material in materials
@@ -355,10 +355,10 @@ def variants_table(materials: Sequence[Material]) -> Table:
         for label, results in found.items()
     ]
     columns = (_KIND, Column("variant", "Variant"), *_FIGURES, _RUNS)
-    return Table("variants", "Variants", columns, tuple(rows), _BUSY)
+    return StudyTable("variants", "Variants", columns, tuple(rows), _BUSY)
 
 
-def albert_table(materials: Sequence[Material]) -> Table:
+def albert_table(materials: Sequence[Material]) -> StudyTable:
     rows = [
         (material.kind, model.upper(), STAGES[stage], *_figures(results, material.device), len(results))
         for material in materials
@@ -369,7 +369,7 @@ def albert_table(materials: Sequence[Material]) -> Table:
         if results
     ]
     columns = (_KIND, Column("model", "Model"), Column("stage", "Stage"), *_FIGURES, _RUNS)
-    return Table("albert", "ALBERT and BERT", columns, tuple(rows), _BUSY)
+    return StudyTable("albert", "ALBERT and BERT", columns, tuple(rows), _BUSY)
 
 
 _BUSY = (
@@ -424,7 +424,7 @@ _SCALING = (
 )
 
 
-def cost_tables(out: Path, results: Sequence[Result], materials: Sequence[Material]) -> list[Table]:
+def cost_tables(out: Path, results: Sequence[Result], materials: Sequence[Material]) -> list[StudyTable]:
     """Those that have rows."""
     precision = precision_table(materials)
     precision = replace(precision, note=f"{precision.note} {power_words(materials)}")
@@ -432,7 +432,7 @@ def cost_tables(out: Path, results: Sequence[Result], materials: Sequence[Materi
     return [table for table in found if table.rows]
 
 
-def precision_table(materials: Sequence[Material]) -> Table:
+def precision_table(materials: Sequence[Material]) -> StudyTable:
     rows: list[tuple[Cell, ...]] = []
     for material in materials:
         try:
@@ -464,10 +464,10 @@ def precision_table(materials: Sequence[Material]) -> Table:
     note = (
         "Pearson correlation of footprints. Constant power: the score of energies that busy times alone give."
     )
-    return Table("precision", "Precision", columns, tuple(rows), note)
+    return StudyTable("precision", "Precision", columns, tuple(rows), note)
 
 
-def overhead_table(out: Path) -> Table:
+def overhead_table(out: Path) -> StudyTable:
     rows: list[tuple[Cell, ...]] = []
     for found in load_overhead(out):
         costs = [("time", found.time), ("time, median of pairs", found.time_median)]
@@ -485,17 +485,17 @@ def overhead_table(out: Path) -> Table:
         Column("pairs", "Pairs"),
     )
     note = "What sampling adds to a step, with its 95 % interval over pairs of blocks with and without."
-    return Table("overhead", "Overhead", columns, tuple(rows), note)
+    return StudyTable("overhead", "Overhead", columns, tuple(rows), note)
 
 
-def scaling_table(results: Sequence[Result]) -> Table:
+def scaling_table(results: Sequence[Result]) -> StudyTable:
     found = scaling_of(results)
     rows = [tuple(row.get(column.key) for column in _SCALING) for row in found]
     note = "What measuring took as layers, batch and the length of a run grow, one run each."
-    return Table("scaling", "Scaling", _SCALING, tuple(rows), note)
+    return StudyTable("scaling", "Scaling", _SCALING, tuple(rows), note)
 
 
-def growth_table(results: Sequence[Result]) -> Table:
+def growth_table(results: Sequence[Result]) -> StudyTable:
     rows = [
         (
             growth.base,
@@ -523,8 +523,8 @@ def growth_table(results: Sequence[Result]) -> Table:
         "y grows as x to the exponent: 1 is proportional, 0 not at all. Names ending in _s are of seconds; "
         "step_events are those of one traced step."
     )
-    return Table("growth", "Growth", columns, tuple(rows), note)
+    return StudyTable("growth", "Growth", columns, tuple(rows), note)
 
 
-def _mean_costs(spread: Spread | None) -> Mean | None:
-    return None if spread is None else Mean(spread.mean, spread.std, spread.runs)
+def _mean_costs(spread: Spread | None) -> MeanOverRuns | None:
+    return None if spread is None else MeanOverRuns(spread.mean, spread.std, spread.runs)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from smaragdine.errors import UserError, signal_name
 from smaragdine.files import last_printed
-from smaragdine.jobs.job import Job, Ran, Stop, perform, record
+from smaragdine.jobs.job import RunRequest, RunResult, Stop, perform, record
 from smaragdine.jobs.lender import (
     Lender,
     Say,
@@ -34,7 +34,7 @@ from smaragdine.sweep.sweep import BASELINE, UNFINISHED, Progress, Queue
 from smaragdine.sweep.table import Repetition
 
 
-class Watcher(Protocol):
+class SweepWatcher(Protocol):
     """Is told how a sweep goes."""
 
     def ready(self) -> None:
@@ -48,7 +48,7 @@ class Watcher(Protocol):
     def end(self, task: Task, row: Repetition, progress: Progress) -> None: ...
 
 
-def run_local(queue: Queue, watch: Watcher, stop: Stop) -> None:
+def run_local(queue: Queue, watch: SweepWatcher, stop: Stop) -> None:
     """Run what is left, until it is done or `stop`."""
     sweep, node = queue.sweep, platform.node()
     jobs = jobs_here(sweep.plan, queue.left(), os.environ)
@@ -74,13 +74,13 @@ def run_local(queue: Queue, watch: Watcher, stop: Stop) -> None:
                 watch.end(task, row, sweep.progress(queue.left()))
 
 
-def jobs_here(plan: Plan, tasks: Sequence[Task], environment: Mapping[str, str]) -> dict[str, Job]:
+def jobs_here(plan: Plan, tasks: Sequence[Task], environment: Mapping[str, str]) -> dict[str, RunRequest]:
     """What each of these needs on this machine. Refuses limits that its devices do not allow."""
     needs_gpus = any(t.setting.limit_kind != "parameter" for t in tasks)
     cools = any(plan.experiment(t).cool_down for t in tasks)
     ranges = ranges_here() if needs_gpus else []
     devices: dict[str, dict[str, str]] = {}
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, RunRequest] = {}
     for task in tasks:
         experiment, benchmark = plan.experiment(task), plan.benchmark(task)
         if experiment.name not in devices:
@@ -98,7 +98,7 @@ def jobs_here(plan: Plan, tasks: Sequence[Task], environment: Mapping[str, str])
             limits = wanted_limits(task.setting, list(own), ranges)
         except UserError as error:
             raise UserError(f"experiment {experiment.name}", str(error)) from None
-        jobs[task.name] = Job(
+        jobs[task.name] = RunRequest(
             command_words(benchmark, task.setting),
             benchmark.folder,
             {**chosen, **command_environment(benchmark, task.setting)},
@@ -112,7 +112,7 @@ def jobs_here(plan: Plan, tasks: Sequence[Task], environment: Mapping[str, str])
 
 
 @contextlib.contextmanager
-def lender_for(jobs: Iterable[Job], say: Say, journal: Path | None = None) -> Iterator[Lender | None]:
+def lender_for(jobs: Iterable[RunRequest], say: Say, journal: Path | None = None) -> Iterator[Lender | None]:
     """Who sets the limits of these jobs, once each of them was seen to be possible; None: they have none."""
     settings: list[Wanted] = []
     for job in jobs:
@@ -126,11 +126,11 @@ def lender_for(jobs: Iterable[Job], say: Say, journal: Path | None = None) -> It
         yield lends
 
 
-def without_warm_up(job: Job) -> Job:
+def without_warm_up(job: RunRequest) -> RunRequest:
     return replace(job, warm_up=0)
 
 
-def trouble_words(row: Repetition | None, ran: Ran, log: Path) -> str:
+def trouble_words(row: Repetition | None, ran: RunResult, log: Path) -> str:
     """What went wrong with a repetition that has ended; empty where nothing did."""
     if ran.returncode or ran.timed_out:
         return f"{ended_words(ran)}{last_line(log)}"
@@ -140,7 +140,7 @@ def trouble_words(row: Repetition | None, ran: Ran, log: Path) -> str:
     return "; ".join(ran.problems)
 
 
-def ended_words(ran: Ran) -> str:
+def ended_words(ran: RunResult) -> str:
     """How a program that failed ended."""
     if ran.timed_out:
         return "ended, for it took too long"
@@ -164,7 +164,7 @@ def _baseline(queue: Queue, stop: Stop, say: Say) -> None:
         return
     say(f"measuring idle power for {longest_s:g} s")
     part = sweep.folder / UNFINISHED / f"{BASELINE}.{secrets.token_hex(4)}"
-    job = Job(["sleep", f"{longest_s}"], str(sweep.folder), verb=asked.BASELINE)
+    job = RunRequest(["sleep", f"{longest_s}"], str(sweep.folder), verb=asked.BASELINE)
     ran = record(job, part, Path(os.devnull), stop)
     if not stop and not ran.error and not ran.returncode:
         os.rename(part, place)

@@ -37,7 +37,7 @@ _COUNTS_REPEATS = re.compile(
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnNames:
     """Which columns hold what. Energy is its own column, or power × time."""
 
     limit: str
@@ -65,7 +65,7 @@ class Group:
     of: Of | None = None  # what time and energy are of; None: a table of others does not say
 
 
-def read_groups(path: str | os.PathLike[str], columns: Columns, repeated: bool = False) -> list[Group]:
+def read_groups(path: str | os.PathLike[str], columns: ColumnNames, repeated: bool = False) -> list[Group]:
     """Groups of a file. Without `--by`, two rows of one limit are only right where `repeated` says so."""
     where = os.fspath(path)
     return groups_of(read_measurements(path), columns, where, repeated or bool(columns.by))
@@ -93,7 +93,7 @@ def read_measurements(path: str | os.PathLike[str]) -> pa.Table:
     return read_table(content, kind, (), (), where)
 
 
-def groups_of(table: pa.Table, columns: Columns, where: str, repeated: bool = True) -> list[Group]:
+def groups_of(table: pa.Table, columns: ColumnNames, where: str, repeated: bool = True) -> list[Group]:
     if columns.power is None and columns.energy is None:
         raise UserError(f"{where}: no energy", "neither power nor energy is named", "Name a column of either")
     for name in columns.by:
@@ -191,7 +191,7 @@ def _order(value: Value) -> tuple[int, float, str]:
     return 1, 0.0, str(value)
 
 
-def _refuse_repeated(limit: Floats, columns: Columns, others: Sequence[str], where: str) -> None:
+def _refuse_repeated(limit: Floats, columns: ColumnNames, others: Sequence[str], where: str) -> None:
     different, counts = np.unique(limit, return_counts=True)
     if counts.max() > 1:
         most = int(np.argmax(counts))

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.errors import UserError
-from smaragdine.jobs.job import Ran, Stop, perform
+from smaragdine.jobs.job import RunResult, Stop, perform
 from smaragdine.jobs.ray import (
     LOOK_S,
     Losses,
-    Slot,
+    RaySlot,
     call,
     cancel,
     connected,
@@ -32,7 +32,7 @@ from smaragdine.jobs.ray import (
     submit,
     unpack,
 )
-from smaragdine.sweep.local import Watcher, jobs_here, lender_for, trouble_words
+from smaragdine.sweep.local import SweepWatcher, jobs_here, lender_for, trouble_words
 from smaragdine.sweep.plan import Plan, Task
 from smaragdine.sweep.sweep import Queue
 
@@ -43,7 +43,7 @@ from smaragdine.sweep.sweep import Queue
 class Gathered:
     """What a node sends back: the recording as an archive, or why there is none."""
 
-    ran: Ran
+    ran: RunResult
     archive: bytes = b""
     log: bytes = b""
     said: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ def _run(plan: Plan, task: Task, warm: bool) -> Gathered:
             archive = b"" if ran.error else packed(recording)
             text = log.read_bytes() if log.exists() else b""
     except UserError as error:
-        return Gathered(Ran(error=str(error)))
+        return Gathered(RunResult(error=str(error)))
     return Gathered(ran, archive, text, tuple(said), time.monotonic() - begin_s)
 
 
@@ -94,7 +94,7 @@ def _why_not(plan: Plan, tasks: Sequence[Task]) -> str:
 _SAY_AFTER_S = 20.0
 
 
-def run_ray(queue: Queue, watch: Watcher, stop: Stop, address: str | None = None) -> None:
+def run_ray(queue: Queue, watch: SweepWatcher, stop: Stop, address: str | None = None) -> None:
     """Run what is left on a cluster, until it is done or `stop`."""
     ray = load_ray()
     plan = queue.sweep.plan
@@ -116,9 +116,9 @@ def run_ray(queue: Queue, watch: Watcher, stop: Stop, address: str | None = None
 class _Cluster:
     """Hands out tasks to devices as they become free."""
 
-    def __init__(self, ray: Any, queue: Queue, watch: Watcher, stop: Stop) -> None:
+    def __init__(self, ray: Any, queue: Queue, watch: SweepWatcher, stop: Stop) -> None:
         self._ray, self._queue, self._watch, self._stop = ray, queue, watch, stop
-        self._running: dict[Any, tuple[Slot, Task]] = {}
+        self._running: dict[Any, tuple[RaySlot, Task]] = {}
         self._warmed: set[tuple[str, str, str]] = set()
         self._losses = Losses()
 
@@ -134,7 +134,7 @@ class _Cluster:
         finally:
             cancel(self._ray, self._running)
 
-    def _slots(self) -> list[Slot]:
+    def _slots(self) -> list[RaySlot]:
         return _fitting(slots_of(self._ray.nodes()), self._queue.left())
 
     def _hand_out(self) -> None:
@@ -184,10 +184,10 @@ class _Cluster:
 
 
 def check_nodes(
-    ray: Any, plan: Plan, tasks: Sequence[Task], slots: Sequence[Slot], watch: Watcher, stop: Stop
+    ray: Any, plan: Plan, tasks: Sequence[Task], slots: Sequence[RaySlot], watch: SweepWatcher, stop: Stop
 ) -> None:
     """Before anything runs: every device takes every setting that it may have to. Ends early at `stop`."""
-    asked: dict[Any, Slot] = {}
+    asked: dict[Any, RaySlot] = {}
     for slot in slots:
         own = [task for task in tasks if task.setting.gpu_type in (None, slot.gpu_type)]
         asked[submit(ray, slot, why_not, plan, own)] = slot
@@ -205,7 +205,7 @@ def check_nodes(
         cancel(ray, asked)
 
 
-def _check_answer(ray: Any, ref: Any, slot: Slot) -> None:
+def _check_answer(ray: Any, ref: Any, slot: RaySlot) -> None:
     try:
         why = ray.get(ref)
     except ray.exceptions.RayError as error:
@@ -214,7 +214,7 @@ def _check_answer(ray: Any, ref: Any, slot: Slot) -> None:
         raise UserError(f"{slot.node} cannot run the sweep", why)
 
 
-def _check_types(plan: Plan, everywhere: Sequence[Slot], slots: Sequence[Slot]) -> None:
+def _check_types(plan: Plan, everywhere: Sequence[RaySlot], slots: Sequence[RaySlot]) -> None:
     there = sorted({slot.gpu_type for slot in everywhere if slot.gpu_type})
     for experiment in plan.experiments:
         missing = [kind for kind in experiment.gpu_types if kind not in there]
@@ -227,7 +227,7 @@ def _check_types(plan: Plan, everywhere: Sequence[Slot], slots: Sequence[Slot]) 
         raise UserError("the cluster has no node that could run the sweep", remedy="See ray status")
 
 
-def _fitting(slots: Sequence[Slot], tasks: Sequence[Task]) -> list[Slot]:
+def _fitting(slots: Sequence[RaySlot], tasks: Sequence[Task]) -> list[RaySlot]:
     """Nodes without a GPU run nothing where others have one, or where limits are to be set."""
     needs_gpu = any(task.setting.limit_kind != "parameter" for task in tasks)
     kinds = {task.setting.gpu_type for task in tasks}

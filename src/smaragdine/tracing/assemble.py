@@ -31,7 +31,7 @@ _DIFFER = f"{NO_STEPS}, and what the program repeats differs from slice to slice
 
 
 @dataclass(frozen=True)
-class Slice:
+class ProcessSlice:
     pid: int
     files: tuple[Path, ...]
     meta: dict[str, Any]
@@ -39,10 +39,10 @@ class Slice:
     coverage: Coverage
 
 
-def agreed(slices: Sequence[Slice]) -> list[Slice]:
+def agreed(slices: Sequence[ProcessSlice]) -> list[ProcessSlice]:
     """Those that are kept, process by process. Steps count where all slices that could tell found the same;
     what came before them is then no step: it was compiling, or being prepared."""
-    kept: list[Slice] = []
+    kept: list[ProcessSlice] = []
     for pid in dict.fromkeys(each.pid for each in slices):
         mine = [each for each in slices if each.pid == pid]
         found = [each for each in mine if each.coverage.found_steps]
@@ -54,7 +54,7 @@ def agreed(slices: Sequence[Slice]) -> list[Slice]:
     return kept
 
 
-def _without_steps(one: Slice) -> Slice:
+def _without_steps(one: ProcessSlice) -> ProcessSlice:
     at = one.table.schema.get_field_index("step")
     none = pa.nulls(one.table.num_rows, one.table.schema.field(at).type)
     table = one.table.set_column(at, one.table.schema.field(at), none)
@@ -128,7 +128,7 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
     writer: EventsWriter | None = None
     places, guessed = Recording(folder, {}).places, 0
     read: list[Path] = []
-    slices: list[Slice] = []  # few and short; together they tell whether there are steps in them
+    slices: list[ProcessSlice] = []  # few and short; together they tell whether there are steps in them
 
     def write(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> None:
         nonlocal writer, guessed
@@ -149,7 +149,7 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
                 write(meta, table, coverage)
                 read += [raw, meta_path]
             else:
-                slices.append(Slice(int(meta["pid"]), (raw, meta_path), meta, table, coverage))
+                slices.append(ProcessSlice(int(meta["pid"]), (raw, meta_path), meta, table, coverage))
         if on_window is not None:
             on_window(number + 1, len(found))
     counted = 0  # steps that nobody announced, in all slices so far

@@ -43,7 +43,7 @@ class Args(msgspec.Struct, gc=False):
     correlation: Any = None
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     ph: str = ""
     name: str = ""
     cat: str | None = ""
@@ -54,8 +54,8 @@ class Event(msgspec.Struct, gc=False):
     args: Args | list[Any] | str | None = None
 
 
-class Trace(msgspec.Struct, gc=False):
-    events: list[Event] = msgspec.field(name="traceEvents")
+class TraceFile(msgspec.Struct, gc=False):
+    events: list[TraceEvent] = msgspec.field(name="traceEvents")
     base_ns: int = msgspec.field(default=0, name="baseTimeNanoseconds")
     schema_version: Any = msgspec.field(default=None, name="schemaVersion")
     metadata: Any = None
@@ -82,13 +82,13 @@ def read(content: pa.Buffer, where: str) -> pa.Table:
     return table
 
 
-def _decode(data: memoryview, where: str) -> Trace:
+def _decode(data: memoryview, where: str) -> TraceFile:
     start = 3 if bytes(data[:3]) == b"\xef\xbb\xbf" else 0
     plain_array = bytes(data[start : start + 256]).lstrip()[:1] == b"["
     try:
         if plain_array:
-            return Trace(_decode_array(data[start:]))
-        return msgspec.json.decode(data[start:], type=Trace)
+            return TraceFile(_decode_array(data[start:]))
+        return msgspec.json.decode(data[start:], type=TraceFile)
     except msgspec.ValidationError as error:
         raise UserError(
             f"{where} is no Chrome trace", _with_row(str(error), data[start:], plain_array)
@@ -103,9 +103,9 @@ def _decode(data: memoryview, where: str) -> Trace:
         raise UserError(f"{where} is no Chrome trace", "its JSON is nested too deeply") from None
 
 
-def _decode_array(data: memoryview) -> list[Event]:
+def _decode_array(data: memoryview) -> list[TraceEvent]:
     try:
-        return msgspec.json.decode(data, type=list[Event])
+        return msgspec.json.decode(data, type=list[TraceEvent])
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError as error:
@@ -114,7 +114,7 @@ def _decode_array(data: memoryview) -> list[Event]:
         # The format allows a missing end, so that a killed program leaves a readable trace: whole events.
         text = bytes(data).rstrip().removesuffix(b",").rstrip()
         try:
-            return msgspec.json.decode(text + b"]", type=list[Event])
+            return msgspec.json.decode(text + b"]", type=list[TraceEvent])
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
@@ -139,13 +139,13 @@ def _with_row(message: str, data: memoryview, plain_array: bool) -> str:
         return message
     for row, event in enumerate(raw, 1):
         try:
-            msgspec.json.decode(event, type=Event)
+            msgspec.json.decode(event, type=TraceEvent)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return f"event {row:,}: {error}"
     return message
 
 
-def _complete(events: Sequence[Event], where: str) -> list[Event]:
+def _complete(events: Sequence[TraceEvent], where: str) -> list[TraceEvent]:
     """The events with a duration: X as they are, and each B with its E."""
     kinds = {event.ph for event in events}
     paired = bool(kinds & {"B", "E"})
@@ -159,14 +159,14 @@ def _complete(events: Sequence[Event], where: str) -> list[Event]:
     return rows
 
 
-def _paired(events: Sequence[Event], where: str) -> list[Event]:
-    open_by_thread: dict[tuple[Id, Id], list[tuple[int, Event]]] = {}
+def _paired(events: Sequence[TraceEvent], where: str) -> list[TraceEvent]:
+    open_by_thread: dict[tuple[Id, Id], list[tuple[int, TraceEvent]]] = {}
     marks = [(row, event) for row, event in enumerate(events, 1) if event.ph in ("B", "E")]
     for row, event in marks:
         if not event.ts.is_finite():
             why = "it has no ts" if event.ts is _ABSENT else "its time is no number"
             raise UserError(f"{where}, event {row:,} ({event.name})", why)
-    whole: dict[int, Event] = {}
+    whole: dict[int, TraceEvent] = {}
     # Chrome orders by time; entries of one time stay as they were written.
     for row, event in sorted(marks, key=lambda mark: mark[1].ts):
         stack = open_by_thread.setdefault((event.pid, event.tid), [])
@@ -184,7 +184,7 @@ def _paired(events: Sequence[Event], where: str) -> list[Event]:
             dur = _EXACT.subtract(event.ts, begin.ts)
         except ArithmeticError:
             raise UserError(f"{where}, event {begun:,} ({begin.name})", _BEYOND) from None
-        whole[begun] = Event("X", begin.name, begin.cat, begin.pid, begin.tid, begin.ts, dur, begin.args)
+        whole[begun] = TraceEvent("X", begin.name, begin.cat, begin.pid, begin.tid, begin.ts, dur, begin.args)
     for stack in open_by_thread.values():
         if stack:
             row, event = stack[-1]
@@ -192,7 +192,7 @@ def _paired(events: Sequence[Event], where: str) -> list[Event]:
     return [whole.get(row, event) for row, event in enumerate(events, 1) if event.ph == "X" or row in whole]
 
 
-def times_ns(events: Sequence[Event], base_ns: int, where: str) -> tuple[Ints, Ints]:
+def times_ns(events: Sequence[TraceEvent], base_ns: int, where: str) -> tuple[Ints, Ints]:
     """Starts and durations; both ends rounded to the nearest nanosecond, so what touched still touches."""
     ts, dur = [event.ts for event in events], [event.dur for event in events]
     try:
@@ -214,7 +214,7 @@ def _nanoseconds(times_us: Iterable[Decimal], base_ns: int) -> list[int]:
     return list(map(base_ns.__add__, whole) if base_ns else whole)
 
 
-def _refuse_times(events: Sequence[Event], base_ns: int, where: str) -> NoReturn:
+def _refuse_times(events: Sequence[TraceEvent], base_ns: int, where: str) -> NoReturn:
     most_us, longest_us = (_EXACT.scaleb(Decimal(ns), -3) for ns in (MOST_NS - base_ns, MOST_NS))
     least_us = _EXACT.scaleb(Decimal(-MOST_NS - base_ns), -3)
     for event in events:
@@ -231,7 +231,7 @@ def _refuse_times(events: Sequence[Event], base_ns: int, where: str) -> NoReturn
     raise UserError(where, _BEYOND)
 
 
-def argument(event: Event, name: str) -> Any:
+def argument(event: TraceEvent, name: str) -> Any:
     return getattr(event.args, name, None) if isinstance(event.args, Args) else None
 
 
@@ -245,7 +245,7 @@ def codes(values: Iterable[Any]) -> pa.Array:
     return pa.array([known.setdefault(value, len(known)) for value in values], pa.int64())
 
 
-def named(events: Sequence[Event], names: Sequence[str], where: str) -> pa.DictionaryArray:
+def named(events: Sequence[TraceEvent], names: Sequence[str], where: str) -> pa.DictionaryArray:
     column = encode(names)
     if "" in column.dictionary.to_pylist():
         at = events[names.index("")].ts
@@ -253,7 +253,7 @@ def named(events: Sequence[Event], names: Sequence[str], where: str) -> pa.Dicti
     return column
 
 
-def _process_names(events: Sequence[Event]) -> dict[Id, str]:
+def _process_names(events: Sequence[TraceEvent]) -> dict[Id, str]:
     return {
         event.pid: str(argument(event, "name"))
         for event in events
@@ -269,7 +269,7 @@ def _device(process: str) -> str:
     return f"{kind}:{int(match[2] or 0)}"
 
 
-def _any_events(events: Sequence[Event], processes: dict[Id, str], base_ns: int, where: str) -> pa.Table:
+def _any_events(events: Sequence[TraceEvent], processes: dict[Id, str], base_ns: int, where: str) -> pa.Table:
     start_ns, duration_ns = times_ns(events, base_ns, where)
     names = named(events, [event.name for event in events], where)
     device_of = {pid: _device(process) for pid, process in processes.items()}
@@ -283,7 +283,7 @@ def _any_events(events: Sequence[Event], processes: dict[Id, str], base_ns: int,
     )
 
 
-def _refuse_derived_view(trace: Trace, processes: dict[Id, str], where: str) -> None:
+def _refuse_derived_view(trace: TraceFile, processes: dict[Id, str], where: str) -> None:
     """TensorFlow and JAX also write a trace.json.gz for viewers, in time since the profile's start."""
     metadata = trace.metadata
     if not isinstance(metadata, dict) or "highres-ticks" not in metadata:
@@ -310,7 +310,7 @@ _NO_STEP = -(2**63)
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
-def is_kineto(trace: Trace) -> bool:
+def is_kineto(trace: TraceFile) -> bool:
     if trace.schema_version is not None or trace.base_ns:
         return True
     return any(
@@ -320,7 +320,7 @@ def is_kineto(trace: Trace) -> bool:
     )
 
 
-def kineto_events(complete: Sequence[Event], base_ns: int, where: str) -> pa.Table:
+def kineto_events(complete: Sequence[TraceEvent], base_ns: int, where: str) -> pa.Table:
     cpu = [event for event in complete if event.cat in _CPU]
     gpu = [event for event in complete if event.cat in _GPU]
     annotations = [event for event in complete if event.cat in _ANNOTATION]
@@ -383,7 +383,7 @@ def _numbers(values: Sequence[object]) -> Ints:
     return codes(values).to_numpy(zero_copy_only=False)
 
 
-def _devices(cpu: Sequence[Event], gpu: Sequence[Event], where: str) -> pa.Array:
+def _devices(cpu: Sequence[TraceEvent], gpu: Sequence[TraceEvent], where: str) -> pa.Array:
     numbers: list[Any] = []
     for event in gpu:
         device = argument(event, "device")
@@ -398,7 +398,7 @@ def _devices(cpu: Sequence[Event], gpu: Sequence[Event], where: str) -> pa.Array
     return words_column(codes, ["cpu:0", *(f"gpu:{number}" for number in known)])
 
 
-def _cpu_lanes(cpu: Sequence[Event]) -> pa.Array:
+def _cpu_lanes(cpu: Sequence[TraceEvent]) -> pa.Array:
     threads = [event.tid for event in cpu]
     if set(map(type, threads)) <= {int} and len({event.pid for event in cpu}) <= 1:
         with contextlib.suppress(OverflowError):  # 64 bits without a sign
@@ -406,14 +406,14 @@ def _cpu_lanes(cpu: Sequence[Event]) -> pa.Array:
     return codes((event.pid, event.tid) for event in cpu)
 
 
-def _streams(gpu: Sequence[Event]) -> pa.Array:
+def _streams(gpu: Sequence[TraceEvent]) -> pa.Array:
     streams = [argument(event, "stream") for event in gpu]
     return pa.array(
         [stream if is_int(stream) and abs(stream) <= MOST_NS else None for stream in streams], pa.int64()
     )
 
 
-def _external_ids(events: Sequence[Event]) -> Ints:
+def _external_ids(events: Sequence[TraceEvent]) -> Ints:
     """0 where there is none."""
     ids: list[int] = []
     for event in events:
@@ -426,8 +426,8 @@ def _external_ids(events: Sequence[Event]) -> Ints:
 
 
 def _find_launches(
-    gpu: Sequence[Event],
-    operators: Sequence[Event],
+    gpu: Sequence[TraceEvent],
+    operators: Sequence[TraceEvent],
     operators_ns: Ints,
     operators_thread: Ints,
     asked_ns: Ints,
@@ -449,8 +449,8 @@ def _find_launches(
 
 
 def _find_runtime(
-    complete: Sequence[Event],
-    gpu: Sequence[Event],
+    complete: Sequence[TraceEvent],
+    gpu: Sequence[TraceEvent],
     base_ns: int,
     where: str,
     asked_ns: Ints,
@@ -486,7 +486,7 @@ def _inside(
     return result
 
 
-def _steps(annotations: Sequence[Event], begin_ns: Ints, end_ns: Ints, asked_ns: Ints) -> Ints:
+def _steps(annotations: Sequence[TraceEvent], begin_ns: Ints, end_ns: Ints, asked_ns: Ints) -> Ints:
     steps = np.full(asked_ns.size, _NO_STEP, dtype=np.int64)
     named_steps = [
         (int(begin_ns[i]), int(end_ns[i]), int(step[1]))
@@ -517,7 +517,7 @@ def is_timeline(processes: Mapping[Id, str]) -> bool:
     return any(_COMPUTE.match(process) for process in processes.values())
 
 
-def timeline_events(complete: Sequence[Event], processes: Mapping[Id, str], where: str) -> pa.Table:
+def timeline_events(complete: Sequence[TraceEvent], processes: Mapping[Id, str], where: str) -> pa.Table:
     matches = {pid: _COMPUTE.match(process) for pid, process in processes.items()}
     # pid → device, and the stream it lists: "" for the operations as the host saw them
     place = {
@@ -534,7 +534,7 @@ def timeline_events(complete: Sequence[Event], processes: Mapping[Id, str], wher
     ]
     number = {stream: int(stream) for _, stream in place.values() if _NUMBER.fullmatch(stream)}
     own = Counter(_key(event, place[event.pid][0]) for event in rows if place[event.pid][1] in number)
-    kept: list[Event] = []
+    kept: list[TraceEvent] = []
     for event in rows:
         device, stream = place[event.pid]
         if stream and stream not in number:
@@ -556,10 +556,10 @@ def timeline_events(complete: Sequence[Event], processes: Mapping[Id, str], wher
     )
 
 
-def _name(event: Event) -> str:
+def _name(event: TraceEvent) -> str:
     name = argument(event, "name")
     return name if isinstance(name, str) and name else event.name
 
 
-def _key(event: Event, device: str) -> tuple[str, str, object, object]:
+def _key(event: TraceEvent, device: str) -> tuple[str, str, object, object]:
     return device, _name(event), event.ts, event.dur

@@ -33,7 +33,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Objective:
+class TuneObjective:
     """What is to be as low as possible, per step."""
 
     kind: Kind = "energy"
@@ -93,7 +93,7 @@ def welch_freedom(*parts: tuple[float, float]) -> float:
 class Seen:
     """All slices at one limit."""
 
-    def __init__(self, limit_w: float, objective: Objective, slices: Iterable[Slice] = ()) -> None:
+    def __init__(self, limit_w: float, objective: TuneObjective, slices: Iterable[Slice] = ()) -> None:
         self.limit_w = limit_w
         self._objective = objective
         self.slices = tuple(slices)
@@ -216,11 +216,11 @@ class Policy:
         self,
         limits_w: Sequence[float],
         reference_w: float,
-        objective: Objective | None = None,
+        objective: TuneObjective | None = None,
         trying: float = 0.1,
     ) -> None:
         """`trying`: no search begins by itself while more than this part of the time went into searches."""
-        self.objective = objective or Objective()
+        self.objective = objective or TuneObjective()
         self.reference_w = reference_w
         self.limits_w = sorted({*limits_w, reference_w}, reverse=True)
         self.searches: list[Search] = []

@@ -26,14 +26,14 @@ from smaragdine.jobs.lender import Lender, devices_here, lender, ranges_here, tr
 from smaragdine.jobs.setting import Setting
 from smaragdine.limits.nvml import LimitError, LimitRange
 from smaragdine.sensors.nvml.gpus import nvml
-from smaragdine.tune.policy import Kind, Mean, Objective, Policy, Search, Seen, log_ratio
+from smaragdine.tune.policy import Kind, Mean, Policy, Search, Seen, TuneObjective, log_ratio
 from smaragdine.tune.tuner import SliceOptions, Tuner, Wait, live_energy
 
 # What came of it: the limits, what they save, what trying them cost. Plain numbers, for a file as JSON.
 
 
 @dataclass(frozen=True)
-class Part:
+class PartSaved:
     """A part of one with its 95 % interval: 0.12 [0.10, 0.14]."""
 
     part: float
@@ -63,8 +63,8 @@ class Searched:
     chosen_w: float | None  # None: the program ended, or limits were lost, before it was settled
     rounds: int
     tried: tuple[Tried, ...]  # from the highest limit down
-    saved: Part | None  # energy per step, against the limit before
-    slower: Part | None  # time per step
+    saved: PartSaved | None  # energy per step, against the limit before
+    slower: PartSaved | None  # time per step
     trying_s: float
     trying_extra_j: float | None  # what its steps used more than at the chosen limit; negative: less
     trying_extra_s: float | None
@@ -73,7 +73,7 @@ class Searched:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TuneOutcome:
     objective: dict[str, Any]
     devices: tuple[str, ...]
     reference_w: float
@@ -91,10 +91,10 @@ class Outcome:
 
 def outcome(
     policy: Policy, devices: tuple[str, ...], problem: str = "", notes: tuple[str, ...] = ()
-) -> Outcome:
+) -> TuneOutcome:
     searches = tuple(_searched(policy, search) for search in policy.searches if search.seen)
     saved = [_saved_j(policy, search) for search in policy.searches if policy.reference_w in search.seen]
-    return Outcome(
+    return TuneOutcome(
         asdict(policy.objective),
         devices,
         policy.reference_w,
@@ -106,11 +106,11 @@ def outcome(
     )
 
 
-def outcome_from(values: Any) -> Outcome:
+def outcome_from(values: Any) -> TuneOutcome:
     """As `asdict` and JSON left it."""
     import msgspec
 
-    return msgspec.convert(values, Outcome)
+    return msgspec.convert(values, TuneOutcome)
 
 
 def _searched(policy: Policy, search: Search) -> Searched:
@@ -160,18 +160,18 @@ def _extra(seen: dict[float, Seen], name: str, chosen: Mean) -> float:
     return math.fsum(each.steps * (getattr(each, name).value - chosen.value) for each in seen.values())
 
 
-def _saved(chosen: Mean, reference: Mean) -> Part:
+def _saved(chosen: Mean, reference: Mean) -> PartSaved:
     ratio = log_ratio(chosen, reference)
     half = ratio.half_width()
     part, low, high = (1 - math.exp(ratio.value + by) for by in (0, half, -half))
-    return Part(part, low, high)
+    return PartSaved(part, low, high)
 
 
-def _slower(chosen: Mean, reference: Mean) -> Part:
+def _slower(chosen: Mean, reference: Mean) -> PartSaved:
     ratio = log_ratio(chosen, reference)
     half = ratio.half_width()
     part, low, high = (math.exp(ratio.value + by) - 1 for by in (0, -half, half))
-    return Part(part, low, high)
+    return PartSaved(part, low, high)
 
 
 def _saved_j(policy: Policy, search: Search) -> float:
@@ -213,7 +213,7 @@ class Setup:
     highest_w: float  # of all devices together, for the objective `cost`
 
     def policy(self, options: TuneOptions) -> Policy:
-        objective = Objective(options.objective, options.eta, self.highest_w, options.slowdown)
+        objective = TuneObjective(options.objective, options.eta, self.highest_w, options.slowdown)
         return Policy(self.limits_w, self.reference_w, objective, options.trying)
 
 
@@ -299,7 +299,7 @@ class TunerClient:
         """Tune the program whose marks come into this folder."""
         self._tell(os.path.abspath(spool).encode() + b"\n")
 
-    def finish(self) -> Outcome | None:
+    def finish(self) -> TuneOutcome | None:
         """Have all limits brought back; what came of it, or None where the tuner has died."""
         self._hang_up()
         said = b""
@@ -334,7 +334,7 @@ class TunerClient:
             self._process.stdout.close()
 
 
-def save_outcome(folder: Path, found: Outcome) -> None:
+def save_outcome(folder: Path, found: TuneOutcome) -> None:
     """Into the recording. A full disk loses the file, not the run."""
     with contextlib.suppress(OSError):
         (folder / OUTCOME_FILE).write_text(json.dumps(asdict(found), indent=1) + "\n")
@@ -367,7 +367,7 @@ def main() -> int:
     return 0
 
 
-def _tune(options: TuneOptions, wait: Wait) -> Outcome | None:
+def _tune(options: TuneOptions, wait: Wait) -> TuneOutcome | None:
     """Until the end or a problem; then all limits are as before."""
     notes: list[str] = []
     setup = find_setup(options, os.environ)

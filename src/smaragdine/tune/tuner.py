@@ -15,7 +15,7 @@ from smaragdine.clock import SYSTEM, Clock
 from smaragdine.errors import UserError
 from smaragdine.jobs.lender import Lender
 from smaragdine.limits.nvml import LimitedGpu, open_gpus
-from smaragdine.limits.nvml import Setting as Limit
+from smaragdine.limits.nvml import LimitValue as Limit
 from smaragdine.recording.marks import NewMarks
 from smaragdine.sensors.base import SensorLost
 from smaragdine.sensors.nvml.gpus import Gpu, Health, ask, hold_library, nvml, release_library
@@ -29,7 +29,7 @@ _USUAL_PERIOD_NS = 100_000_000
 _MOST_READINGS = 20_000
 
 
-class Sensor(Protocol):
+class SlicedSensor(Protocol):
     def read(self) -> Sequence[tuple[int, int, float]]:
         """(t_ns, 0, joules so far), where there is a new one. Raises `SensorLost`."""
         ...
@@ -59,10 +59,10 @@ class PowerSensor:
         return ((t_ns, 0, self._energy_j),)
 
 
-class Energy:
+class LiveEnergy:
     """What all devices used together, between any two times that their readings cover."""
 
-    def __init__(self, sensors: Sequence[Sensor], period_ns: int) -> None:
+    def __init__(self, sensors: Sequence[SlicedSensor], period_ns: int) -> None:
         self.period_ns = period_ns  # between two steps of the slowest counter
         self._sensors = sensors
         self._readings: list[tuple[list[int], list[float]]] = [([], []) for _ in sensors]
@@ -109,7 +109,7 @@ def _at(t_ns: int, times_ns: list[int], joules: list[float]) -> float:
 
 
 @contextlib.contextmanager
-def live_energy(devices: Mapping[str, str]) -> Iterator[Energy]:
+def live_energy(devices: Mapping[str, str]) -> Iterator[LiveEnergy]:
     """Of these devices, by name and UUID, through NVML."""
     hold_library()
     sensors: list[Any] = []
@@ -122,7 +122,7 @@ def live_energy(devices: Mapping[str, str]) -> Iterator[Energy]:
             sensor, period_ns = _open(gpus[uuid])
             sensors.append(sensor)
             periods_ns.append(period_ns)
-        yield Energy(sensors, max(periods_ns))
+        yield LiveEnergy(sensors, max(periods_ns))
     finally:
         for sensor in sensors:
             if isinstance(sensor, CounterSensor):
@@ -130,7 +130,7 @@ def live_energy(devices: Mapping[str, str]) -> Iterator[Energy]:
         release_library()
 
 
-def _open(gpu: LimitedGpu) -> tuple[Sensor, int]:
+def _open(gpu: LimitedGpu) -> tuple[SlicedSensor, int]:
     lib = nvml()
 
     def read_mj() -> int:
@@ -182,7 +182,7 @@ class _Stream:
         return step
 
 
-class Follower:
+class StepFollower:
     """Follows one stream. Processes that train together announce the same steps; one of them is enough."""
 
     def __init__(self, spool: Path) -> None:
@@ -246,7 +246,7 @@ class SliceOptions:
 class Collector:
     """One slice after the other, of the steps since `begin`."""
 
-    def __init__(self, energy: Energy, options: SliceOptions) -> None:
+    def __init__(self, energy: LiveEnergy, options: SliceOptions) -> None:
         self._energy = energy
         self._options = options
         self._settled_ns = 0
@@ -333,7 +333,7 @@ class Tuner:
     """Until `wait` says so, or limits or energy are lost; limits are the lender's to bring back."""
 
     lender: Lender
-    energy: Energy
+    energy: LiveEnergy
     policy: Policy
     devices: Sequence[str]
     spool: Path
@@ -346,11 +346,11 @@ class Tuner:
     _measured_ns: int = 0  # and without
     _begin_steps: int = 0
     _looked_ns: int = 0
-    _follower: Follower = field(init=False)
+    _follower: StepFollower = field(init=False)
     _collector: Collector = field(init=False)
 
     def __post_init__(self) -> None:
-        self._follower = Follower(self.spool)
+        self._follower = StepFollower(self.spool)
         self._collector = Collector(self.energy, self.options)
 
     def run(self, wait: Wait) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
-from smaragdine.accounting.run import Run, hardware, program
+from smaragdine.accounting.run import ExportedRun, hardware, program
 from smaragdine.errors import UserError, visible
 from smaragdine.units import joules, si
 from smaragdine.version import __version__
@@ -54,11 +54,11 @@ class PaperTable:
     sums: list[tuple[str, ...]]  # what is not among the rows, and the total
 
 
-def latex_text(run: Run, top: int) -> str:
+def latex_text(run: ExportedRun, top: int) -> str:
     return "\n\n".join(_latex(table) for table in _tables(run, top)) + "\n"
 
 
-def markdown_text(run: Run, top: int) -> str:
+def markdown_text(run: ExportedRun, top: int) -> str:
     return "\n\n".join(_markdown(table) for table in _tables(run, top)) + "\n"
 
 
@@ -67,7 +67,7 @@ def latex_escaped(text: str) -> str:
     return _signs(text, _LATEX)
 
 
-def _tables(run: Run, top: int) -> list[PaperTable]:
+def _tables(run: ExportedRun, top: int) -> list[PaperTable]:
     footprint = run.needs_footprint()
     devices = [device for device in footprint.devices if footprint.device_rows(device).num_rows]
     if not devices:
@@ -75,7 +75,7 @@ def _tables(run: Run, top: int) -> list[PaperTable]:
     return [_table(run, footprint, device, top) for device in devices]
 
 
-def _table(run: Run, footprint: Footprint, device: str, top: int) -> PaperTable:
+def _table(run: ExportedRun, footprint: Footprint, device: str, top: int) -> PaperTable:
     total = footprint.devices[device]
     rows = with_power(footprint.device_rows(device))
     shown, hidden = rows.slice(0, top).to_pylist(), rows.slice(top)
@@ -141,7 +141,7 @@ def _digits(value: float | None, off: float | None, place: int | None = None, le
     return f"{grouped}.{rest}" if rest else grouped
 
 
-def _caption(run: Run, device: str, total: DeviceTotal, shown: int) -> str:
+def _caption(run: ExportedRun, device: str, total: DeviceTotal, shown: int) -> str:
     """`shown` rows of more; 0: all of them."""
     info, found = run.recording.info, run.found
     what = hardware(info, device)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.power import coarse, within
-from smaragdine.accounting.run import Run, hardware, program, traced_energies
+from smaragdine.accounting.run import ExportedRun, hardware, program, traced_energies
 from smaragdine.accounting.spans import REGION, Span, all_spans, region_spans
 from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.accounting.traces import device_traces
@@ -29,7 +29,7 @@ from smaragdine.recording.reader import Recording
 Lane = TypeVar("Lane", bound=Hashable)
 
 
-class Slice(NamedTuple, Generic[Lane]):
+class TrackSlice(NamedTuple, Generic[Lane]):
     start_ns: int
     end_ns: int
     lane: Lane
@@ -37,15 +37,15 @@ class Slice(NamedTuple, Generic[Lane]):
     item: int  # what it shows, to whoever draws it
 
 
-class Edge(NamedTuple, Generic[Lane]):
+class SliceEdge(NamedTuple, Generic[Lane]):
     """A slice begins, or (`slice` None) the last one begun on a track ends."""
 
     t_ns: int
     track: tuple[Lane, int]  # the lane, and which of its tracks
-    slice: Slice[Lane] | None
+    slice: TrackSlice[Lane] | None
 
 
-def edges(slices: Iterable[Slice[Lane]]) -> Iterator[Edge[Lane]]:
+def edges(slices: Iterable[TrackSlice[Lane]]) -> Iterator[SliceEdge[Lane]]:
     """Beginnings and ends in the order of time, of slices by start and, of equal starts, the longest first.
 
     On each track ends come before the beginnings of the same instant.
@@ -61,21 +61,21 @@ def edges(slices: Iterable[Slice[Lane]]) -> Iterator[Edge[Lane]]:
         tracks[at].append(one.end_ns)
         # The number is there because lanes cannot be compared.
         heapq.heappush(ends, (one.end_ns, number, (one.lane, at)))
-        yield Edge(one.start_ns, (one.lane, at), one)
+        yield SliceEdge(one.start_ns, (one.lane, at), one)
     yield from _ended(ends, stacks, None)
 
 
-def _fits(stack: list[int], one: Slice[Lane]) -> bool:
+def _fits(stack: list[int], one: TrackSlice[Lane]) -> bool:
     return not stack or (one.nests and one.end_ns <= stack[-1])
 
 
 def _ended(
     ends: list[tuple[int, int, tuple[Lane, int]]], stacks: dict[Lane, list[list[int]]], until_ns: int | None
-) -> Iterator[Edge[Lane]]:
+) -> Iterator[SliceEdge[Lane]]:
     while ends and (until_ns is None or ends[0][0] <= until_ns):
         end_ns, _, (lane, at) = heapq.heappop(ends)
         stacks[lane][at].pop()
-        yield Edge(end_ns, (lane, at), None)
+        yield SliceEdge(end_ns, (lane, at), None)
 
 
 # The messages of a Perfetto trace, of protos/perfetto/trace/perfetto_trace.proto: the fields we write.
@@ -247,7 +247,7 @@ _MOST_POINTS = 500_000  # of a counter: the browser has to hold them
 _SPAN_ORDER = {"experiment": 1, "train": 2, "evaluate": 3, "predict": 4, "epoch": 5, "step": 6}
 
 
-def write_perfetto(run: Run, path: Path) -> list[str]:
+def write_perfetto(run: ExportedRun, path: Path) -> list[str]:
     """The remarks say what is not in the file, and why."""
     events, energy_j, remarks = traced_energies(run)
     with path.open("wb") as file:
@@ -262,19 +262,19 @@ def write_perfetto(run: Run, path: Path) -> list[str]:
     return remarks
 
 
-def _devices(run: Run, events: pa.Table) -> Sequence[str]:
+def _devices(run: ExportedRun, events: pa.Table) -> Sequence[str]:
     traced: list[str] = events["device"].unique().to_pylist()
     return list(dict.fromkeys([*run.summary.devices, *sorted(traced)]))
 
 
-def _describe_device(trace: Packets, run: Run, device: str, pid: int) -> int:
+def _describe_device(trace: Packets, run: ExportedRun, device: str, pid: int) -> int:
     known = run.summary.devices.get(device)
     what = hardware(run.recording.info, device)
     labels = [known.provenance if known is not None else "power not recorded"]
     return trace.track(f"{device} {what}" if what else device, pid=pid, labels=labels, order=pid)
 
 
-def _write_counters(trace: Packets, run: Run, device: DeviceSummary, parent: int) -> None:
+def _write_counters(trace: Packets, run: ExportedRun, device: DeviceSummary, parent: int) -> None:
     if device.energy_j is None:
         return
     begin_ns, end_ns = run.summary.begin_ns, run.summary.end_ns
@@ -323,7 +323,7 @@ class _Reading:
         self._batch: list[tuple[str, dict[str, object]]] = []
         self._first = 0
 
-    def slices(self, devices: Mapping[str, int]) -> Iterator[Slice[tuple[str, int | None]]]:
+    def slices(self, devices: Mapping[str, int]) -> Iterator[TrackSlice[tuple[str, int | None]]]:
         start_ns = self._events["start_ns"].to_numpy()
         order = np.lexsort((-self._events["duration_ns"].to_numpy(), start_ns))
         for first in range(0, order.size, _BATCH):
@@ -339,21 +339,21 @@ class _Reading:
             timed = zip(batch["start_ns"], batch["duration_ns"], batch["device"], batch["lane"], strict=True)
             for item, (begun_ns, duration_ns, device, lane) in enumerate(timed, start=first):
                 if device in devices:
-                    yield Slice(begun_ns, begun_ns + duration_ns, (device, lane), lane is not None, item)
+                    yield TrackSlice(begun_ns, begun_ns + duration_ns, (device, lane), lane is not None, item)
 
     def of(self, item: int) -> tuple[str, dict[str, object]]:
         """Name and notes of a slice just begun."""
         return self._batch[item - self._first]
 
 
-def _write_marks(trace: Packets, run: Run) -> None:
+def _write_marks(trace: Packets, run: ExportedRun) -> None:
     """Marks in pairs as slices, others as instants; when the profiler ran, and over which steps."""
     top = trace.track(program(run.recording.info))
     spans = [*all_spans(run.recording), *region_spans(run.recording.marks)]
     spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
     kinds = sorted({_kind(span) for span in spans}, key=lambda kind: (_SPAN_ORDER.get(kind[0], 9), kind))
     lanes = {kind: (_called(kind), order) for order, kind in enumerate(kinds, start=1)}
-    slices = [Slice(s.begin_ns, s.end_ns, lanes[_kind(s)], True, i) for i, s in enumerate(spans)]
+    slices = [TrackSlice(s.begin_ns, s.end_ns, lanes[_kind(s)], True, i) for i, s in enumerate(spans)]
     notes = [
         (span.name if span.index is None else f"{span.name} {span.index}", {"source": span.source})
         for span in spans
@@ -365,7 +365,7 @@ def _write_marks(trace: Packets, run: Run) -> None:
         texts += [(step["begin_ns"], step["end_ns"], f"step {step['index']}") for step in window["steps"]]
         texts.append((window["end_ns"], window["stopped_ns"], "profiler stops"))
         for begin_ns, end_ns, text in texts:
-            slices.append(Slice(begin_ns, max(begin_ns, end_ns), lane, True, len(notes)))
+            slices.append(TrackSlice(begin_ns, max(begin_ns, end_ns), lane, True, len(notes)))
             notes.append((text, {}))
     slices.sort(key=lambda one: (one.start_ns, -one.end_ns))
     tracks: dict[object, int] = {}
@@ -376,7 +376,7 @@ def _write_marks(trace: Packets, run: Run) -> None:
 
 def _write_mark_edge(
     trace: Packets,
-    edge: Edge[tuple[str, int]],
+    edge: SliceEdge[tuple[str, int]],
     tracks: dict[object, int],
     top: int,
     notes: Sequence[tuple[str, Mapping[str, object]]],

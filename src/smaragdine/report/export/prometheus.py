@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.run import Run
+from smaragdine.accounting.run import ExportedRun
 from smaragdine.errors import visible
 from smaragdine.version import __version__
 
 Labels = Mapping[str, str]
 
 
-def prometheus_text(run: Run, depth: int = 2) -> str:
+def prometheus_text(run: ExportedRun, depth: int = 2) -> str:
     """Energy, power and time per device, and the energy of its layers, `depth` segments of a path deep.
 
     The layers of a device and its `(idle)` add up to its energy in `run.footprint`.

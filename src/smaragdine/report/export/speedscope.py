@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from smaragdine.accounting.diagram import diagram, walk
-from smaragdine.accounting.run import Run, hardware
+from smaragdine.accounting.run import ExportedRun, hardware
 from smaragdine.version import __version__
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _SMALL_J = 1000.0
 
 
-def speedscope_json(run: Run) -> dict[str, Any]:
+def speedscope_json(run: ExportedRun) -> dict[str, Any]:
     """Weights and the idle rest add up to the device's energy in `run.footprint`."""
     footprint = run.needs_footprint()
     root = diagram(footprint, run.edges if run.edges.num_rows else None)
@@ -57,7 +57,7 @@ def _stack(path: str, phase: str | None) -> list[str]:
     return [*layers, f"{operation} ({phase})" if phase else operation]
 
 
-def _called(run: Run, device: str) -> str:
+def _called(run: ExportedRun, device: str) -> str:
     what = hardware(run.recording.info, device)
     return f"{device} {what}" if what else device
 

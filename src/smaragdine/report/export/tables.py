@@ -15,7 +15,7 @@ from smaragdine.accounting.power import (
     PowerTrace,
     within,
 )
-from smaragdine.accounting.run import Run, traced_energies
+from smaragdine.accounting.run import ExportedRun, traced_energies
 from smaragdine.accounting.spans import TRACED, Span, joined, resumed_ns
 from smaragdine.accounting.steps import announced_steps
 from smaragdine.accounting.summary import DeviceSummary, whose_power
@@ -50,7 +50,7 @@ _TOTALS = {
 }
 
 
-def tables(run: Run) -> tuple[dict[str, pa.Table], list[str]]:
+def tables(run: ExportedRun) -> tuple[dict[str, pa.Table], list[str]]:
     """Name → table, those with nothing to say left out; and why they have nothing to say.
 
     In `devices`, `epochs`, `steps` and `regions` `program_j` is the program's part of a device's energy and
@@ -68,7 +68,7 @@ def tables(run: Run) -> tuple[dict[str, pa.Table], list[str]]:
     return {name: table for name, table in found.items() if table.num_rows}, remarks
 
 
-def write_tables(run: Run, folder: Path, kind: str) -> list[str]:
+def write_tables(run: ExportedRun, folder: Path, kind: str) -> list[str]:
     """`kind` is csv or parquet. The remarks say what is not there, and why."""
     found, remarks = tables(run)
     for name, table in found.items():
@@ -82,7 +82,7 @@ def write_tables(run: Run, folder: Path, kind: str) -> list[str]:
     return remarks
 
 
-def _devices(run: Run) -> pa.Table:
+def _devices(run: ExportedRun) -> pa.Table:
     known = [device for device in run.summary.devices.values() if run.wants(device.device)]
     columns: dict[str, Any] = {"device": pa.array([device.device for device in known], pa.string())}
     for name, kind in _DEVICES.items():
@@ -90,7 +90,7 @@ def _devices(run: Run) -> pa.Table:
     return pa.table(columns)
 
 
-def _footprint(run: Run) -> dict[str, pa.Table]:
+def _footprint(run: ExportedRun) -> dict[str, pa.Table]:
     """Rows and totals of the footprint: Σ energy_j + idle_j = total_j on each device."""
     footprint = run.footprint
     if footprint is None:
@@ -102,7 +102,7 @@ def _footprint(run: Run) -> dict[str, pa.Table]:
     return {"footprint": with_power(footprint.rows), "totals": pa.table(totals)}
 
 
-def _spans(run: Run) -> dict[str, pa.Table]:
+def _spans(run: ExportedRun) -> dict[str, pa.Table]:
     """Epochs, steps and regions, a row for each device."""
     every = device_traces(run.recording)
     traces = {device: every[device] for device in _adding(run)}
@@ -128,7 +128,9 @@ def _spans(run: Run) -> dict[str, pa.Table]:
     }
 
 
-def _regions(run: Run, traces: Mapping[str, PowerTrace], program: Mapping[str, PowerTrace]) -> pa.Table:
+def _regions(
+    run: ExportedRun, traces: Mapping[str, PowerTrace], program: Mapping[str, PowerTrace]
+) -> pa.Table:
     spans = [
         Span(region.name, None, None, None, None, *span_ns)
         for region in run.summary.regions
@@ -146,7 +148,7 @@ def _regions(run: Run, traces: Mapping[str, PowerTrace], program: Mapping[str, P
     return table.add_column(0, "name", pa.array(names, pa.string()))
 
 
-def _adding(run: Run) -> list[str]:
+def _adding(run: ExportedRun) -> list[str]:
     def counts(device: DeviceSummary) -> bool:
         return device.scope == "device" and device.energy_j is not None and run.wants(device.device)
 
@@ -192,7 +194,7 @@ def _overlaps(table: pa.Table, windows: Sequence[tuple[int, int]]) -> np.ndarray
     return np.searchsorted(begins, table["end_ns"].to_numpy(), side="left") > first
 
 
-def _power(run: Run) -> pa.Table:
+def _power(run: ExportedRun) -> pa.Table:
     """The power of each device from t_ns on, for duration_ns; between two rows of it nothing is known."""
     spans = [(run.summary.begin_ns, run.summary.end_ns)]
     traces = [(d, t) for d, t in device_traces(run.recording).items() if run.wants(d)]
@@ -212,7 +214,7 @@ def _power(run: Run) -> pa.Table:
     return pa.concat_tables(parts) if parts else pa.table({"t_ns": pa.array([], pa.int64())})
 
 
-def _events(run: Run) -> tuple[pa.Table, list[str]]:
+def _events(run: ExportedRun) -> tuple[pa.Table, list[str]]:
     """Every event with its energy; null where no power is known."""
     events, energy_j, remarks = traced_energies(run)
     events = events.append_column("energy_j", pa.array(energy_j, mask=np.isnan(energy_j)))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.accounting.power import coarse, within
-from smaragdine.accounting.run import Run
+from smaragdine.accounting.run import ExportedRun
 from smaragdine.accounting.spans import MORE
 from smaragdine.accounting.steps import announced_steps
 from smaragdine.accounting.traces import device_traces
@@ -52,7 +52,7 @@ def file_name(recording: Recording) -> str:
     return f"events.out.tfevents.{begin_s:010d}.{recording.info.get('run_id', 'run')}.smaragdine"
 
 
-def devices_with_power(run: Run) -> list[str]:
+def devices_with_power(run: ExportedRun) -> list[str]:
     known = [
         name
         for name, device in run.summary.devices.items()
@@ -63,7 +63,7 @@ def devices_with_power(run: Run) -> list[str]:
     return known
 
 
-def write_tensorboard(run: Run, path: Path) -> None:
+def write_tensorboard(run: ExportedRun, path: Path) -> None:
     with path.open("wb") as file:
         first = event_class()(wall_time=run.summary.begin_ns * 1e-9, file_version="brain.Event:2")
         file.write(_record(first.SerializeToString()))
@@ -73,7 +73,7 @@ def write_tensorboard(run: Run, path: Path) -> None:
             file.write(_record(event.SerializeToString()))
 
 
-def _scalars(run: Run) -> Iterator[tuple[int, int, str, float]]:
+def _scalars(run: ExportedRun) -> Iterator[tuple[int, int, str, float]]:
     """When, step, tag, value. Power's step is the millisecond of the run."""
     begin_ns, end_ns = run.summary.begin_ns, run.summary.end_ns
     traces = device_traces(run.recording)

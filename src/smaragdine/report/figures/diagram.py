@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from smaragdine.accounting.diagram import Node, zoom
 from smaragdine.report.figures import style
 from smaragdine.report.figures import style as lettering
-from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, working_device
+from smaragdine.report.figures.runs import FigureRun, NotDrawn, footprint_notes, working_device
 from smaragdine.report.figures.style import styled
 from smaragdine.units import joules, plus_minus
 
@@ -326,7 +326,7 @@ def diagram(
     return style.describe(figure, "Energy distribution diagram", text, notes)
 
 
-def diagram_of_runs(runs: Sequence[Run], path: str | None = None) -> Figure:
+def diagram_of_runs(runs: Sequence[FigureRun], path: str | None = None) -> Figure:
     """Of the first run: the level at `path`, or those that lead to where most of the energy goes."""
     root = runs[0].diagram
     levels = [zoom(root, path)] if path is not None else main_levels(root)

@@ -27,13 +27,13 @@ from smaragdine.report.figures.layers import (
 from smaragdine.report.figures.matrices import difference_of_runs, similarity_of_runs
 from smaragdine.report.figures.power import power_of_runs, sampling_of_runs
 from smaragdine.report.figures.precision import asss_of_runs, assw_of_runs
-from smaragdine.report.figures.runs import NotDrawn, Run, runs_of
+from smaragdine.report.figures.runs import FigureRun, NotDrawn, runs_of
 from smaragdine.report.figures.style import alt_text, look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURES: Mapping[str, Callable[[Sequence[Run]], Figure]] = {
+FIGURES: Mapping[str, Callable[[Sequence[FigureRun]], Figure]] = {
     "stages": stages_of_runs,
     "diagram": diagram_of_runs,
     "epoch_power": epoch_power_of_runs,

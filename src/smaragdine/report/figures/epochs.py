@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.repeats import Ran, Repeated, Stretches, laid_over
+from smaragdine.accounting.repeats import LayerTimes, Repeated, Stretches, laid_over
 from smaragdine.accounting.summary import Epoch
 from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
 from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.power import Traced, common_device
 from smaragdine.report.figures.runs import (
+    FigureRun,
     NotDrawn,
-    Run,
     by_setting,
     one_setting,
     power_notes,
@@ -69,7 +69,7 @@ def epochs(
     return style.describe(figure, "Energy and time of an epoch", text, said)
 
 
-def epochs_of_runs(runs: Sequence[Run]) -> Figure:
+def epochs_of_runs(runs: Sequence[FigureRun]) -> Figure:
     for run in runs:
         if not run.overview.summary.epochs:
             raise NotDrawn(f"{run.label} has no epochs: none was announced by a framework or marked")
@@ -166,7 +166,7 @@ def cumulative(settings: Mapping[str, Sequence[Powered]], of: str, notes: Sequen
     return style.describe(figure, f"Energy of {of} over time", "; ".join(said), [of, spread, *key, *notes])
 
 
-def cumulative_of_runs(runs: Sequence[Run]) -> Figure:
+def cumulative_of_runs(runs: Sequence[FigureRun]) -> Figure:
     shared = [device for device in runs[0].traces if all(device in run.traces for run in runs)]
     settings = {
         name: [([run.traces[device] for device in shared], *run.bounds_ns) for run in each]
@@ -204,7 +204,9 @@ _OTHERS = (style.SKY, 0.35)
 
 
 @styled
-def epoch_power(found: Repeated, device: str, ran: Ran | None = None, notes: Sequence[str] = ()) -> Figure:
+def epoch_power(
+    found: Repeated, device: str, ran: LayerTimes | None = None, notes: Sequence[str] = ()
+) -> Figure:
     if not np.isfinite(found.mean_w).any():
         raise NotDrawn(f"nothing is known of the power of {device} in most {found.of}s")
     figure, (axes,) = style.sheet(height_mm=56)
@@ -236,7 +238,7 @@ def epoch_power(found: Repeated, device: str, ran: Ran | None = None, notes: Seq
     return style.describe(figure, f"Power of {device} during one {of}", text, [*said, *notes])
 
 
-def epoch_power_of_runs(runs: Sequence[Run], layer: str | None = None) -> Figure:
+def epoch_power_of_runs(runs: Sequence[FigureRun], layer: str | None = None) -> Figure:
     """Highlights the first of the layers that repeat, or the one named; of the first run that traced it."""
     one_setting(runs)
     traced = [run for run in runs if run.overview.footprint is not None]
@@ -269,7 +271,7 @@ def _part(stretches: Stretches, edges_s: Floats) -> Floats:
     return np.diff(until_s) / np.diff(edges_s) / len(stretches)
 
 
-def _legend(axes: Axes, ran: Ran | None) -> None:
+def _legend(axes: Axes, ran: LayerTimes | None) -> None:
     from matplotlib.patches import Patch
 
     handles: list[Any] = list(axes.get_lines()[:1])
@@ -318,7 +320,7 @@ def mean_power(settings: Mapping[str, Sequence[Traced]], device: str, notes: Seq
     return style.describe(figure, f"Mean power of {device} over time", "; ".join(said), notes)
 
 
-def mean_power_of_runs(runs: Sequence[Run]) -> Figure:
+def mean_power_of_runs(runs: Sequence[FigureRun]) -> Figure:
     device = common_device(runs)
     settings = {
         name: [(run.traces[device], *run.bounds_ns) for run in each]

@@ -21,8 +21,8 @@ from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
 from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.runs import (
+    FigureRun,
     NotDrawn,
-    Run,
     by_folder,
     footprint_notes,
     one_setting,
@@ -86,7 +86,7 @@ def layers(
     return style.describe(figure, "Energy by layer and phase", text, said)
 
 
-def layers_of_runs(runs: Sequence[Run]) -> Figure:
+def layers_of_runs(runs: Sequence[FigureRun]) -> Figure:
     one_setting(runs)
     footprints = [run.footprint for run in runs]
     device = working_device(footprints)
@@ -111,7 +111,7 @@ def family_of(footprints: Sequence[Footprint], device: str, label: str) -> list[
     return [sorted(nodes, key=lambda node: paths[node.path]) for nodes in found]
 
 
-def _over_steps(run: Run, paths: Sequence[str], device: str) -> dict[str, float]:
+def _over_steps(run: FigureRun, paths: Sequence[str], device: str) -> dict[str, float]:
     """The standard deviation of each layer's energy over steps, at the level of the footprint."""
     names = {
         name: path
@@ -188,7 +188,7 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step", more: Se
     return style.describe(figure, f"Energy of {of} by stage and phase", text, notes)
 
 
-def stages_of_runs(runs: Sequence[Run]) -> Figure:
+def stages_of_runs(runs: Sequence[FigureRun]) -> Figure:
     """All steps that were announced, as if each were the mean one, where every run has such a step; else one
     step, be it a traced one."""
     groups = by_folder(runs)
@@ -270,7 +270,7 @@ def phases(runs: Sequence[Footprint]) -> Figure:
     return style.describe(figure, "Energy of each device by phase", text, notes)
 
 
-def phases_of_runs(runs: Sequence[Run]) -> Figure:
+def phases_of_runs(runs: Sequence[FigureRun]) -> Figure:
     one_setting(runs)
     return phases([run.footprint for run in runs])
 
@@ -326,15 +326,15 @@ def top_powers(
     return _draw(bars, groups, device, "Power", "W", top)
 
 
-def top_energy_of_runs(runs: Sequence[Run]) -> Figure:
+def top_energy_of_runs(runs: Sequence[FigureRun]) -> Figure:
     return top_energy(_summaries(runs))
 
 
-def top_power_of_runs(runs: Sequence[Run]) -> Figure:
+def top_power_of_runs(runs: Sequence[FigureRun]) -> Figure:
     return top_power(_summaries(runs))
 
 
-def _summaries(runs: Sequence[Run]) -> list[Footprint]:
+def _summaries(runs: Sequence[FigureRun]) -> list[Footprint]:
     one_setting(runs)
     names = renaming([run.footprint for run in runs])
     return [run.summary_footprint(names) for run in runs]

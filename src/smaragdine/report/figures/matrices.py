@@ -14,7 +14,14 @@ from smaragdine.accounting.similarity import constant_power, matrix, mean_differ
 from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
 from smaragdine.report.figures import style as lettering
-from smaragdine.report.figures.runs import NotDrawn, Run, by_folder, footprint_notes, only, working_device
+from smaragdine.report.figures.runs import (
+    FigureRun,
+    NotDrawn,
+    by_folder,
+    footprint_notes,
+    only,
+    working_device,
+)
 from smaragdine.report.figures.style import styled
 
 if TYPE_CHECKING:
@@ -79,17 +86,17 @@ def difference(footprints: Mapping[str, Footprint], device: str | None = None) -
     return style.describe(figure, "Difference of footprints", text, [*notes, *footprint_notes(runs)])
 
 
-def similarity_of_runs(runs: Sequence[Run]) -> Figure:
+def similarity_of_runs(runs: Sequence[FigureRun]) -> Figure:
     footprints, device = _of(runs)
     return similarity(footprints, device)
 
 
-def difference_of_runs(runs: Sequence[Run]) -> Figure:
+def difference_of_runs(runs: Sequence[FigureRun]) -> Figure:
     footprints, device = _of(runs)
     return difference(footprints, device)
 
 
-def _of(runs: Sequence[Run]) -> tuple[dict[str, Footprint], str]:
+def _of(runs: Sequence[FigureRun]) -> tuple[dict[str, Footprint], str]:
     """The mean of each setting where there are several, else every run."""
     if len(runs) < 2:
         raise NotDrawn("it takes two runs or more")

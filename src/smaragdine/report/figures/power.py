@@ -13,8 +13,8 @@ from smaragdine.recording.reader import Series
 from smaragdine.report.figures import style
 from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.runs import (
+    FigureRun,
     NotDrawn,
-    Run,
     by_setting,
     power_notes,
     provenance_notes,
@@ -101,7 +101,7 @@ def _panels(count: int) -> tuple[Figure, list[Axes], list[Axes]]:
     return figure, panels[:count], bottom
 
 
-def power_of_runs(runs: Sequence[Run]) -> Figure:
+def power_of_runs(runs: Sequence[FigureRun]) -> Figure:
     device = common_device(runs)
     settings = by_setting(runs)
     traced = {name: [(run.traces[device], *run.bounds_ns) for run in each] for name, each in settings.items()}
@@ -110,7 +110,7 @@ def power_of_runs(runs: Sequence[Run]) -> Figure:
     return power(traced, device, known, [*time_notes(runs), *power_notes(runs, [device])])
 
 
-def common_device(runs: Sequence[Run]) -> str:
+def common_device(runs: Sequence[FigureRun]) -> str:
     """The one that every run has power of and that takes the most: a GPU where there is one."""
     shared = [device for device in runs[0].traces if all(device in run.traces for run in runs)]
     if not shared:
@@ -230,7 +230,7 @@ def _ratio(axes: Axes) -> None:
     axes.grid(axis="y")
 
 
-def sampling_of_runs(runs: Sequence[Run]) -> Figure:
+def sampling_of_runs(runs: Sequence[FigureRun]) -> Figure:
     channels: dict[str, list[Series]] = {}
     for run in runs:
         for series in run.recording.series("power"):

@@ -19,7 +19,14 @@ from smaragdine.accounting.precision import KS, Experiment, Score
 from smaragdine.accounting.precision import assw as widened
 from smaragdine.accounting.similarity import correlation, values
 from smaragdine.report.figures import style
-from smaragdine.report.figures.runs import NotDrawn, Run, footprint_notes, one_setting, only, working_device
+from smaragdine.report.figures.runs import (
+    FigureRun,
+    NotDrawn,
+    footprint_notes,
+    one_setting,
+    only,
+    working_device,
+)
 from smaragdine.report.figures.style import styled
 from smaragdine.units import joules
 
@@ -85,7 +92,7 @@ def assw(
     return style.describe(figure, title, f"{device}: {_ends(turns)}", [device, spread, *notes])
 
 
-def asss_of_runs(runs: Sequence[Run], ks: Sequence[int] = KS) -> Figure:
+def asss_of_runs(runs: Sequence[FigureRun], ks: Sequence[int] = KS) -> Figure:
     one_setting(runs)
     device = working_device([run.footprint for run in runs])
     found: list[list[Score]] = []
@@ -99,7 +106,7 @@ def asss_of_runs(runs: Sequence[Run], ks: Sequence[int] = KS) -> Figure:
     return asss([each[:shown] for each in found], device, period_ms, _notes(runs, device))
 
 
-def assw_of_runs(runs: Sequence[Run]) -> Figure:
+def assw_of_runs(runs: Sequence[FigureRun]) -> Figure:
     one_setting(runs)
     if len(runs) < 3:
         raise NotDrawn("it takes three runs of one setting or more")
@@ -114,7 +121,7 @@ def in_turns(experiments: Sequence[Experiment], device: str) -> list[list[Score]
     return [widened([*experiments[i:], *experiments[:i]], device).disjoint for i in range(len(experiments))]
 
 
-def _notes(runs: Sequence[Run], device: str) -> list[str]:
+def _notes(runs: Sequence[FigureRun], device: str) -> list[str]:
     footprints: list[Footprint] = [only(run.footprint, [device]) for run in runs]
     return footprint_notes(footprints)
 

@@ -36,7 +36,7 @@ class NotDrawn(Exception):
 
 
 @dataclass(frozen=True)
-class Run:
+class FigureRun:
     recording: Recording
     label: str
     group: str  # runs of the same setting
@@ -125,15 +125,15 @@ class Run:
         return limits.pop() if len(limits) == 1 else None
 
 
-def runs_of(recordings: Sequence[Recording]) -> list[Run]:
+def runs_of(recordings: Sequence[Recording]) -> list[FigureRun]:
     """Labels are the ends of the folders' paths that tell them apart."""
     labels = _labels([recording.path.resolve().parts for recording in recordings])
     numbered = [_number(label) for label in labels]
-    runs: list[Run] = []
+    runs: list[FigureRun] = []
     for recording, label, (stem, _) in zip(recordings, labels, numbered, strict=True):
         mates = [n for n, (other, _) in enumerate(numbered) if other == stem]
         repeats = _repeated([recordings[n] for n in mates], [numbered[n][1] for n in mates])
-        runs.append(Run(recording, label, stem if repeats else label))
+        runs.append(FigureRun(recording, label, stem if repeats else label))
     return runs
 
 
@@ -165,7 +165,7 @@ def _repeated(recordings: Sequence[Recording], numbers: Sequence[int]) -> bool:
     return counted or (len(commands) == 1 and commands != {()} and len(set(numbers)) == len(numbers))
 
 
-def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def by_setting(runs: Sequence[FigureRun]) -> dict[str, list[FigureRun]]:
     """As a sweep says it, in its order; else by power limit where runs differ in it, low to high; else by the
     folder's name without its number."""
     if all(run.setting is not None for run in runs):
@@ -180,14 +180,14 @@ def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return by_folder(runs)
 
 
-def one_setting(runs: Sequence[Run]) -> None:
+def one_setting(runs: Sequence[FigureRun]) -> None:
     settings = by_setting(runs)
     if len(settings) > 1:
         raise NotDrawn(f"runs of {len(settings)} settings cannot be averaged; give those of one")
 
 
-def by_folder(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    groups: dict[str, list[Run]] = {}
+def by_folder(runs: Sequence[FigureRun]) -> dict[str, list[FigureRun]]:
+    groups: dict[str, list[FigureRun]] = {}
     for run in runs:
         groups.setdefault(run.group, []).append(run)
     return groups
@@ -235,11 +235,11 @@ def footprint_notes(footprints: Sequence[Footprint]) -> list[str]:
     return provenance_notes((d, t.provenance) for f in footprints for d, t in f.devices.items())
 
 
-def time_notes(runs: Sequence[Run]) -> list[str]:
+def time_notes(runs: Sequence[FigureRun]) -> list[str]:
     """What curves over time are of, where that is not the whole program."""
     return ["time: from the end of the first step to the end of the last"] if runs[0].steps_ns else []
 
 
-def power_notes(runs: Sequence[Run], devices: Sequence[str]) -> list[str]:
+def power_notes(runs: Sequence[FigureRun], devices: Sequence[str]) -> list[str]:
     found = [(d, run.channels[d].provenance) for run in runs for d in devices if d in run.channels]
     return provenance_notes(found)

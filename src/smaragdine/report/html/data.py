@@ -23,7 +23,7 @@ from smaragdine.accounting.comparison import to_json as comparison_json
 from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.footprint import Footprint, column
 from smaragdine.accounting.joint import half_widths_j
-from smaragdine.accounting.merge import Rule, merge_edges, renamed, renaming
+from smaragdine.accounting.merge import MergeRule, merge_edges, renamed, renaming
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.regions import longest
 from smaragdine.accounting.run import Overview, alike, overview_json
@@ -76,7 +76,7 @@ def tree_of(footprint: Footprint, edges: pa.Table | None) -> Tree:
 
 
 def merged_tree(
-    footprint: Footprint, edges: pa.Table | None, plain: Tree, rules: Sequence[Rule] = ()
+    footprint: Footprint, edges: pa.Table | None, plain: Tree, rules: Sequence[MergeRule] = ()
 ) -> tuple[Tree, Ints] | None:
     """The tree of the summary footprint, and for each node of the plain tree its node there.
 
@@ -253,7 +253,7 @@ _MOST_EPOCHS = 1000
 _MOST_REGIONS = 200
 
 
-def run_data(recording: Recording, found: Overview, rules: Sequence[Rule] = ()) -> dict[str, Any]:
+def run_data(recording: Recording, found: Overview, rules: Sequence[MergeRule] = ()) -> dict[str, Any]:
     info = recording.info
     figures = overview_json(found)
     data: dict[str, Any] = {

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from smaragdine.accounting.merge import Rule
+from smaragdine.accounting.merge import MergeRule
 from smaragdine.accounting.run import Overview, overview
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
@@ -138,7 +138,7 @@ def write_html(
     recordings: Sequence[Recording],
     path: Path,
     overviews: Sequence[Overview] | None = None,
-    rules: Sequence[Rule] = (),
+    rules: Sequence[MergeRule] = (),
 ) -> None:
     """The report of one run, or of two side by side, as one file; whole or not at all.
 
@@ -152,7 +152,7 @@ def write_html(
 def html_page(
     recordings: Sequence[Recording],
     overviews: Sequence[Overview] | None = None,
-    rules: Sequence[Rule] = (),
+    rules: Sequence[MergeRule] = (),
 ) -> str:
     if not 1 <= len(recordings) <= 2:
         raise UserError(

@@ -47,7 +47,7 @@ QUIET_NS = 8_000_000_000
 
 
 @dataclass(frozen=True)
-class Change:
+class CounterStep:
     """A step of the counter: its middle on both clocks, how tightly it is bracketed, the new value."""
 
     t_ns: int
@@ -61,7 +61,7 @@ class Pace:
     """How often the counter steps, and the last step seen (None: none was, the period is a default)."""
 
     period_ns: int
-    last: Change | None
+    last: CounterStep | None
 
     @property
     def found(self) -> str:
@@ -84,7 +84,7 @@ class Watch:
         """Forget the last poll: what has changed since then changed at no known time."""
         self._value_mj = None
 
-    def poll(self, period_ns: int | None = None) -> Change | None:
+    def poll(self, period_ns: int | None = None) -> CounterStep | None:
         """One call; the change it saw. With several steps unseen, the last of them is the one stamped."""
         wall_ns, start_ns = self._clock.wall_ns(), self._clock.mono_ns()
         value_mj = self._read_mj()
@@ -94,13 +94,13 @@ class Watch:
             return None
         if period_ns is not None:
             gap_ns = min(gap_ns, period_ns)
-        return Change(wall_ns - gap_ns // 2, start_ns - gap_ns // 2, gap_ns, value_mj)
+        return CounterStep(wall_ns - gap_ns // 2, start_ns - gap_ns // 2, gap_ns, value_mj)
 
 
 def find_pace(read_mj: Callable[[], int], clock: Clock) -> Pace:
     """Polls for up to 0.5 s. Raises NVMLError where there is no counter."""
     watch = Watch(read_mj, clock)
-    changes: list[Change] = []
+    changes: list[CounterStep] = []
     deadline_ns = clock.mono_ns() + PROBE_NS
     while clock.mono_ns() < deadline_ns and len(changes) < PROBE_CHANGES:
         change = watch.poll()
@@ -176,7 +176,7 @@ class CounterSensor:
         finally:
             release_library()
 
-    def _glance(self, now_ns: int) -> Change | None:
+    def _glance(self, now_ns: int) -> CounterStep | None:
         if self._begun:
             change = self._watch.poll(int(self._period_ns))
             change = None if change is None else self._learn(change)
@@ -188,7 +188,7 @@ class CounterSensor:
             self._not_before_ns = int(now_ns + self._period_ns / 2)
         return change
 
-    def _wait(self, now_ns: int) -> Change | None:
+    def _wait(self, now_ns: int) -> CounterStep | None:
         if self._wait_ns(now_ns) > READ_BUDGET_NS - 2 * LEAD_NS:
             return None
         change = self._look(READ_BUDGET_NS)
@@ -207,7 +207,7 @@ class CounterSensor:
         steps = -(-(now_ns + self._lead_ns - self._last_ns) // self._period_ns)
         return int(self._last_ns + steps * self._period_ns - self._lead_ns - now_ns)
 
-    def _look(self, budget_ns: int) -> Change | None:
+    def _look(self, budget_ns: int) -> CounterStep | None:
         start_ns = self._clock.mono_ns()
         wait_ns = self._wait_ns(start_ns)
         deadline_ns = start_ns + min(budget_ns, wait_ns + int(3 * self._period_ns) + LEAD_NS)
@@ -229,7 +229,7 @@ class CounterSensor:
                 return None
             self._clock.sleep_s(POLL_S)
 
-    def _learn(self, change: Change) -> Change:
+    def _learn(self, change: CounterStep) -> CounterStep:
         """Follows the counter's phase and period, and stamps a loosely bracketed step by prediction.
 
         The step is known to lie in the bracket and nothing more: a prediction inside it is kept, one
@@ -252,7 +252,7 @@ class CounterSensor:
         return replace(change, t_ns=change.t_ns + moved_ns, mono_ns=change.mono_ns + moved_ns)
 
 
-def _reading(change: Change) -> tuple[int, int, float]:
+def _reading(change: CounterStep) -> tuple[int, int, float]:
     return change.t_ns, 0, change.value_mj / 1000
 
 

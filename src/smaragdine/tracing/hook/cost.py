@@ -4,7 +4,7 @@ _KEPT = 51
 _GUESSED_PAUSE_S = 0.5  # to start and stop a profiler that has not run yet
 
 
-class Cost:
+class WindowCost:
     def __init__(self):
         self.first_ns = None
         self.last_ns = None

@@ -29,7 +29,7 @@ def begun():
     if current is not None or _program_profiles():
         raise ProfilerBusy("a PyTorch profiler is already running, and there can be only one")
     _watch_forks()
-    session = Session()
+    session = TorchSession()
     session.begin()
     current = session
     return session
@@ -45,7 +45,7 @@ def _program_profiles():
     return said or torch.autograd._profiler_enabled() or profiler_torch.prepared
 
 
-class Session:
+class TorchSession:
     def __init__(self):
         self.abandoned = None  # the error that says why, where the program needed the profiler itself
         self.running = False

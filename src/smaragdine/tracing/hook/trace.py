@@ -41,7 +41,7 @@ def begin(settings):
     """Trace from now on; what was traced before is finished."""
     global _settings, _plan
     finish()
-    _settings, _plan = settings, windows.Plan(settings)
+    _settings, _plan = settings, windows.WindowPlan(settings)
     marks.follower = sys.modules[__name__]
     if any(name in sys.modules for name in installed.FRAMEWORKS):
         framework_loaded()
@@ -106,7 +106,7 @@ def _plan_of_child():
     global _plan, _lock, _postponed
     used = _plan.used()
     _lock, _postponed = _thread.RLock(), []
-    _plan = windows.Plan(_settings)
+    _plan = windows.WindowPlan(_settings)
     _plan.done = _plan.failed = used
     if _is_worker():
         # It ends by _exit, without the functions registered by atexit.

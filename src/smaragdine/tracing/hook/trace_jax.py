@@ -4,7 +4,7 @@ import _thread
 import sys
 import threading
 
-from .trace_xplane import FORMAT, SUFFIX, Session, check_unused, write
+from .trace_xplane import FORMAT, SUFFIX, XplaneSession, check_unused, write
 from .tracers import ProfilerBusy
 
 FRAMEWORK = "jax"
@@ -27,7 +27,7 @@ def start():
     _wait()
     options = module.ProfileOptions()
     options.python_tracer_level = 0
-    return Session(module, module.ProfilerSession(options))
+    return XplaneSession(module, module.ProfilerSession(options))
 
 
 def stop(session, path):

@@ -19,7 +19,7 @@ _SOFTWARE, _FULL = 1, 3  # RunOptions.TraceLevel
 _window = None  # the Window that is open in this process
 
 
-class Window:
+class SessionWindow:
     def __init__(self):
         folder = os.environ.get("SMARAGDINE_TRACE_FOLDER") or tempfile.gettempdir()
         os.makedirs(folder, exist_ok=True)
@@ -53,7 +53,7 @@ def start():
     global _window
     if current() is not None:
         raise RuntimeError("a trace of ours is running already")
-    _window = Window()
+    _window = SessionWindow()
     return _window
 
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 
 from . import edges_keras, graph_tensorflow, keras, keras_scopes, marks
-from .trace_xplane import FORMAT, SUFFIX, Session, check_unused, write
+from .trace_xplane import FORMAT, SUFFIX, XplaneSession, check_unused, write
 from .tracers import ProfilerBusy
 
 FRAMEWORK = "tensorflow"
@@ -43,7 +43,7 @@ def start():
     folder = os.path.join(tempfile.gettempdir(), "smaragdine-xplane-%d-%d" % (os.getpid(), time.time_ns()))
     profiler = module.ProfilerSession()
     profiler.start(folder, _OPTIONS)
-    session = Session(module, profiler)
+    session = XplaneSession(module, profiler)
     session.folder = folder
     session.events = _events()
     return session

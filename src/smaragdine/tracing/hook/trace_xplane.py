@@ -14,7 +14,7 @@ FORMAT = "xplane"
 SUFFIX = ".xplane.pb"
 
 
-class Session:
+class XplaneSession:
     def __init__(self, module, profiler):
         self.profiler = profiler  # None once dropped
         self._module = module
@@ -33,7 +33,7 @@ class Session:
 
 
 def check_unused(module):
-    if isinstance(getattr(module.ProfilerSession, "__self__", None), Session):
+    if isinstance(getattr(module.ProfilerSession, "__self__", None), XplaneSession):
         raise RuntimeError("a trace of ours is running already")
 
 

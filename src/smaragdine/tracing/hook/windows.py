@@ -4,7 +4,7 @@ import os
 import time
 
 from . import tracers
-from .cost import Cost
+from .cost import WindowCost
 from .window import Window
 
 FOLDER = "SMARAGDINE_TRACE_FOLDER"
@@ -33,7 +33,7 @@ def wanted():
     return asked or bool(os.environ.get(FOLDER))
 
 
-class Settings:
+class TraceSettings:
     def __init__(self, folder, steps=10, skip=10, budget=None, quiet_s=15.0):
         self.folder = folder
         self.steps = steps  # 0: all
@@ -47,7 +47,7 @@ def settings_of(environ):
     if not environ.get(FOLDER):
         return None
     budget = environ.get(BUDGET)
-    return Settings(
+    return TraceSettings(
         environ[FOLDER],
         int(environ.get(STEPS, "10")),
         int(environ.get(SKIP, "10")),
@@ -56,7 +56,7 @@ def settings_of(environ):
     )
 
 
-class Plan:
+class WindowPlan:
     """What a process traces. Its methods are called one at a time."""
 
     def __init__(self, settings, clock_ns=time.time_ns):
@@ -72,7 +72,7 @@ class Plan:
         self.ending = None  # of the last window, where its file is written beside the program
         self.ending_s = 0.0  # how long that window was
         self.bytes_per_s = None  # of the raw files so far
-        self.cost = Cost()
+        self.cost = WindowCost()
         self.refusal = None  # what the program's own profiler was in the way of
         self._wait = _FIRST_WAIT
         self._next = 0  # steps to have been seen before the next attempt

@@ -71,7 +71,7 @@ def compiled_of(meta: dict[str, Any]) -> Compiled:
     )
 
 
-class Follower:
+class CallFollower:
     """The calls of one execution of a generated function, matched as they come."""
 
     def __init__(self, calls: Sequence[tuple[str, str | None]]) -> None:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 from smaragdine.tracing.coverage import FRAMEWORK, INPUT, OPTIMIZER, PROGRAM, UNPLACED
-from smaragdine.tracing.kineto.compiled import Compiled, Follower
+from smaragdine.tracing.kineto.compiled import CallFollower, Compiled
 
 # Where each call of a Kineto trace belongs: the module it runs in, or the one whose forward it undoes.
 
@@ -35,7 +35,7 @@ _GRAPH = re.compile(r"## Call (\w+) (\w+) ##")
 _EXCHANGE = ("c10d::", "nccl:", "gloo:", "record_param_comms", "torch.distributed.ddp.reducer::")
 
 
-class Args(Protocol):
+class CallArguments(Protocol):
     @property
     def sequence(self) -> Any: ...
     @property
@@ -48,16 +48,16 @@ class Call(Protocol):
     tid: Any
 
     @property
-    def args(self) -> Args: ...
+    def args(self) -> CallArguments: ...
 
 
-class Place(NamedTuple):
+class CallPlace(NamedTuple):
     path: str
     phase: int
     region: str = ""  # the compiled region it is in, by its compile id
 
 
-_OUTSIDE = Place(PROGRAM, UNDECIDED)
+_OUTSIDE = CallPlace(PROGRAM, UNDECIDED)
 
 
 def places_of(
@@ -67,15 +67,15 @@ def places_of(
     end_ns: Sequence[int],
     forward_threads: dict[int, Any],
     compiled: Compiled,
-) -> tuple[list[Place], list[int | None]]:
+) -> tuple[list[CallPlace], list[int | None]]:
     """The place of each call, and the call it runs in."""
     places = [_OUTSIDE] * len(calls)
     parents: list[int | None] = [None] * len(calls)
     open_by_thread: dict[Any, list[int]] = {}
     # A number is taken by the call that makes the node; those before it with the same number made none.
-    by_sequence: dict[tuple[Any, int], Place] = {}
-    last_node: dict[Any, Place] = {}
-    followers: dict[int, Follower] = {}
+    by_sequence: dict[tuple[Any, int], CallPlace] = {}
+    last_node: dict[Any, CallPlace] = {}
+    followers: dict[int, CallFollower] = {}
     for at in order:
         call = calls[at]
         stack = open_by_thread.setdefault(call.tid, [])
@@ -88,38 +88,40 @@ def places_of(
         if call.name.startswith(ENGINE):
             if call.name == _ACCUMULATE:
                 # The engine runs it right after the node that made the gradient.
-                place = last_node.get(call.tid, Place(UNPLACED, BACKWARD))
+                place = last_node.get(call.tid, CallPlace(UNPLACED, BACKWARD))
             else:
                 origin = by_sequence.get((forward_threads.get(thread), sequence))
                 place = (
-                    Place(UNPLACED, BACKWARD)
+                    CallPlace(UNPLACED, BACKWARD)
                     if origin is None
-                    else Place(origin.path, BACKWARD, origin.region)
+                    else CallPlace(origin.path, BACKWARD, origin.region)
                 )
                 last_node[call.tid] = place
         elif call.cat == "user_annotation" or call.name.startswith(PREFIX):
             place = _annotated(call.name, place)
         elif not thread and type(sequence) is int:
             if place.phase == UNDECIDED:
-                place = Place(place.path, FORWARD, place.region)
+                place = CallPlace(place.path, FORWARD, place.region)
             elif place.phase == OPTIMIZING:
                 # Optimizers want no gradients: it is the loss, in their closure.
-                place = Place(PROGRAM, FORWARD)
+                place = CallPlace(PROGRAM, FORWARD)
             by_sequence[call.tid, sequence] = place
         elif call.name.startswith(REGION):
             phase = FORWARD if place.phase == UNDECIDED else place.phase
             region = call.name.removeprefix(REGION).strip(": ")
             path = compiled.root(region) if place.path == PROGRAM else place.path
-            place = Place(path or place.path, phase, region)
+            place = CallPlace(path or place.path, phase, region)
         elif call.name.startswith(_EXCHANGE):
-            place = Place(FRAMEWORK, place.phase)
+            place = CallPlace(FRAMEWORK, place.phase)
         elif parent in followers:
             below = followers[parent].path_of(call.name)
-            place = place if below is None else Place(_below(place.path, below), place.phase, place.region)
+            place = (
+                place if below is None else CallPlace(_below(place.path, below), place.phase, place.region)
+            )
         graph = _GRAPH.match(call.name)
         if graph is not None:
             backward = place.phase == BACKWARD
-            followers[at] = Follower(compiled.calls(graph[2], place.region, backward))
+            followers[at] = CallFollower(compiled.calls(graph[2], place.region, backward))
         places[at] = place
     return places, parents
 
@@ -145,18 +147,18 @@ def _below(path: str, below: str) -> str:
     return below if path == PROGRAM or f"{below}/".startswith(f"{path}/") else path
 
 
-def _annotated(name: str, place: Place) -> Place:
+def _annotated(name: str, place: CallPlace) -> CallPlace:
     if name.startswith(PREFIX):
         # A module called in backward is recomputed there: the backward pass pays for it. One called in an
         # optimizer's step is called by its closure.
         phase = BACKWARD if place.phase == BACKWARD else FORWARD
-        return Place(name.removeprefix(PREFIX) or PROGRAM, phase)
+        return CallPlace(name.removeprefix(PREFIX) or PROGRAM, phase)
     optimizer = _OPTIMIZER_STEP.match(name)
     if optimizer is not None:
-        return Place(f"{OPTIMIZER}/{operation(optimizer[1])}", OPTIMIZING)
+        return CallPlace(f"{OPTIMIZER}/{operation(optimizer[1])}", OPTIMIZING)
     loader = _LOADER.match(name)
     if loader is not None:
-        return Place(f"{INPUT}/{operation(loader[1])}", OTHER)
+        return CallPlace(f"{INPUT}/{operation(loader[1])}", OTHER)
     return place
 
 

@@ -30,8 +30,8 @@ from smaragdine.tracing.kineto.places import (
     PREFIX,
     REGION,
     UNDECIDED,
+    CallPlace,
     CallSteps,
-    Place,
     call_steps,
     is_generated,
     operation,
@@ -60,7 +60,7 @@ _NOTHING = _Args()
 
 
 class _Event(msgspec.Struct, gc=False):
-    """As chrome.Event, with the arguments that only a trace of our own is sure to have."""
+    """As chrome.TraceEvent, with the arguments that only a trace of our own is sure to have."""
 
     ph: str = ""
     name: str = ""
@@ -145,7 +145,7 @@ def _read(raw: Path) -> _Trace:
 
 
 def _times_ns(events: Sequence[_Event], base_ns: int, where: str) -> tuple[chrome.Ints, chrome.Ints]:
-    return chrome.times_ns(cast("Sequence[chrome.Event]", events), base_ns, where)
+    return chrome.times_ns(cast("Sequence[chrome.TraceEvent]", events), base_ns, where)
 
 
 def _whole(value: object) -> int | None:
@@ -181,7 +181,7 @@ def _forward_threads(events: Sequence[_Event]) -> dict[int, Any]:
 
 
 def _kernel(
-    kernel: _Event, launch: _Launch, calls: Sequence[_Event], places: Sequence[Place]
+    kernel: _Event, launch: _Launch, calls: Sequence[_Event], places: Sequence[CallPlace]
 ) -> tuple[str, int]:
     """Its name and phase."""
     own = _kernel_name(kernel.name)

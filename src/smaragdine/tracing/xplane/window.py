@@ -155,14 +155,14 @@ def with_runs(events: Rows, programs: Mapping[int, Program]) -> Rows:
 
 
 @dataclass(frozen=True)
-class Steps:
+class FoundSteps:
     found: Ints  # per event; NO_STEP: of none
     count: int
     spans: tuple[tuple[int, int, int], ...] = ()  # of those that nobody announced: index, begin_ns, end_ns
     remarks: tuple[str, ...] = ()
 
 
-def marked_steps(events: Rows, names: list[Name], meta: dict[str, Any]) -> Steps:
+def marked_steps(events: Rows, names: list[Name], meta: dict[str, Any]) -> FoundSteps:
     """By time where the program waits for its work. XLA's runs behind it: what counts is when it was handed
     over. The input is made ahead: of no step."""
     found = steps_at(np.array(events.start_ns, dtype=np.int64), meta)
@@ -179,7 +179,7 @@ def marked_steps(events: Rows, names: list[Name], meta: dict[str, Any]) -> Steps
         for i, numbers in enumerate(executions):
             found[numbers] = steps[i * len(steps) // len(executions)]
     found[np.array([row.is_input for row in events.rows], dtype=np.bool_)] = NO_STEP
-    return Steps(found, len(indices))
+    return FoundSteps(found, len(indices))
 
 
 def _asynchronous(events: Rows, names: list[Name]) -> Iterator[tuple[str, list[list[int]]]]:
@@ -204,7 +204,7 @@ class _Execution:
     numbers: list[int]
 
 
-def sliced_steps(events: Rows) -> Steps:
+def sliced_steps(events: Rows) -> FoundSteps:
     """Nobody announced steps. Where one compiled program runs again and again, its executions are the steps:
     each reaches to the next one's beginning. Those that the slice's edges cut are dropped.
 
@@ -220,7 +220,7 @@ def sliced_steps(events: Rows) -> Steps:
         key for key, runs in programs.items() if len(runs) > 1 and busy_ns[key] >= _LEAST_OF_A_STEP * total_ns
     ]
     if not main:
-        return Steps(found, 0)
+        return FoundSteps(found, 0)
     chosen = min(main, key=lambda key: (len(programs[key]), -busy_ns[key]))
     runs = programs[chosen]
     alone = total_ns - busy_ns[chosen] < _LEAST_BESIDE_IT * total_ns
@@ -232,7 +232,7 @@ def sliced_steps(events: Rows) -> Steps:
     if not alone:
         found[runs[-1].numbers] = NO_STEP
     said = f"no steps were announced: those are the executions of {chosen[1]} that lay whole in the window"
-    return Steps(found, len(steps), steps, (said,))
+    return FoundSteps(found, len(steps), steps, (said,))
 
 
 def _executions(events: Rows, start_ns: Ints, end_ns: Ints) -> dict[tuple[int, str], list[_Execution]]:

@@ -14,7 +14,6 @@ from smaragdine.accounting.footprint import Footprint, column
 from smaragdine.accounting.similarity import Correlation, Quantity, constant_power, matrix, mean_difference
 from smaragdine.arrays import Ints
 from smaragdine.study import claims
-from smaragdine.study import claims as claims_cases
 from smaragdine.study.claims import Claim, JudgedClaim, Verdict, mean, shown
 from smaragdine.study.plan import STAGES
 from smaragdine.study.results import Result
@@ -501,4 +500,4 @@ def all_claims() -> list[Claim]:
     """The table of what is compared and how it is judged, for the docs."""
     from smaragdine.study import precision
 
-    return [*claims.PAPER_CLAIMS, *claims_cases.CASE_CLAIMS, *precision.PRECISION_CLAIMS]
+    return [*claims.PAPER_CLAIMS, *claims.CASE_CLAIMS, *precision.PRECISION_CLAIMS]

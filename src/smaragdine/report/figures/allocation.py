@@ -13,7 +13,6 @@ from smaragdine.allocate.model import Choices, Objective, cost, share, unit
 from smaragdine.allocate.profile import Profile
 from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
-from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.draw import save, write_captions
 from smaragdine.report.figures.style import styled
 from smaragdine.units import seconds, si, watts
@@ -84,7 +83,7 @@ def models(profiles: Mapping[str, Profile], gpus: Sequence[Choices], answer: Ans
             on.set_xlim(0, furthest * 1.03)
             on.set_ylim(bottom=0)
             on.grid()
-        time.set_title(lettering.shortened(each.gpu, 60))
+        time.set_title(style.shortened(each.gpu, 60))
         style.quantity(time.yaxis, "Time of a step", "s", float(time.get_ylim()[1]))
         style.quantity(power.yaxis, "Mean power", "W", 1.0)
         power.legend(title="Power limit", loc="center left", bbox_to_anchor=(1.0, 0.5), alignment="left")
@@ -120,7 +119,7 @@ def allocations(answers: Sequence[Answer]) -> Figure:
         for bar, of in zip(bars, shares, strict=True):
             text = f"{of[g].batch} at {of[g].power_limit_w:g} W"
             room_mm = bar.get_width() / max(sum(s.batch for s in shares[0]), 1) * 55
-            if lettering.width_mm(text) < room_mm:
+            if style.width_mm(text) < room_mm:
                 x = bar.get_x() + bar.get_width() / 2
                 y = bar.get_y() + bar.get_height() / 2
                 axes.text(x, y, text, ha="center", va="center", color=style.ink_on(colour))
@@ -169,7 +168,7 @@ def split(gpus: Sequence[Choices], answers: Sequence[Answer]) -> Figure:
     largest = max(each.allocation.cost for each in answers)
     style.quantity(axes.yaxis, "Cost", unit(objective), largest)
     axes.set_xlabel(
-        f"Batch of {lettering.shortened(gpus[0].gpu, 40)}; the rest to {lettering.shortened(gpus[1].gpu, 20)}"
+        f"Batch of {style.shortened(gpus[0].gpu, 40)}; the rest to {style.shortened(gpus[1].gpu, 20)}"
     )
     axes.grid()
     style.legend_above(axes)

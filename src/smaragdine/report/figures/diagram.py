@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from smaragdine.accounting.diagram import Node, zoom
 from smaragdine.report.figures import style
-from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.runs import FigureRun, NotDrawn, footprint_notes, working_device
 from smaragdine.report.figures.style import styled
 from smaragdine.units import joules, plus_minus
@@ -305,7 +304,7 @@ def diagram(
         *more,
         *footprint_notes([levels[0].footprint]),
     ]
-    below_mm = 3.2 * len(lettering.wrapped("; ".join(notes), width_mm - 2)) + 2
+    below_mm = 3.2 * len(style.wrapped("; ".join(notes), width_mm - 2)) + 2
     height_mm = sum(_TITLE_MM + one.height_mm + _GAP_MM for one in placed) + below_mm
     figure, (axes,) = style.sheet(height_mm, wide_mm=width_mm)
     figure.set_layout_engine("none")
@@ -352,7 +351,7 @@ def main_levels(root: Node, most: int = _LEVELS) -> list[Node]:
 def _place(node: Node, texts: dict[str, tuple[str, str]], width_mm: float) -> Layout:
     edges = [(edge.source, edge.target) for edge in node.edges]
     widths_mm = {
-        key: max(11.0, *(lettering.width_mm(line) + 3.0 for line in text)) for key, text in texts.items()
+        key: max(11.0, *(style.width_mm(line) + 3.0 for line in text)) for key, text in texts.items()
     }
     return layout(widths_mm, edges, width_mm - 2 * _MARGIN_MM, _BOX_MM)
 
@@ -375,7 +374,7 @@ def _shown(
     widest_mm = _WIDEST_MM.get(width_mm, 27.0)
     texts = {
         child.name: (
-            lettering.shortened(child.name or "(no name)", widest_mm - 3),
+            style.shortened(child.name or "(no name)", widest_mm - 3),
             f"{child.share or 0.0:.1%}",
         )
         for child in large
@@ -390,9 +389,9 @@ def _title(axes: Axes, node: Node, y_mm: float, width_mm: float) -> None:
     energy = joules(node.energy_j)
     if _interval(node):
         energy = plus_minus(node.energy_j, _interval(node), "J")
-    room_mm = width_mm - lettering.width_mm(energy) - 2 * _MARGIN_MM - 3
+    room_mm = width_mm - style.width_mm(energy) - 2 * _MARGIN_MM - 3
     size_pt = style.TEXT_PT + 0.5
-    name = "all operations" if node.is_root else lettering.shortened(node.path, room_mm * 0.92, size_pt)
+    name = "all operations" if node.is_root else style.shortened(node.path, room_mm * 0.92, size_pt)
     axes.text(_MARGIN_MM, y_mm, name, va="top", weight="bold", fontsize=size_pt)
     axes.text(width_mm - _MARGIN_MM, y_mm + 0.2, energy, va="top", ha="right")
 

@@ -12,7 +12,6 @@ from smaragdine.accounting.repeats import LayerTimes, Repeated, Stretches, laid_
 from smaragdine.accounting.summary import Epoch
 from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
-from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.power import Traced, common_device
 from smaragdine.report.figures.runs import (
     FigureRun,
@@ -46,12 +45,12 @@ def epochs(
     times_s = {name: [epoch.duration_s for epoch in each] for name, each in settings.items()}
     room_mm = 30 / count
     values, title = _ticks([*settings])
-    names, key = lettering.distinct(values, max(room_mm, 12))
+    names, key = style.distinct(values, max(room_mm, 12))
     for axes, measured in ((energy, energies_j), (time, times_s)):
         _boxes(axes, measured, names)
-        if any(lettering.width_mm(name) + 1 > room_mm for name in names):
+        if any(style.width_mm(name) + 1 > room_mm for name in names):
             axes.tick_params(axis="x", rotation=90)
-        axes.set_xlabel(lettering.shortened(title, 30))
+        axes.set_xlabel(style.shortened(title, 30))
     style.quantity(energy.yaxis, "Energy of an epoch", "J", max(max(v) for v in energies_j.values()))
     style.quantity(time.yaxis, "Time of an epoch", "s", max(max(v) for v in times_s.values()))
     numbers = sorted({len(each) for each in settings.values()})
@@ -139,7 +138,7 @@ Powered = tuple[Sequence[PowerTrace], int, int]  # the power of a run's devices,
 def cumulative(settings: Mapping[str, Sequence[Powered]], of: str, notes: Sequence[str] = ()) -> Figure:
     """Setting → its runs. A line ends with the shortest of its runs; dots are where each run ended."""
     figure, (axes,) = style.sheet(height_mm=58 + 3.2 * max(0, len(settings) - 3))
-    names, key = lettering.distinct(settings, 26)
+    names, key = style.distinct(settings, 26)
     longest_s, most_j, said = 0.0, 0.0, list[str]()
     for n, (setting, runs) in enumerate(settings.items()):
         colour, dashes = style.SERIES[n % len(style.SERIES)], style.DASHES[n % len(style.DASHES)]
@@ -277,7 +276,7 @@ def _legend(axes: Axes, ran: LayerTimes | None) -> None:
     handles: list[Any] = list(axes.get_lines()[:1])
     if ran is not None and ran.spans_s:
         color, density = _LAYER
-        handles.append(Patch(fc=color, alpha=density, label=lettering.shortened(ran.layer, 44)))
+        handles.append(Patch(fc=color, alpha=density, label=style.shortened(ran.layer, 44)))
     if ran is not None and ran.spans_s and ran.others_s:
         color, density = _OTHERS
         handles.append(Patch(fc=color, alpha=density, label=f"the {len(ran.others)} others"))
@@ -293,7 +292,7 @@ POWER_CELLS = 400  # more than a column has dots
 def mean_power(settings: Mapping[str, Sequence[Traced]], device: str, notes: Sequence[str] = ()) -> Figure:
     """Setting → its runs. At each time the mean over the runs that have not ended."""
     figure, (axes,) = style.sheet(height_mm=58 + 3.2 * max(0, len(settings) - 3))
-    names, key = lettering.distinct(settings, 26)
+    names, key = style.distinct(settings, 26)
     said: list[str] = []
     highest_w, longest_s = 0.0, 0.0
     for n, (setting, runs) in enumerate(settings.items()):

@@ -19,7 +19,6 @@ from smaragdine.accounting.repeats import repeating
 from smaragdine.accounting.run import Overview, phases_j
 from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
-from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.runs import (
     FigureRun,
     NotDrawn,
@@ -77,7 +76,7 @@ def layers(
     family = re.sub(r"\d+", "*", first[0].path.rpartition("/")[2])
     above = first[0].path.rpartition("/")[0]
     whole = f"{above}/{family}" if above else family
-    axes.set_xlabel(lettering.shortened(f"Layer * of {whole}", 68))
+    axes.set_xlabel(style.shortened(f"Layer * of {whole}", 68))
     style.quantity(axes.yaxis, f"Energy of {of} on {device}", "J", highest_j)
     style.phase_legend(axes, phases)
     said = [f"whiskers: standard deviation over {spread_over}" if spread_over else "spread not known", *notes]
@@ -172,7 +171,7 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step", more: Se
         said = plus_minus(total_j, std_j, "J") if len(each) > 1 else joules(total_j)
         axes.annotate(said, (at, total_j + std_j), (0, 2.5), textcoords="offset points", ha="center")
     room_mm = 68 / len(parts) - 1
-    names, key = lettering.distinct(parts, room_mm)
+    names, key = style.distinct(parts, room_mm)
     axes.set_xticks(range(len(parts)), names)
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(parts) - 0.4)
@@ -245,7 +244,7 @@ def phases(runs: Sequence[Footprint]) -> Figure:
             colour = style.colour_of_phase(phase)
             axes.barh(at, share, 0.62, left, color=colour)
             text = f"{share:.0%}"
-            if share * 55 > lettering.width_mm(text) + 1:
+            if share * 55 > style.width_mm(text) + 1:
                 axes.text(left + share / 2, at, text, ha="center", va="center", color=style.ink_on(colour))
             left += share
             if len(shares) > 1 and 0 < left < 0.9999:
@@ -471,7 +470,7 @@ def _bars(axes: Axes, bars: Bars, top: int) -> float:
             value[spread], at[spread], xerr=std[spread], fmt="none", color=style.INK, lw=0.9, capsize=2
         )
     for i, name in enumerate(bars.name[:top]):
-        axes.text(0, at[i] - 0.23, lettering.shortened(name, style.COLUMN_MM - 8), va="bottom")
+        axes.text(0, at[i] - 0.23, style.shortened(name, style.COLUMN_MM - 8), va="bottom")
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")

@@ -12,7 +12,6 @@ import numpy as np
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures import style
-from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.draw import FORMATS, Drawn, save, write_captions
 from smaragdine.report.figures.epochs import cumulative_of_runs, epochs_of_runs, mean_power_of_runs
 from smaragdine.report.figures.power import power_of_runs, sampling_of_runs
@@ -139,7 +138,7 @@ def _at_measured(axes: Axes, values: Sequence[float]) -> None:
     mm_a_factor = _PANEL_MM / np.log(values[-1] / values[0])
     kept, end_mm = list[float](), -np.inf
     for value in values:
-        at_mm, half_mm = mm_a_factor * np.log(value / values[0]), lettering.width_mm(f"{value:.10g}") / 2
+        at_mm, half_mm = mm_a_factor * np.log(value / values[0]), style.width_mm(f"{value:.10g}") / 2
         if at_mm - half_mm > end_mm:
             kept.append(value)
             end_mm = at_mm + half_mm + 1
@@ -187,7 +186,7 @@ def _front(axes: Axes, of: GroupFit) -> None:
 
 def _limit_label(of: GroupFit) -> str:
     unit = of.group.unit
-    name = style.LIMITS.get(unit) or lettering.shortened(of.group.limit_name, 60) or "Limit"
+    name = style.LIMITS.get(unit) or style.shortened(of.group.limit_name, 60) or "Limit"
     return f"{name}{f' ({unit})' if unit else ''}"
 
 

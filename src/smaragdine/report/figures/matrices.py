@@ -13,7 +13,6 @@ from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.similarity import constant_power, matrix, mean_difference
 from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
-from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.runs import (
     FigureRun,
     NotDrawn,
@@ -122,7 +121,7 @@ def _values(rows: Sequence[Sequence[Any]]) -> Floats:
 
 def _panels(count: int, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
     """Beside each other as far as the page goes, with cells that hold a number."""
-    name_mm = max(lettering.width_mm(label) for label in _short(labels)) + 3
+    name_mm = max(style.width_mm(label) for label in _short(labels)) + 3
     cells_mm = _CELL_MM * len(labels) + 3
     least_mm = max(cells_mm, _TITLE_MM)
     in_column, in_page = (
@@ -164,15 +163,15 @@ def _draw(axes: Axes, values: Floats, labels: Sequence[str], look: dict[str, Any
 
 
 def _short(labels: Sequence[str]) -> list[str]:
-    return lettering.distinct(labels, _LABEL_MM)[0]
+    return style.distinct(labels, _LABEL_MM)[0]
 
 
 def _turned(labels: Sequence[str]) -> bool:
-    return any(lettering.width_mm(label) > _CELL_MM - 0.8 for label in _short(labels))
+    return any(style.width_mm(label) > _CELL_MM - 0.8 for label in _short(labels))
 
 
 def _key(labels: Sequence[str]) -> list[str]:
-    return lettering.distinct(labels, _LABEL_MM)[1]
+    return style.distinct(labels, _LABEL_MM)[1]
 
 
 def _signed(value: float) -> str:

@@ -11,7 +11,6 @@ from smaragdine.accounting.power import PowerTrace
 from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.reader import Series
 from smaragdine.report.figures import style
-from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.runs import (
     FigureRun,
     NotDrawn,
@@ -44,7 +43,7 @@ def power(
     """Setting → the runs of it, drawn over each other from their beginnings."""
     figure, panels, bottom = _panels(len(settings))
     longest_s = max((end - begin) * 1e-9 for runs in settings.values() for _, begin, end in runs)
-    names, key = lettering.distinct(settings, 44 if len(bottom) < 3 else 26)
+    names, key = style.distinct(settings, 44 if len(bottom) < 3 else 26)
     highest_w, coarse, means = 0.0, False, list[str]()
     for axes, name, (setting, runs) in zip(panels, names, settings.items(), strict=True):
         for n, (trace, begin_ns, end_ns) in enumerate(runs):
@@ -207,7 +206,7 @@ def _ridge(axes: Axes, n: int, name: str, values: Floats, gaps: Mapping[str, Flo
     low_s, middle_s, high_s = (si(float(quantile), "s") for quantile in quantiles)
     text = f"median {middle_s}, CV {100 * cv:.1f} %"
     side = axes.get_yaxis_transform()
-    axes.text(0.0, n - 0.47, lettering.shortened(name, 30), transform=side, va="bottom", weight="bold")
+    axes.text(0.0, n - 0.47, style.shortened(name, 30), transform=side, va="bottom", weight="bold")
     axes.text(1.0, n - 0.47, text, transform=side, va="bottom", ha="right")
     rate = si(1 / float(quantiles[1]), "Hz")
     return f"{name}: median {middle_s} ({rate}), 98 % within {low_s} to {high_s}, CV {100 * cv:.1f} %"

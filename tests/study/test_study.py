@@ -22,7 +22,6 @@ from smaragdine.cli.main import main
 from smaragdine.jobs.job import RunRequest, RunResult, Stop
 from smaragdine.study import folder as study_folder
 from smaragdine.study import runner
-from smaragdine.study import runner as finishing
 from smaragdine.study.custom import custom_settings, customs_of
 from smaragdine.study.document import materials
 from smaragdine.study.folder import Study, expected_s, in_order, read_made
@@ -218,7 +217,7 @@ def test_killed_between_runs_and_between_recording_and_result(
     class Killed(BaseException):
         pass
 
-    whole = finishing.result_of
+    whole = runner.result_of
 
     def killed(run: StudyRun, *more: Any) -> Any:
         if len(recorder.ran) == 2:
@@ -226,10 +225,10 @@ def test_killed_between_runs_and_between_recording_and_result(
         return whole(run, *more)
 
     words = ["study", "bert", *TINY]
-    monkeypatch.setattr(finishing, "result_of", killed)
+    monkeypatch.setattr(runner, "result_of", killed)
     with pytest.raises(Killed):
         main(words)
-    monkeypatch.setattr(finishing, "result_of", whole)
+    monkeypatch.setattr(runner, "result_of", whole)
     # A third was cut off while it was recorded.
     half = Path("out/unfinished") / f"bert-predict-torch-L2-H32-fp32-{2}"
     half.mkdir(exist_ok=True)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs Keras and TensorFlow",
 )
 
-PROGRAMS = Path(__file__).parents[1] / "experiments" / "study"
+PROGRAMS = Path(__file__).parents[2] / "experiments" / "study"
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow"}
 LAYERS = 2
 SIZE = {"layers": LAYERS, "hidden": 32, "heads": 2, "batch": 4, "length": 16, "vocabulary": 200}

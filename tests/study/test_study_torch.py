@@ -13,7 +13,7 @@ from cli import smaragdine
 from smaragdine.accounting.run import overview
 from smaragdine.recording.reader import open_recording
 
-STUDY = Path(__file__).parents[1] / "experiments" / "study"
+STUDY = Path(__file__).parents[2] / "experiments" / "study"
 sys.path.insert(0, str(STUDY))
 
 pytestmark = pytest.mark.skipif(

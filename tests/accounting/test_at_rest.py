@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_summary import channel, mark, record, steady
 
 import recordings
 from smaragdine.accounting.account import account_recording
@@ -15,7 +16,6 @@ from smaragdine.accounting.summary import summarise
 from smaragdine.cli.main import main
 from smaragdine.recording.asked import BASELINE, asked
 from smaragdine.recording.reader import Recording, open_recording
-from test_summary import channel, mark, record, steady
 
 BUSY = "baseline: cpu:0 was 100% busy: what it drew is not its idle power"
 

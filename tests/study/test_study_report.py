@@ -24,6 +24,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="pip install 'smaragdine[figures]'")
 
 from footprints import assert_conserved, footprint
+from legible import assert_legible, gallery
 from smaragdine.accounting.footprint import Footprint, write_json
 from smaragdine.accounting.precision import score_json
 from smaragdine.accounting.run import overview
@@ -79,7 +80,6 @@ from smaragdine.study.tables import (
     top_table,
     variants_table,
 )
-from test_figures import assert_legible, gallery
 
 GPU = "gpu:0"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -27,7 +27,7 @@ torch = pytest.importorskip("torch")
 
 import smaragdine.hetero  # noqa: E402
 
-RANKS = Path(__file__).parent / "models" / "hetero_ranks.py"
+RANKS = Path(__file__).parents[1] / "models" / "hetero_ranks.py"
 SPLIT = [3, 5]
 
 

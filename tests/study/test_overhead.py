@@ -35,7 +35,7 @@ from smaragdine.study.overhead import (
 from smaragdine.study.plan import StudySetting
 from traced_recording import recording
 
-DRIVER = Path(__file__).parents[1] / "experiments" / "study" / "overhead_loop.py"
+DRIVER = Path(__file__).parents[2] / "experiments" / "study" / "overhead_loop.py"
 
 
 def test_a_steady_drift_cancels() -> None:

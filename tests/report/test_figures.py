@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 import re
@@ -23,9 +22,9 @@ pytest.importorskip("matplotlib", reason="pip install 'smaragdine[figures]'")
 
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from footprints import footprint
+from legible import assert_legible, gallery, texts_drawn
 from recordings import MS, T0, make
 from smaragdine.accounting.account import recording_inputs, thinned
 from smaragdine.accounting.arithmetic import average, scale
@@ -40,7 +39,6 @@ from smaragdine.accounting.similarity import constant_power, matrix, mean_differ
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.report.figures import style
-from smaragdine.report.figures import style as lettering
 from smaragdine.report.figures.diagram import diagram, layout, main_levels
 from smaragdine.report.figures.draw import CAPTIONS, FIGURES, FORMATS, draw, rendered, save
 from smaragdine.report.figures.epochs import cumulative, epoch_power, over_runs
@@ -49,21 +47,10 @@ from smaragdine.report.figures.matrices import difference, similarity
 from smaragdine.report.figures.power import envelope, intervals_s, power, sampling_of_runs
 from smaragdine.report.figures.runs import FigureRun, by_setting, only, runs_of
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 GPU = "gpu:0"
 
 
-def _gallery() -> Any:
-    spec = importlib.util.spec_from_file_location("make_gallery", DOCS / "make_gallery.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_gallery"] = module  # where its dataclasses look for their types
-    spec.loader.exec_module(module)
-    return module
-
-
-gallery = _gallery()
 SMALL = gallery.Setting(layers=3, epochs=3, steps=4, traced=2)
 
 
@@ -98,42 +85,6 @@ def every(
 ) -> dict[str, list[FigureRun]]:
     of = {"base": base, "stages": base, "limits": limits, "variants": variants}
     return {name: of[which] for name, (which, _) in gallery.SHOWN.items()}
-
-
-def texts_drawn(figure: Figure) -> list[tuple[Text, Any]]:
-    """Every text that is really drawn, and the rectangle it takes, in dots."""
-    found: list[Text] = []
-    original = Text.draw
-
-    def spy(text: Text, *given: Any, **more: Any) -> Any:
-        if text.get_visible() and text.get_text().strip():
-            found.append(text)
-        return original(text, *given, **more)
-
-    Text.draw = spy  # type: ignore[method-assign]
-    try:
-        with style.look():
-            figure.canvas.draw()
-    finally:
-        Text.draw = original  # type: ignore[method-assign]
-    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    return [(text, text.get_window_extent(renderer)) for text in dict.fromkeys(found)]
-
-
-def assert_legible(figure: Figure) -> None:
-    """At its final size: wide as a column or a page, no text below 7 pt, none over another or cut off."""
-    assert round(figure.get_figwidth() * 25.4, 6) in (84, 174)
-    drawn = texts_drawn(figure)
-    assert drawn
-    assert all(text.get_fontsize() >= 7 for text, _ in drawn)
-    for text, box in drawn:
-        inside = box.x0 > -1 and box.y0 > -1 and box.x1 < figure.bbox.x1 + 1 and box.y1 < figure.bbox.y1 + 1
-        assert inside, f"{text.get_text()!r} is cut off"
-    for (a, of_a), (b, of_b) in itertools.combinations(drawn, 2):
-        across = min(of_a.x1, of_b.x1) - max(of_a.x0, of_b.x0)
-        down = min(of_a.y1, of_b.y1) - max(of_a.y0, of_b.y0)
-        # A rectangle has room for ascenders and descenders that most texts do not use.
-        assert across < 1 or down < 2.5, f"{a.get_text()!r} over {b.get_text()!r}"
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -176,16 +127,16 @@ def test_many_runs_with_long_names_stay_legible(name: str, base: list[FigureRun]
 
 
 def test_labels_that_do_not_fit_stay_different() -> None:
-    assert lettering.distinct(["a", "b"], 20) == (["a", "b"], [])
+    assert style.distinct(["a", "b"], 20) == (["a", "b"], [])
     long = [f"experiments/bert-large-uncased-{n}-whole-word-masking" for n in range(3)]
-    middles, notes = lettering.distinct(long, 12)
+    middles, notes = style.distinct(long, 12)
     assert middles == ["0", "1", "2"]
     assert notes == ["names: experiments/bert-large-uncased-…whole-word-masking"]
     other = ["x" * 40 + str(n) + "y" * 40 for n in range(3)]
-    letters, notes = lettering.distinct(other, 12)
+    letters, notes = style.distinct(other, 12)
     assert letters == ["a", "b", "c"]
     assert all(name in notes[0] for name in other)
-    assert lettering.distinct(["same", "same"], 20) == (["same", "same"], [])
+    assert style.distinct(["same", "same"], 20) == (["same", "same"], [])
 
 
 def test_what_is_estimated_is_marked_on_the_figure(every: Mapping[str, list[FigureRun]]) -> None:
@@ -305,7 +256,7 @@ def test_very_long_names_are_shortened_in_the_middle_and_stand_in_full_in_the_al
     shown = [text.get_text() for text, _ in texts_drawn(figure)]
     assert any(re.fullmatch(r"model/…/block_3.*/block_39/\$MatMul\$\\n", text) for text in shown)
     assert long.strip() in style.alt_text(figure)
-    assert lettering.shortened("a/b", 30) == "a/b"
+    assert style.shortened("a/b", 30) == "a/b"
 
 
 def constant(spans: Sequence[tuple[int, int, float]]) -> PowerTrace:

@@ -30,7 +30,7 @@ from smaragdine.monitor.contract.service import METHODS
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 
 ALICE, MALLORY = 61_001, 61_002
-INSTALL = Path(__file__).parents[1] / "deploy" / "install.sh"
+INSTALL = Path(__file__).parents[2] / "deploy" / "install.sh"
 _H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _H2_PING = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + b"12345678"
 

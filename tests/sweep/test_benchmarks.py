@@ -12,7 +12,7 @@ import pytest
 from smaragdine.sweep.experiment import read_experiments, words_of
 from smaragdine.sweep.plan import command_words, make_plan
 
-FOLDER = Path(__file__).parent.parent / "experiments" / "gpyjoules"
+FOLDER = Path(__file__).parents[2] / "experiments" / "gpyjoules"
 FILES = sorted(FOLDER.glob("*.yaml"))
 QUICK = {
     "mnist.py": ["--width", "32"],

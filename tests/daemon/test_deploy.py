@@ -23,7 +23,7 @@ from smaragdine.monitor.contract import monitor_pb2 as messages
 from smaragdine.monitor.contract.service import METHODS, SERVICE
 from smaragdine.version import __version__
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"
 SCORE = re.compile(r"Overall exposure level for \S+: ([\d.]+)")
 

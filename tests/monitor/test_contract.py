@@ -13,7 +13,7 @@ from smaragdine.daemon import views
 from smaragdine.monitor.contract import monitor_pb2 as pb
 from smaragdine.monitor.contract import service
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CONTRACT = ROOT / "src" / "smaragdine" / "monitor" / "contract"
 
 

@@ -16,7 +16,7 @@ from smaragdine.recording.reader import open_recording
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 
-SCRIPT = Path(__file__).parent / "models" / "bert_torch.py"
+SCRIPT = Path(__file__).parents[1] / "models" / "bert_torch.py"
 STEPS = 3
 
 

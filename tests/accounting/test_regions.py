@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from test_summary import T0, S, channel, mark, record, steady
 
 import smaragdine as package
 from cli import smaragdine, write_script
@@ -22,7 +23,6 @@ from smaragdine.accounting.summary import summarise, to_json
 from smaragdine.api import hook_module
 from smaragdine.recording.marks import marks_table, read_spool
 from smaragdine.report.terminal import run_tables
-from test_summary import T0, S, channel, mark, record, steady
 
 
 def region(name: str, begin: float, end: float | None, number: int, **who: Any) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.recording.format import EVENTS
 from smaragdine.stats import t_quantile
 
-BENCH = Path(__file__).parent.parent / "bench"
+BENCH = Path(__file__).parents[2] / "bench"
 MS = 1_000_000
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_study import TINY, Recorder
 
 from cli import alive, wait_for
 from smaragdine.accounting.footprint import load
@@ -19,11 +20,9 @@ from smaragdine.cli.main import main
 from smaragdine.errors import UserError
 from smaragdine.jobs.job import RunRequest, RunResult, Stop
 from smaragdine.study import runner
-from smaragdine.study import runner as finishing
 from smaragdine.study.folder import read_made
 from smaragdine.study.results import load_results
 from smaragdine.tracing.assemble import NotWritten
-from test_study import TINY, Recorder
 
 PREDICT = ("study", "bert", "--stage", "predict")
 NAME = "bert-predict-torch-L2-H32-fp32"
@@ -59,7 +58,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BesideRecorder:
 
 
 def helper(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    monkeypatch.setattr(finishing, "COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", code))
 
 
 def test_the_same_is_said_and_made_as_in_line(
@@ -168,7 +167,7 @@ def test_a_trace_half_assembled_is_assembled_anew(
     started: list[Any] = []
     monkeypatch.setattr(runner, "record", recorded)
     monkeypatch.setattr(runner, "LEAST_PROCESSORS", 1 << 20)
-    monkeypatch.setattr(finishing, "assemble", lambda *a, **b: (started.append(a), assemble(*a, **b))[1])
+    monkeypatch.setattr(runner, "assemble", lambda *a, **b: (started.append(a), assemble(*a, **b))[1])
     with pytest.raises(Killed):
         main([*PREDICT, *TINY])
     assert main([*PREDICT, *TINY, "--keep", "all"]) == 0
@@ -197,7 +196,7 @@ def test_a_full_disk_costs_no_recording(
 
     monkeypatch.setattr(runner, "LEAST_PROCESSORS", 1 << 20)
     with monkeypatch.context() as patched:
-        patched.setattr(finishing, "assembled" if what == "the events" else "save_result", full)
+        patched.setattr(runner, "assembled" if what == "the events" else "save_result", full)
         assert main([*PREDICT, *TINY]) != 0
     assert "No space left" in capsys.readouterr().err
     assert recorder.ran == [f"{NAME}-1", f"{NAME}-2"]

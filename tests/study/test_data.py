@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-STUDY = Path(__file__).parents[1] / "experiments" / "study"
+STUDY = Path(__file__).parents[2] / "experiments" / "study"
 sys.path.insert(0, str(STUDY))
 
 import data  # noqa: E402

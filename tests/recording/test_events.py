@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from smaragdine.errors import UserError
 from smaragdine.recording import writer
-from smaragdine.recording import writer as events
 from smaragdine.recording.format import EDGES, EVENTS
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.writer import EventsWriter, write_edges, write_events
@@ -68,7 +67,7 @@ def stream(path: Path, batches: Sequence[pa.RecordBatch], deltas: bool = False) 
 def test_what_is_written_is_read(tmp_path_factory: Any, files: list[list[list[Row]]], batch_rows: int):
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events, "_BATCH_ROWS", batch_rows)
+        patch.setattr(writer, "_BATCH_ROWS", batch_rows)
         for number, writes in enumerate(files):
             out = EventsWriter(folder, number)
             for rows in writes:

@@ -13,7 +13,7 @@ PACKAGES_jax := jax
 # The pins are for the tests; the demo takes what fits the user's machine, save for CPU-only ones.
 CONSTRAIN := $(if $(shell command -v nvidia-smi 2>/dev/null),,--constraint constraints.txt)
 
-.PHONY: demo test search ready lint proto bench clean
+.PHONY: demo test check search ready lint proto bench clean
 
 demo: $(DEMO)/$(FRAMEWORK)
 	@run=runs/demo-$$(date +%Y%m%d-%H%M%S); \
@@ -37,6 +37,10 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: ready lint
 	$(TEST)/bin/python -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile tests
 
+# What a change needs before it is committed: within two minutes.
+check: ready lint
+	$(TEST)/bin/python tools/check.py
+
 # New examples for the properties and the fuzzers, for as long as one likes; it stops at what fails.
 MINUTES ?= 10
 search: ready
@@ -51,6 +55,7 @@ lint: $(TEST)/installed
 	$(TEST)/bin/ruff format --check
 	$(TEST)/bin/pyright --threads 2 --pythonpath $(TEST)/bin/python
 	$(TEST)/bin/lint-imports --no-cache
+	$(TEST)/bin/python tools/house.py
 
 $(TEST)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12")'

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from smaragdine import system
 from smaragdine.errors import UserError
 
 DEFAULT_USER = "smaragdine"
@@ -39,7 +40,6 @@ CAPABILITIES: Mapping[str, int] = {
     "CAP_PERFMON": 38,
 }
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_GET_DUMPABLE = 3
 _PR_SET_KEEPCAPS = 8
@@ -134,7 +134,7 @@ def bound(keep: frozenset[str]) -> None:
 
 def end_with_parent(parent_pid: int) -> None:
     """Be told to end (SIGTERM) when the parent dies in whatever way. A change of user undoes this."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    system.end_with_parent(signal.SIGTERM)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGTERM)
 

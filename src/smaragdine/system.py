@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import select
@@ -11,6 +12,16 @@ import subprocess
 import time
 from collections.abc import Collection
 from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded now: between fork and exec nothing may be
+
+
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """The kernel sends us this signal when our parent ends, however it does. Look afterwards whether it has
+    ended already; a change of user undoes this."""
+    _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
 
 # Wait for descriptors of any number: select() gives up at 1024, and our caller may leave us more.
 

@@ -14,7 +14,7 @@ from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.power import Anchors, PowerTrace
 from smaragdine.accounting.precision import asss, assw, stability, thin
 from smaragdine.errors import UserError
-from smaragdine.report.tables import thinned_table
+from smaragdine.report.comparison import thinned_table
 from smaragdine.report.terminal import console
 
 

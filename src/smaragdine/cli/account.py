@@ -128,7 +128,7 @@ def main(words: list[str]) -> int:
     if options.json != "-":
         _print(footprint, edges, options)
         if precision:
-            from smaragdine.report.tables import thinned_table
+            from smaragdine.report.comparison import thinned_table
             from smaragdine.report.terminal import console
 
             console().print(thinned_table(precision))

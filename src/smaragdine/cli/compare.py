@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     comparison = compare(*sides, options.device, by_step)
     if options.json:
         return _print_json({"a": paths[:split], "b": paths[split:], **to_json(comparison, options.top)})
-    from smaragdine.report.tables import comparison_tables, what_is_compared
+    from smaragdine.report.comparison import comparison_tables, what_is_compared
     from smaragdine.report.terminal import console
 
     out = console()
@@ -131,7 +131,7 @@ def _print_matrix(paths: list[str], footprints: list[Footprint], options: argpar
         return _print_json(
             {"runs": paths, **{name.replace(" ", "_"): _values(rows) for name, rows in matrices.items()}}
         )
-    from smaragdine.report.tables import matrix_tables
+    from smaragdine.report.comparison import matrix_tables
     from smaragdine.report.terminal import console
 
     console().print(matrix_tables(paths, list(matrices.items())))
@@ -160,7 +160,7 @@ def _print_precision(paths: list[str], footprints: list[Footprint], options: arg
                 "stability": {name.replace(" ", "_"): _values(rows) for name, rows in matrices.items()},
             }
         )
-    from smaragdine.report.tables import matrix_tables, widening_table
+    from smaragdine.report.comparison import matrix_tables, widening_table
     from smaragdine.report.terminal import console
 
     out = console()

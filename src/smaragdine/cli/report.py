@@ -182,7 +182,8 @@ def _print_both(
         paths = [str(recording.path) for recording in recordings]
         reports = [overview_json(each) for each in found]
         return _print_json({"a": paths[0], "b": paths[1], **to_json(comparison), "reports": reports})
-    from smaragdine.report.tables import both_summaries, comparison_tables, what_is_compared
+    from smaragdine.report.comparison import comparison_tables, what_is_compared
+    from smaragdine.report.tables import both_summaries
     from smaragdine.report.terminal import console
 
     out = console()

@@ -9,7 +9,6 @@ whoever started it, and the program with it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -28,9 +27,8 @@ from smaragdine.errors import UserError
 from smaragdine.jobs.lender import Lender, Wanted, temperature_c
 from smaragdine.jobs.setting import CoolDown
 from smaragdine.recording.format import INFO_FILE, TRACES_FOLDER
-from smaragdine.system import GRACE_S, end_rest
+from smaragdine.system import GRACE_S, end_rest, end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.5  # how often temperature and time are looked at
 _MOST_VOID = 3
 
@@ -205,7 +203,7 @@ def _signal(child: subprocess.Popen[bytes], number: int) -> None:
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     request = json.loads(sys.stdin.buffer.read())
     if os.getppid() != request["parent"]:
         os._exit(1)

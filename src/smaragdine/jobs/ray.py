@@ -7,13 +7,11 @@ Nodes are told apart by the type of their GPUs: Ray's label `ray.io/accelerator-
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import logging
 import os
 import pickle
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +26,7 @@ from typing import Any
 from smaragdine.errors import UserError
 from smaragdine.jobs.lender import JOURNAL_VARIABLE
 from smaragdine.limits.journal import DEFAULT_JOURNAL
+from smaragdine.system import end_with_parent
 
 # How a Ray worker calls something that sets limits or runs programs: in a child.
 #
@@ -36,8 +35,6 @@ from smaragdine.limits.journal import DEFAULT_JOURNAL
 # A Ray worker kills its children when it ends, and would kill the limits' keeper before it has brought
 # anything back. So all of this is done by one child, which dies with the worker, and whose own children do
 # what they are there for.
-
-_PR_SET_PDEATHSIG = 1
 
 Send = Callable[[Any], None]
 
@@ -70,7 +67,7 @@ def _from_child(sends: bool, function: Callable[..., Any], arguments: Sequence[A
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     parent, sends, function, arguments = pickle.loads(sys.stdin.buffer.read())
     if os.getppid() != parent:
         os._exit(1)
@@ -112,10 +109,6 @@ def unpack(archive: bytes, folder: Path) -> None:
         for name in {member.name.partition("/")[0] for member in members if member.isdir()} - {"."}:
             shutil.rmtree(folder / name, ignore_errors=True)
         members.extractall(folder, filter="data")
-
-
-if __name__ == "__main__":
-    main()
 
 
 LOOK_S = 0.5
@@ -232,3 +225,7 @@ def load_ray() -> Any:
     except ImportError:
         raise UserError("--engine ray", "Ray is not installed", "pip install 'smaragdine[ray]'") from None
     return ray
+
+
+if __name__ == "__main__":
+    main()

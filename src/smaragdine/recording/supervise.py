@@ -8,7 +8,6 @@ program already, one sent to us alone has not and must be passed on. The canary 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -26,7 +25,7 @@ from smaragdine.errors import NOT_RUN, UserError
 from smaragdine.files import last_printed
 from smaragdine.recording.command import Command
 from smaragdine.recording.recorder import GROUP_SIGNALS, RecorderConfig
-from smaragdine.system import readable
+from smaragdine.system import end_with_parent, readable
 
 # The other end of the recorder's lines: start it, tell it what to watch, hear what it has to say.
 
@@ -122,7 +121,6 @@ class RecorderClient:
 # does nothing but say which signals it got: if it got one too, so did the program, and passing it on would
 # deliver it twice.
 
-_PR_SET_PDEATHSIG = 1
 _CANARY_WAIT_S = 0.15
 _MOST_CANARIES = 4
 
@@ -133,15 +131,13 @@ class Canary:
 
     def __init__(self, numbers: Collection[int]) -> None:
         self._numbers = numbers
-        # Loaded here: the child is a fork and should only make system calls.
-        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._left = _MOST_CANARIES
         self.fds: list[int] = []
         self._start()
 
     def _start(self) -> None:
         self._left -= 1
-        numbers, prctl = self._numbers, self._prctl
+        numbers = self._numbers
         fd, write_fd = os.pipe()
         parent_pid = os.getpid()
         # Held back before the fork: our own handlers, in the child, would tell us of a signal once more.
@@ -149,7 +145,7 @@ class Canary:
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                end_with_parent()
                 for number in (signal.SIGTTIN, signal.SIGTTOU):
                     signal.signal(number, signal.SIG_IGN)
                 while os.getppid() == parent_pid:
@@ -421,10 +417,9 @@ def dying_with_us(in_child: Callable[[], None] = lambda: None) -> Callable[[], N
     """What a child does before it becomes the program: whoever kills us with -9 meant the program too, which
     would otherwise go on unseen."""
     parent_pid = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with_parent()
         if os.getppid() != parent_pid:
             os._exit(128 + signal.SIGKILL)
         in_child()

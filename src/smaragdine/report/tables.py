@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
 from smaragdine.accounting.at_rest import is_baseline
-from smaragdine.accounting.comparison import GONE, NEW, Change, Comparison
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
-from smaragdine.accounting.precision import Score, Widening
 from smaragdine.accounting.run import Overview, Tracing, phases_j
-from smaragdine.accounting.similarity import Correlation, Key
 from smaragdine.accounting.spans import (
     ANOTHER,
     BEFORE,
@@ -41,167 +36,9 @@ from smaragdine.report.terminal import FittingTable, Line, how_it_ended, run_tab
 from smaragdine.tracing.absence import why_no_operations
 from smaragdine.units import joules, plain, plus_minus, seconds, si, watts
 
-# What changed between runs, as tables for a terminal.
-
-_FEW = 5
-_STYLE = {
-    "more": "red",
-    "less": "green",
-    "inside the noise": "dim",
-    "unknown": "yellow",
-    GONE: "blue",
-    NEW: "magenta",
-}
-
-
-def comparison_tables(comparison: Comparison, top: int) -> RenderableType:
-    parts: list[RenderableType] = [_device_table(comparison), Text(""), _score_table(comparison)]
-    parts += [Text(line, style="dim") for line in _undefined(comparison)]
-    if comparison.changes:
-        parts += [Text(""), _change_table(comparison.changes[:top])]
-        if len(comparison.changes) > top:
-            parts.append(Text(f"… and {len(comparison.changes) - top} more names", style="dim"))
-    parts += _alone("A", GONE, comparison.only_a) + _alone("B", NEW, comparison.only_b)
-    parts += [Text(""), Text(_sentence(comparison.verdict), style="bold")]
-    parts += [Text.assemble(("! ", "yellow"), remark) for remark in comparison.remarks]
-    return Group(*parts)
-
-
-def what_is_compared(comparison: Comparison, a: Sequence[Footprint], b: Sequence[Footprint]) -> str:
-    if comparison.by_step:
-        return "energy of the operations of one traced step"
-    steps = [max((t.steps for one in side for t in one.devices.values()), default=0) for side in (a, b)]
-    if not any(steps):
-        return "energy of all operations that were traced"
-    return (
-        f"energy of the operations of the traced steps ({steps[0]} in A, {steps[1]} in B), "
-        "not of the whole run"
-    )
-
-
-def matrix_tables(
-    labels: Sequence[str], matrices: Sequence[tuple[str, Sequence[Sequence[Correlation]]]]
-) -> RenderableType:
-    """The similarity of many runs, for each of several quantities."""
-    letters = [letter(i) for i in range(len(labels))]
-    parts: list[RenderableType] = [
-        Text(f"{name}  {label}") for name, label in zip(letters, labels, strict=True)
-    ]
-    for title, rows in matrices:
-        table = _table(title, *letters)
-        for name, row in zip(letters, rows, strict=True):
-            table.add_row(visible(name), *(correlation_text(score) for score in row))
-        reasons = dict.fromkeys(score.reason for row in rows for score in row if score.reason)
-        parts += [Text(""), table, *(Text(f"–: {reason}", style="dim") for reason in reasons)]
-    return Group(*parts)
-
-
-def _table(*headers: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, header in enumerate(headers):
-        table.add_column(Text(header), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-    return table
-
-
-_CHANGE = ("phase", "A", "B", "B − A", "±", "verdict")
-
-
-def _device_table(comparison: Comparison) -> FittingTable:
-    shown = [*comparison.devices]
-    if len(shown) != 1:
-        shown.append(comparison.total)
-    shown.append(comparison.idle)
-    lines = [Line(change.name, _figures_comparison(change)) for change in shown]
-    lines += [
-        Line(f"{one.name}, shared by no operation", _figures_comparison(one)) for one in comparison.unshared
-    ]
-    return FittingTable("device", _CHANGE[1:], lines, ("±", "verdict"), left=("verdict",))
-
-
-def _change_table(changes: Sequence[Change]) -> FittingTable:
-    lines = [Line(change.name, _figures_comparison(change)) for change in changes]
-    return FittingTable("changed most", _CHANGE, lines, ("±", "phase", "A", "B"), left=("phase", "verdict"))
-
-
-def _figures_comparison(change: Change) -> dict[str, str | Text]:
-    return {
-        "phase": visible(change.phase or "–"),
-        "A": _mean_std_comparison(change.a_j, change.a_std_j),
-        "B": _mean_std_comparison(change.b_j, change.b_std_j),
-        "B − A": joules(change.difference_j),
-        "±": joules(change.half_width_j),
-        "verdict": Text(change.verdict, style=_STYLE[change.verdict]),
-    }
-
-
-def _mean_std_comparison(mean_j: float, std_j: float | None) -> str:
-    return joules(mean_j) if std_j is None else plus_minus(mean_j, std_j, "J")
-
-
-def _score_table(comparison: Comparison) -> Table:
-    of = comparison.scores
-    table = _table("similarity", "correlation", "by time alone", "mean difference", "names")
-    for name, score, time, difference in (
-        ("energy", of.energy, of.time_alone_energy, joules(comparison.mean_difference_j)),
-        ("power", of.power, of.time_alone_power, watts(comparison.mean_difference_w)),
-    ):
-        table.add_row(name, correlation_text(score), correlation_text(time), difference, str(score.common))
-    return table
-
-
-def _undefined(comparison: Comparison) -> list[str]:
-    of = comparison.scores
-    named = (
-        ("energy", of.energy),
-        ("power", of.power),
-        ("energy by time alone", of.time_alone_energy),
-        ("power by time alone", of.time_alone_power),
-    )
-    reasons: dict[str, list[str]] = {}
-    for name, score in named:
-        if score.value is None:
-            by_definition = score is of.time_alone_power and score.common > 1
-            reason = "by time alone all names have the same power" if by_definition else score.reason
-            reasons.setdefault(reason, []).append(name)
-    return [f"no correlation of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
-
-
-def correlation_text(score: Correlation) -> str:
-    return "–" if score.value is None else f"{score.value:.4f}"
-
-
-def _alone(side: str, verdict: str, names: Sequence[tuple[Key, float]]) -> list[RenderableType]:
-    if not names:
-        return []
-    said = Text(verdict, style=_STYLE[verdict])
-    lines = [
-        Line(name, {"phase": visible(phase or "–"), "energy": joules(energy_j), "verdict": said})
-        for (name, phase), energy_j in names[:_FEW]
-    ]
-    if len(names) > _FEW:
-        lines.append(Line("…", {"energy": joules(sum(energy_j for _, energy_j in names[_FEW:]))}))
-    table = FittingTable(
-        f"only in {side}: {len(names)}",
-        ("phase", "energy", "verdict"),
-        lines,
-        ("phase",),
-        left=("phase", "verdict"),
-    )
-    return [Text(""), table]
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def letter(i: int) -> str:
-    """a … z, then a1 … z1 and so on."""
-    return chr(ord("a") + i % 26) + (str(i // 26) if i >= 26 else "")
-
-
 # A footprint as tables for a terminal, and its tree.
 
-_HEADERS_FOOTPRINT = ("phase", "energy ± 95 %", "share", "power", "busy", "count", "basis")
+_HEADERS = ("phase", "energy ± 95 %", "share", "power", "busy", "count", "basis")
 # What gives way, first to last, where a terminal is too narrow for names and all figures.
 _GIVES_WAY = ("basis", "busy", "count", "power", "share", "phase")
 _NONE = "–"
@@ -240,7 +77,7 @@ def footprint_remarks(footprint: Footprint) -> list[Text]:
 
 def device_table(device: str, total: DeviceTotal, footprint: Footprint, top: int) -> FittingTable:
     rows = with_power(footprint.device_rows(device))
-    lines = [Line(row["name"], _figures_footprint(row, total)) for row in rows.slice(0, top).to_pylist()]
+    lines = [Line(row["name"], _figures(row, total)) for row in rows.slice(0, top).to_pylist()]
     if (hidden := rows.slice(top)).num_rows:
         left_j = float(hidden["energy_j"].to_numpy().sum())
         names = "name" if hidden.num_rows == 1 else "names"
@@ -248,15 +85,15 @@ def device_table(device: str, total: DeviceTotal, footprint: Footprint, top: int
     lines.append(Line("(idle)", _sum(total.idle_j, total), "dim"))
     lines.append(Line("total", _sum(total.total_j, total), "bold"))
     there = {header for line in lines for header, figure in line.figures.items() if figure != _NONE}
-    headers = [header for header in _HEADERS_FOOTPRINT if header in there]
+    headers = [header for header in _HEADERS if header in there]
     return FittingTable(device, headers, lines, _GIVES_WAY, left=("phase", "basis"))
 
 
-def _figures_footprint(row: dict[str, Any], total: DeviceTotal) -> dict[str, str]:
+def _figures(row: dict[str, Any], total: DeviceTotal) -> dict[str, str]:
     return {
         "phase": visible(row["phase"] or _NONE),
         "energy ± 95 %": _within(row["energy_j"], row["uncertainty_j"]),
-        "share": _share_footprint(row["energy_j"], total),
+        "share": _share(row["energy_j"], total),
         "power": watts(row["power_w"]),
         "busy": seconds(row["busy_s"]),
         "count": f"{row['count']:,.0f}" if row["count"].is_integer() else f"{row['count']:.4g}",
@@ -265,7 +102,7 @@ def _figures_footprint(row: dict[str, Any], total: DeviceTotal) -> dict[str, str
 
 
 def _sum(energy_j: float, total: DeviceTotal) -> dict[str, str]:
-    return {"energy ± 95 %": joules(energy_j), "share": _share_footprint(energy_j, total)}
+    return {"energy ± 95 %": joules(energy_j), "share": _share(energy_j, total)}
 
 
 def _within(energy_j: float, uncertainty_j: float | None) -> str:
@@ -273,7 +110,7 @@ def _within(energy_j: float, uncertainty_j: float | None) -> str:
     return joules(energy_j) if uncertainty_j is None else plus_minus(energy_j, uncertainty_j, "J")
 
 
-def _share_footprint(energy_j: float, total: DeviceTotal) -> str:
+def _share(energy_j: float, total: DeviceTotal) -> str:
     if total.total_j <= 0:
         return _NONE
     part = energy_j / total.total_j
@@ -382,7 +219,7 @@ def tracing_lines(tracing: Tracing, steps: Steps | None) -> list[str]:
     else:
         line = f"{what}: traced {len(steps.traced_ns):,} of {_count(steps.count, 'step')}"
     if tracing.placed is not None:
-        line += f"; {_share_overview(tracing.placed)} of the busy time has a place in the model or a class"
+        line += f"; {_part(tracing.placed)} of the busy time has a place in the model or a class"
     return [line] if steps is None else [line, _slowdown(steps)]
 
 
@@ -415,7 +252,7 @@ def _count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def _share_overview(part: float) -> str:
+def _part(part: float) -> str:
     """99.96 % is not all."""
     return f"{part:.1%}" if part == 1 else f"{min(part, 0.999):.1%}"
 
@@ -539,10 +376,8 @@ def step_tables(
         if counts.get(kind):
             more_s = thinned.lengths_us[thinned.of(kind)] * 1e-6
             lengths_s = np.concatenate([length_s[chosen], more_s], dtype=np.float64)
-            figures = {"time": _mean_std_overview(lengths_s, "s")}
-            figures |= {
-                d: _mean_std_overview(table.energy_j[d][chosen], "J", means_j.get(d)) for d in devices
-            }
+            figures = {"time": _mean_std(lengths_s, "s")}
+            figures |= {d: _mean_std(table.energy_j[d][chosen], "J", means_j.get(d)) for d in devices}
             lines.append(Line(f"mean of {counts[kind]:,} {kind}", figures, "bold"))
     others = ", ".join(f"{counts[kind]:,} ({said})" for kind, said in _SAID.items() if kind in counts)
     shown = FittingTable("step", ("time", *devices), lines, tuple(reversed(devices)))
@@ -560,7 +395,7 @@ def _called(index: int, kind: str) -> str:
     return name if kind == UNTRACED else f"{name} ({_SAID.get(kind, kind)})"
 
 
-def _mean_std_overview(values: Floats, unit: str, mean: float | None = None) -> str:
+def _mean_std(values: Floats, unit: str, mean: float | None = None) -> str:
     """The mean, with the digits it has elsewhere in the report, and the spread."""
     known = values[np.isfinite(values)]
     if mean is None and len(known):
@@ -577,54 +412,3 @@ def _dim(line: str) -> Text:
 
 def _warning(line: str) -> Text:
     return Text.assemble(("! ", "yellow"), visible(line))
-
-
-_HEADERS = ("energy", "times against energy", "power", "names")
-_NOTE = "times against energy: the score of busy times without any power; above it is what the sensor adds"
-
-
-def thinned_table(scores: Mapping[str, Sequence[Score]]) -> RenderableType:
-    """ASSS: every k-th reading against all of them."""
-    lines = [
-        Line(f"{device}  every {_ordinal(score.n)}", _figures(score))
-        for device, of_device in scores.items()
-        for score in of_device
-    ]
-    table = FittingTable("readings kept (ASSS)", _HEADERS, lines, ("names",))
-    all_scores = [score for of_device in scores.values() for score in of_device]
-    return Group(Text(""), table, *_notes(all_scores, "A: by all readings, B: by those kept"))
-
-
-def widening_table(found: Widening) -> RenderableType:
-    """ASSW: one experiment against more of them."""
-    lines = [Line(f"the first {score.n}, itself among them", _figures(score)) for score in found.pooled]
-    lines += [
-        Line(f"{score.n} other{'s' if score.n > 1 else ''}", _figures(score)) for score in found.disjoint
-    ]
-    table = FittingTable("experiments pooled (ASSW)", _HEADERS, lines, ("names",))
-    return Group(table, *_notes([*found.pooled, *found.disjoint], "A: the first, B: those pooled"))
-
-
-def _notes(scores: Sequence[Score], sides: str) -> list[Text]:
-    found = [
-        each for score in scores for each in (score.scores.energy, score.scores.floor, score.scores.power)
-    ]
-    reasons = dict.fromkeys(
-        f"–: {each.reason} ({sides})" for each in found if each.value is None and each.reason
-    )
-    return [Text(line, style="dim") for line in (_NOTE, *reasons)]
-
-
-def _figures(score: Score) -> dict[str, str]:
-    found = score.scores
-    return {
-        "energy": correlation_text(found.energy),
-        "times against energy": correlation_text(found.floor),
-        "power": correlation_text(found.power),
-        "names": str(found.energy.common),
-    }
-
-
-def _ordinal(n: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(n % 10 if n % 100 not in (11, 12, 13) else 0, "th")
-    return f"{n}{ending} reading"

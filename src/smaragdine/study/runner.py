@@ -196,10 +196,6 @@ def main() -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
-    main()
-
-
 # A setting that fails so often, one after the other, is not tried again in this command.
 _MOST_FAILURES = 2
 LEAST_PROCESSORS = 4  # with fewer, what goes on beside a program takes too much from it
@@ -386,3 +382,7 @@ def _recorded(study: Study, run: StudyRun, timeout_s: float | None, stop: Stop) 
         return ran.error or ended_words(ran) + last_line(log)
     study.take(run, place)
     return None
+
+
+if __name__ == "__main__":
+    main()

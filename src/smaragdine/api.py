@@ -235,7 +235,7 @@ class Trace:
         with contextlib.ExitStack() as opening:
             self.folder = opening.enter_context(record_asked(_asked(steps, skip, budget), folder))
             opening.callback(hook_module("trace").end)
-            settings = hook_module("windows").Settings(
+            settings = hook_module("windows").TraceSettings(
                 str(self.folder / "traces"), steps, skip, budget, quiet_s=_QUIET_S
             )
             hook_module("trace").begin(settings)

@@ -163,7 +163,7 @@ def test_a_child_of_multiprocessing_ends_with_its_trace_written(tmp_path: Path) 
         import multiprocessing
         from smaragdine.tracing.hook import marks, trace, windows
         marks.set_spool(os.getcwd())
-        trace.begin(windows.Settings("traces", steps=3, skip=1))
+        trace.begin(windows.TraceSettings("traces", steps=3, skip=1))
 
         def child():
             for i in range(6):

@@ -128,7 +128,7 @@ def test_one_that_does_not_go_holds_nobody_up(tmp_path: Path) -> None:
         """
         torch.cuda.cudart = lambda: 1 / 0  # a call that fails
         detach_torch._END_S = 0.1
-        trace.begin(windows.Settings(os.getcwd(), steps=3, skip=1))
+        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
         record().wait()
         said["ready"] = [trace_torch.ready() for _ in range(2)]
         """,
@@ -141,7 +141,7 @@ def test_a_program_that_tells_the_profiler_itself_is_waited_for(tmp_path: Path) 
         tmp_path,
         """
         os.environ["TEARDOWN_CUPTI"] = "1"
-        trace.begin(windows.Settings(os.getcwd(), steps=3, skip=1))
+        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
         record().wait()
         """,
     )
@@ -170,7 +170,7 @@ def test_a_program_ends_after_the_profiler_has_left(tmp_path: Path, when: str) -
         tmp_path,
         f"""
         when = {when!r}
-        trace.begin(windows.Settings(os.getcwd(), steps=3, skip=1))
+        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
         for index in range(3 if when == "open" else 6):
             train(1)
             trace.marked("step_end", index, "torch", time.time_ns())
@@ -234,7 +234,7 @@ def test_a_library_whose_thread_waits_does_not_hold_the_programs_end_up(
         torch.cuda.cudart = lambda: types.SimpleNamespace(cudaMemGetInfo=answers)
         start = library.leave_later
         detach_torch._END_S = 0.2
-        trace.begin(windows.Settings(os.getcwd(), steps=3, skip=1))
+        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
         record().wait()
         said["waits"] = len(detach_torch._threads)
         sys.exit(3)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from smaragdine.cli.parsing import Parser, count, period_ms
 from smaragdine.errors import UserError, visible
-from smaragdine.monitor.client import DEFAULT_SOCKET, connect
+from smaragdine.monitor.client import connect
+from smaragdine.monitor.contract import DEFAULT_SOCKET
 from smaragdine.units import joules
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from smaragdine.errors import UserError
-from smaragdine.monitor.client import DEFAULT_SOCKET
+from smaragdine.monitor.contract import DEFAULT_SOCKET
 
 GROUP = "smaragdine"
 # Package counters come no finer than this to anybody but root: they tell what other people's programs compute

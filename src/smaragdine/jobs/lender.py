@@ -304,7 +304,8 @@ def _is_gone(error: UserError) -> bool:
 
 
 def _daemon() -> Client | None:
-    from smaragdine.monitor.client import ADDRESS_VARIABLE, DEFAULT_SOCKET, DaemonError, connect
+    from smaragdine.monitor.client import DaemonError, connect
+    from smaragdine.monitor.contract import ADDRESS_VARIABLE, DEFAULT_SOCKET
 
     named = os.environ.get(ADDRESS_VARIABLE)
     if not named and not Path(DEFAULT_SOCKET).exists():

@@ -25,18 +25,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smaragdine.errors import UserError
+from smaragdine.monitor.contract import ADDRESS_VARIABLE, DEFAULT_SOCKET
 
 if TYPE_CHECKING:
     from grpclib.client import Channel
 
     from smaragdine.monitor.contract import monitor_pb2
     from smaragdine.monitor.contract.service import Method
-
-
-# Where this machine's daemon is, for those who ask before they load what it takes to talk to it.
-
-DEFAULT_SOCKET = "/run/smaragdine/monitor.sock"
-ADDRESS_VARIABLE = "SMARAGDINE_DAEMON"
 
 
 TOKEN_VARIABLE = "SMARAGDINE_DAEMON_TOKEN"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.errors import UserError
-from smaragdine.monitor.client import ADDRESS_VARIABLE, DEFAULT_SOCKET
+from smaragdine.monitor.contract import ADDRESS_VARIABLE, DEFAULT_SOCKET
 from smaragdine.monitor.sampler import Note
 from smaragdine.sensors.base import Absent, Channel, Found, SensorLost
 from smaragdine.sensors.discover import Elsewhere

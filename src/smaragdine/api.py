@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from smaragdine.accounting.device_power import DevicePowers, SensorFacts
     from smaragdine.accounting.footprint import Footprint
-    from smaragdine.accounting.meters import Meters, SensorFacts
     from smaragdine.accounting.summary import RunSummary
     from smaragdine.recording.reader import Recording
 
@@ -117,9 +117,9 @@ def account(
 
 def account_inputs(
     events: Any, power: Any, hold_s: float | None, tz: str | None, facts: SensorFacts | None
-) -> tuple[pa.Table, Meters]:
+) -> tuple[pa.Table, DevicePowers]:
     """Events and power of `account`, as the accounting takes them."""
-    from smaragdine.accounting.meters import NOTHING_KNOWN, from_power_table
+    from smaragdine.accounting.device_power import NOTHING_KNOWN, from_power_table
     from smaragdine.recording.power_logs import power_table, read_power
     from smaragdine.tracing.files import read_events
     from smaragdine.tracing.table import events_table

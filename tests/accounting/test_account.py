@@ -29,8 +29,8 @@ from hypothesis import strategies as st
 
 import smaragdine as package
 from cli import smaragdine
+from smaragdine.accounting.device_power import SensorFacts
 from smaragdine.accounting.footprint import Footprint, load, to_json
-from smaragdine.accounting.meters import SensorFacts
 from smaragdine.errors import UserError
 
 MS = 1_000_000

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from smaragdine.accounting import idle
 from smaragdine.accounting.account import account, recording_inputs
+from smaragdine.accounting.device_power import DevicePower
 from smaragdine.accounting.idle import busy_spans, idle_w, sharpen
-from smaragdine.accounting.meters import DevicePower
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.spans import steps_of
 from smaragdine.accounting.traces import device_traces

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from recordings import put
 from smaragdine.accounting.account import account
+from smaragdine.accounting.device_power import from_power_table
 from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.joint import grouped
 from smaragdine.accounting.merge import merge
-from smaragdine.accounting.meters import from_power_table
 from smaragdine.accounting.run import overview
 from smaragdine.cli.main import main
 from smaragdine.errors import UserError

@@ -18,8 +18,8 @@ import recordings
 from footprints import assert_conserved, energies, footprint, footprints, row
 from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.arithmetic import average
+from smaragdine.accounting.device_power import DevicePower, DevicePowers
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
-from smaragdine.accounting.meters import DevicePower, Meters
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.run import alike, overview
 from smaragdine.accounting.spans import (
@@ -112,7 +112,7 @@ def test_kernels_may_draw_more_than_any_reading_shows(
     untraced = np.array([[50 * n * ms, 50 * (n + 1) * ms] for n in range(40)])
     traced = np.array([[2000 * ms, 2100 * ms], [2100 * ms, 2200 * ms]])
     steps = Steps("torch", 42, traced, untraced, 0.0, 2.2)
-    meters = Meters({device: DevicePower(trace, sensor_of(trace, 120.0, limit_w), idle_w=120.0)})
+    meters = DevicePowers({device: DevicePower(trace, sensor_of(trace, 120.0, limit_w), idle_w=120.0)})
     rows = [event("mm", 2000 + 100 * n, 2019 + 100 * n, n, device=device) for n in range(2)]
     events = pa.Table.from_pylist([{**each, "start_ns": each["start_ns"] - T0} for each in rows], EVENTS)
     operations_j = 2 * 0.019 * 480.0
@@ -132,7 +132,7 @@ def test_a_device_without_operations_idles_whatever_rounding_leaves() -> None:
     trace = PowerTrace(np.array([0]), np.array([10**9]), np.array([5.0]))
     spans = np.array([[0, 10**7], [10**7, 2 * 10**7]])
     steps = Steps("torch", 9, spans, spans, 0.0, 1.0)
-    meters = Meters({"dram:0": DevicePower(trace, sensor_of(trace))})
+    meters = DevicePowers({"dram:0": DevicePower(trace, sensor_of(trace))})
     made = Footprint(ROWS.empty_table(), {"dram:0": rounded})
     step = untraced_step(made, meters, steps, EVENTS.empty_table())["dram:0"]
     assert (step.factor, step.energy_j, step.idle_j) == (None, pytest.approx(0.05), pytest.approx(0.05))

@@ -21,7 +21,7 @@ from smaragdine.daemon.callers import Caller, CredentialFile, Owner, Rights, add
 from smaragdine.daemon.core import Daemon, Knowledge
 from smaragdine.daemon.lending import Lending
 from smaragdine.daemon.log import Log
-from smaragdine.daemon.meter import RunningEnergy
+from smaragdine.daemon.running_energy import RunningEnergy
 from smaragdine.daemon.server import Server
 from smaragdine.daemon.service import Service
 from smaragdine.daemon.sessions import Refused, SessionTable

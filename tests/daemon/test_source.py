@@ -22,8 +22,8 @@ from nvml_fake import GpuSpec, in_process, write_spec
 from powercap_fake import PowercapTree
 from smaragdine.clock import Clock
 from smaragdine.daemon.log import Batch
-from smaragdine.daemon.meter import RunningEnergy
 from smaragdine.daemon.recovery import Returning, mend
+from smaragdine.daemon.running_energy import RunningEnergy
 from smaragdine.daemon.source import Source, Trees, machine_numbers
 from smaragdine.monitor.sampler import Alarm, LagHistogram, Note, SensorSlot, run_slots
 from smaragdine.sensors.base import Channel, Sensor, SensorLost

@@ -10,6 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.at_rest import baseline_remarks
+from smaragdine.accounting.device_power import (
+    NOTHING_KNOWN,
+    DevicePower,
+    DevicePowers,
+    SensorFacts,
+    from_recording,
+)
 from smaragdine.accounting.engine import (
     CHUNK,
     Chunk,
@@ -34,7 +41,6 @@ from smaragdine.accounting.ledger import (
     entry,
     entry_compiled,
 )
-from smaragdine.accounting.meters import NOTHING_KNOWN, DevicePower, Meters, SensorFacts, from_recording
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
 from smaragdine.accounting.spans import Spans, traced_spans
@@ -119,7 +125,7 @@ def account_recording(
     return account_meters(traced, meters)
 
 
-def account_meters(events: pa.Table, meters: Meters) -> Footprint:
+def account_meters(events: pa.Table, meters: DevicePowers) -> Footprint:
     source = columns(events)
     _check_times(source, [meters.of[device].trace for device in device_counts(source) if device in meters.of])
     found = account(source, meters.of)
@@ -132,7 +138,7 @@ def recording_inputs(
     baseline: Recording | None = None,
     facts: SensorFacts = NOTHING_KNOWN,
     traces: Mapping[str, PowerTrace] | None = None,
-) -> tuple[pa.Table, Meters]:
+) -> tuple[pa.Table, DevicePowers]:
     """Events and power of a recording. `events` are another tool's trace of the same run; sockets and memory
     come with the program's share of their power."""
     traced = recording.events if events is None else events
@@ -160,7 +166,7 @@ def recording_inputs(
     return traced, _known(dataclasses.replace(meters, remarks=remarks), recording)
 
 
-def _thinned_remarks(recording: Recording, meters: Meters) -> list[str]:
+def _thinned_remarks(recording: Recording, meters: DevicePowers) -> list[str]:
     """Of events of another tool, in time of which only means are left."""
     if recording.thinned is None:
         return []
@@ -175,17 +181,17 @@ def _thinned_remarks(recording: Recording, meters: Meters) -> list[str]:
     ]
 
 
-def _known(meters: Meters, recording: Recording) -> Meters:
+def _known(meters: DevicePowers, recording: Recording) -> DevicePowers:
     """Without devices of which no power is known in that time: what they used is not 0 J."""
     known = {device: meter for device, meter in meters.of.items() if meter.trace.start_ns.size}
     unknown = [device for device in meters.of if device not in known]
     why = f"no power is known of {', '.join(unknown)} while these events ran"
     if not known:
         raise UserError(f"{recording.path} cannot be accounted", why, "smaragdine show says what is missing")
-    return Meters(known, (*meters.remarks, why) if unknown else meters.remarks)
+    return DevicePowers(known, (*meters.remarks, why) if unknown else meters.remarks)
 
 
-def thinned(events: pa.Table, meters: Meters, ks: Sequence[int]) -> dict[str, list[Score]]:
+def thinned(events: pa.Table, meters: DevicePowers, ks: Sequence[int]) -> dict[str, list[Score]]:
     """Per device with events: how alike its footprint stays with every k-th reading (the paper's ASSS)."""
     source = columns(events)
     there = [device for device in device_counts(source) if device in meters.of]
@@ -319,7 +325,7 @@ def _coverage(trace: PowerTrace, spans: Spans | None, first_ns: int, last_ns: in
 # The energy of every single event, as the footprint shares it: rows are sums of these.
 
 
-def event_energies_j(events: pa.Table, meters: Meters) -> Floats:
+def event_energies_j(events: pa.Table, meters: DevicePowers) -> Floats:
     """Per event, in the order of the table; nan where its device's power is not known while it ran.
 
     An event that others of its lane lie inside has what is left beside them.

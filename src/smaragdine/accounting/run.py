@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.account import account_meters, event_energies_j, recording_inputs
+from smaragdine.accounting.device_power import NOTHING_KNOWN, SensorFacts, from_recording
 from smaragdine.accounting.footprint import Footprint, to_json
 from smaragdine.accounting.merge import MergeRule, merge_edges, renamed, renaming
-from smaragdine.accounting.meters import NOTHING_KNOWN, SensorFacts, from_recording
 from smaragdine.accounting.spans import (
     FAR,
     HANDED,

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import per_step, scale
+from smaragdine.accounting.device_power import DevicePower, DevicePowers
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.idle import busy_spans
-from smaragdine.accounting.meters import DevicePower, Meters
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.spans import (
     FIRST,
@@ -62,7 +62,7 @@ class UntracedStep:
 
 
 def untraced_step(
-    footprint: Footprint, meters: Meters, steps: Steps, events: pa.Table
+    footprint: Footprint, meters: DevicePowers, steps: Steps, events: pa.Table
 ) -> dict[str, UntracedStep]:
     """Device → what it does in an untraced step.
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from smaragdine.accounting.account import account_meters, recording_inputs, thinned
+from smaragdine.accounting.device_power import DevicePowers, SensorFacts
 from smaragdine.accounting.diagram import diagram, zoom
 from smaragdine.accounting.footprint import Footprint, save, to_json, write_json
-from smaragdine.accounting.meters import Meters, SensorFacts
 from smaragdine.accounting.precision import Score, score_json
 from smaragdine.cli.parsing import (
     Parser,
@@ -135,7 +135,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _inputs(options: argparse.Namespace) -> tuple[pa.Table, Meters, pa.Table | None]:
+def _inputs(options: argparse.Namespace) -> tuple[pa.Table, DevicePowers, pa.Table | None]:
     from smaragdine.api import account_inputs
     from smaragdine.tracing.files import read_events
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from smaragdine.daemon.callers import Caller
 from smaragdine.daemon.log import Batch, Log
-from smaragdine.daemon.meter import DeviceUse, RunningEnergy
 from smaragdine.daemon.metrics import slurm_job_id
+from smaragdine.daemon.running_energy import DeviceUse, RunningEnergy
 from smaragdine.daemon.sessions import (
     PROCESS_ENDED,
     STOPPED,

@@ -21,7 +21,7 @@ from smaragdine.daemon.callers import Caller, CredentialFile
 from smaragdine.daemon.core import Daemon
 from smaragdine.daemon.lending import Lending
 from smaragdine.daemon.log import Batch
-from smaragdine.daemon.meter import DeviceUse
+from smaragdine.daemon.running_energy import DeviceUse
 from smaragdine.daemon.server import Connection
 from smaragdine.daemon.sessions import Refused, Session
 from smaragdine.daemon.settings import COARSE_NS

@@ -15,9 +15,9 @@ from smaragdine.daemon.callers import CredentialFile, Rights
 from smaragdine.daemon.core import Daemon, Knowledge
 from smaragdine.daemon.lending import Desk, Lending
 from smaragdine.daemon.log import Log
-from smaragdine.daemon.meter import RunningEnergy
 from smaragdine.daemon.metrics import DaemonHealth, DeviceEnergy, Fleet, SessionEnergy, serve_metrics
 from smaragdine.daemon.parent import KEEPER, Parent
+from smaragdine.daemon.running_energy import RunningEnergy
 from smaragdine.daemon.server import Server
 from smaragdine.daemon.service import Service
 from smaragdine.daemon.sessions import SessionTable

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.daemon.callers import Caller, has_ended, open_process, process_uids
-from smaragdine.daemon.meter import DeviceUse
+from smaragdine.daemon.running_energy import DeviceUse
 from smaragdine.daemon.settings import Bounds
 from smaragdine.files import write_whole
 from smaragdine.sensors.base import Channel

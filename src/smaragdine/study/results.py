@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from smaragdine.accounting.account import account, recording_inputs, thinned
 from smaragdine.accounting.arithmetic import per_step, working_device
+from smaragdine.accounting.device_power import DevicePower, DevicePowers
 from smaragdine.accounting.footprint import Footprint, load, save, write_json
 from smaragdine.accounting.merge import renaming
-from smaragdine.accounting.meters import DevicePower, Meters
 from smaragdine.accounting.precision import KS, score_json, thin
 from smaragdine.accounting.repeats import LayerTimes, Repeated, Stretches, laid_over
 from smaragdine.accounting.run import Overview
@@ -220,7 +220,7 @@ def hardware_named(gpus: Sequence[str], cpu: object) -> str:
     return ", ".join([*gpus, str(cpu or "")]).strip(", ")
 
 
-def summary_inputs(recording: Recording, step: Footprint) -> tuple[pa.Table, Meters]:
+def summary_inputs(recording: Recording, step: Footprint) -> tuple[pa.Table, DevicePowers]:
     """Events and power, as for summary footprints: the same operation of all layers is one."""
     events, meters = recording_inputs(recording)
     called = renaming([step])

@@ -54,14 +54,14 @@ NOTHING_KNOWN = SensorFacts()
 
 
 @dataclass(frozen=True)
-class Meters:
+class DevicePowers:
     of: Mapping[str, DevicePower]
     remarks: tuple[str, ...] = field(default=())
 
 
 def from_power_table(
     power: pa.Table, facts: SensorFacts = NOTHING_KNOWN, hold_s: float | None = None
-) -> Meters:
+) -> DevicePowers:
     """A meter for every device of a power log (schema POWER, by time)."""
     if hold_s is not None and not 0 < hold_s < 1e9:
         raise UserError(f"hold_s={hold_s} is not a number of seconds above 0")
@@ -90,7 +90,7 @@ def from_power_table(
         raise UserError(
             "no power is known", remarks[0], "Log power while the program runs, every 100 ms or so"
         )
-    return Meters(meters, tuple(remarks))
+    return DevicePowers(meters, tuple(remarks))
 
 
 def from_recording(
@@ -99,7 +99,7 @@ def from_recording(
     spans_of: Callable[[str], Spans],
     baseline: Recording | None = None,
     facts: SensorFacts = NOTHING_KNOWN,
-) -> Meters:
+) -> DevicePowers:
     """A meter for every device of a recording, whose power traces are `traces`, over its spans.
 
     Sockets and memory are virtualised: the program's share is accounted, the rest is other processes'.
@@ -134,7 +134,7 @@ def from_recording(
         lost = recording.lost("power")
         remedy = "Copy it anew" if lost else "smaragdine doctor says what can be measured"
         raise UserError(f"{recording.path} has no power of any device", lost, remedy)
-    return Meters(meters, remarks)
+    return DevicePowers(meters, remarks)
 
 
 def _energy_j(trace: PowerTrace, spans: Spans) -> float:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smaragdine.daemon.log import Batch
-from smaragdine.daemon.meter import DeviceUse, RunningEnergy
+from smaragdine.daemon.running_energy import DeviceUse, RunningEnergy
 from smaragdine.daemon.totals import Counter, EnergyLine
 from smaragdine.monitor.sampler import Note
 from smaragdine.sensors.base import Channel

@@ -33,7 +33,7 @@ from smaragdine.recording.folder import write_info
 from smaragdine.recording.format import MARKS, channel_to_dict
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.writer import ReadingsWriter
-from smaragdine.report.live import Progress
+from smaragdine.report.live import RunProgress
 from smaragdine.report.terminal import doctor_tables, run_tables
 from smaragdine.sensors.base import Absent, Channel
 from smaragdine.units import joules, watts
@@ -778,7 +778,7 @@ def reading(t_ns: int, value: float, mean: float = 0.0) -> list[float]:
     return [t_ns, value, mean, t_ns, value]
 
 
-def fed(progress: Progress, watts_: Sequence[float]) -> None:
+def fed(progress: RunProgress, watts_: Sequence[float]) -> None:
     """One feed a second of a counter that gains that many joules each second."""
     total = 100.0
     progress.take([COUNTER], {"0": reading(T0, total, total)})
@@ -788,7 +788,7 @@ def fed(progress: Progress, watts_: Sequence[float]) -> None:
 
 
 def test_the_first_second_counts():
-    progress = Progress()
+    progress = RunProgress()
     progress.take([COUNTER], {"0": [T0 + S, 150.0, 125.0, T0, 100.0]})
     assert progress.energy_j == {"cpu:0": pytest.approx(50)}
     assert progress.t_ns == [T0, T0 + S]
@@ -796,7 +796,7 @@ def test_the_first_second_counts():
 
 
 def test_joules_so_far_from_a_counter():
-    progress = Progress()
+    progress = RunProgress()
     fed(progress, [10, 20, 30])
     assert progress.energy_j == {"cpu:0": pytest.approx(60)}
     assert progress.power_w == {"cpu:0": pytest.approx(30)}
@@ -806,7 +806,7 @@ def test_joules_so_far_from_a_counter():
 
 
 def test_a_counter_that_wraps():
-    progress = Progress()
+    progress = RunProgress()
     wrapping = {**COUNTER, "wraps_at": 100.0}
     for second, value in enumerate((90.0, 5.0, 20.0)):
         progress.take([wrapping], {"0": reading(T0 + second * S, value, value)})
@@ -814,7 +814,7 @@ def test_a_counter_that_wraps():
 
 
 def test_samples_say_the_power_and_the_counter_the_energy():
-    progress = Progress()
+    progress = RunProgress()
     channels = [SAMPLES, {**COUNTER, "device": "gpu:0"}]
     for second in range(3):
         progress.take(
@@ -826,14 +826,14 @@ def test_samples_say_the_power_and_the_counter_the_energy():
 
 
 def test_samples_alone_give_the_energy_too():
-    progress = Progress()
+    progress = RunProgress()
     for second in range(3):
         progress.take([SAMPLES], {"0": reading(T0 + second * S, 300, 250)})
     assert progress.energy_j == {"gpu:0": pytest.approx(500)}
 
 
 def test_only_devices_that_add_up_are_shown():
-    progress = Progress()
+    progress = RunProgress()
     channels = [{**COUNTER, "scope": "part"}, {**COUNTER, "device": "psys", "scope": "whole"}]
     for second in range(3):
         progress.take(channels, {str(n): reading(T0 + second * S, 10.0 * second) for n in (0, 1)})
@@ -842,7 +842,7 @@ def test_only_devices_that_add_up_are_shown():
 
 
 def test_two_dies_of_a_socket_show_their_sum():
-    progress = Progress()
+    progress = RunProgress()
     for second in range(3):
         progress.take([COUNTER, COUNTER], {str(n): reading(T0 + second * S, 10.0 * second) for n in (0, 1)})
     assert progress.energy_j == {"cpu:0": pytest.approx(40)}
@@ -850,14 +850,14 @@ def test_two_dies_of_a_socket_show_their_sum():
 
 
 def test_an_estimate_is_called_one():
-    progress = Progress()
+    progress = RunProgress()
     progress.take([{**COUNTER, "provenance": "estimated"}], {"0": reading(T0, 1.0, 1.0)})
     assert "(estimated)" in progress.line()
 
 
 def test_the_expected_total_and_its_spread(tmp_path: Path):
     """Epochs of 100, 120 and 110 J out of ten, after 50 J of loading."""
-    progress = Progress()
+    progress = RunProgress()
     fed(progress, [50] + [10] * 10 + [12] * 10 + [11] * 10)
     spool = tmp_path / "marks-7-0.jsonl"
     spool.write_text(spool_line("train_begin", 0.5, total=10))
@@ -885,7 +885,7 @@ def test_the_spread_covers_the_uncertainty_of_the_mean():
     covered = 0
     for _ in range(200):
         each = rng.normal(100, 10, 40)
-        progress = Progress()
+        progress = RunProgress()
         fed(progress, list(each[:5]))
         for n in range(5):
             progress._marks.extend(
@@ -898,7 +898,7 @@ def test_the_spread_covers_the_uncertainty_of_the_mean():
 
 
 def test_no_plan_no_expectation(tmp_path: Path):
-    progress = Progress()
+    progress = RunProgress()
     fed(progress, [10] * 10)
     lines = [spool_line("epoch_begin", n, n) + spool_line("epoch_end", n + 1, n) for n in range(4)]
     (tmp_path / "marks-7-0.jsonl").write_text("".join(lines))
@@ -908,7 +908,7 @@ def test_no_plan_no_expectation(tmp_path: Path):
 
 
 def test_marks_are_read_once_and_only_whole_lines(tmp_path: Path):
-    progress = Progress()
+    progress = RunProgress()
     spool = tmp_path / "marks-7-0.jsonl"
     line = spool_line("epoch_begin", 1, 0)
     for size in range(1, len(line) + 1):
@@ -927,7 +927,7 @@ def test_marks_are_read_once_and_only_whole_lines(tmp_path: Path):
     ["[1]", "5", "null", '{"name": "epoch_begin"}', '{"name": "epoch_begin", "t_ns": 5}', '{"name": ["x"]}'],
 )
 def test_junk_in_the_spool_does_not_end_the_run(tmp_path: Path, line: str):
-    progress = Progress()
+    progress = RunProgress()
     fed(progress, [10] * 5)
     lines = [spool_line("epoch_begin", n, n, total=9) + spool_line("epoch_end", n + 1, n) for n in range(2)]
     (tmp_path / "marks-7-0.jsonl").write_text(line + "\n" + "".join(lines))
@@ -936,7 +936,7 @@ def test_junk_in_the_spool_does_not_end_the_run(tmp_path: Path, line: str):
 
 
 def test_a_second_fit_has_its_own_plan(tmp_path: Path):
-    progress = Progress()
+    progress = RunProgress()
     fed(progress, [10] * 20)
     lines = [spool_line("train_begin", 0, total=5)]
     lines += [spool_line("epoch_begin", n, n) + spool_line("epoch_end", n + 1, n) for n in range(5)]
@@ -950,7 +950,7 @@ def test_a_second_fit_has_its_own_plan(tmp_path: Path):
 
 
 def test_nothing_yet_is_a_line_too():
-    assert "so far 0 J" in Progress().line()
-    progress = Progress()
+    assert "so far 0 J" in RunProgress().line()
+    progress = RunProgress()
     progress.take([COUNTER], {})
     assert progress.expected_j() is None

@@ -16,7 +16,7 @@ from smaragdine.api import Trace, hook_module, record
 from smaragdine.errors import UserError
 
 if TYPE_CHECKING:
-    from smaragdine.tune.process import TuneOptions, TuneOutcome
+    from smaragdine.tuning.process import TuneOptions, TuneOutcome
 
 
 class _Stopped(Protocol):
@@ -85,7 +85,7 @@ class Tune:
         trying: float = 0.1,
         verbose: bool = True,
     ) -> None:
-        from smaragdine.tune.process import TuneOptions
+        from smaragdine.tuning.process import TuneOptions
 
         options = TuneOptions(
             tuple(power_w), objective, eta, slowdown, tuple(devices), steps, settle_s, skip, trying
@@ -115,7 +115,7 @@ class Tune:
 
     def _begin(self, folder: str | os.PathLike[str] | None, options: TuneOptions) -> None:
         from smaragdine.recording.format import SPOOL_FOLDER
-        from smaragdine.tune.process import TunerClient
+        from smaragdine.tuning.process import TunerClient
 
         try:
             self._tuner = TunerClient(options, os.environ)
@@ -149,7 +149,7 @@ class Tune:
 
     def _finish(self, tuner: Any) -> None:
         from smaragdine.report.limits import tune_lines
-        from smaragdine.tune.process import save_outcome
+        from smaragdine.tuning.process import save_outcome
 
         hook_module("marks").flush()
         self.outcome = tuner.finish()
@@ -182,7 +182,7 @@ def tuned_training(folder: str | None, options: Mapping[str, Any]) -> PerTrainin
 
 def _is_tuned(environment: Mapping[str, str]) -> bool:
     """By somebody else: the command, or the first process of this machine's."""
-    from smaragdine.tune.process import TUNED_VARIABLE
+    from smaragdine.tuning.process import TUNED_VARIABLE
 
     names = _LOCAL_RANKS
     # Without srun a batch script has a SLURM_LOCALID too, which says nothing about the program.

@@ -17,7 +17,7 @@ from smaragdine.recording.session import Recorded, RecordOptions, record_program
 from smaragdine.report.limits import tune_lines, tune_tables
 from smaragdine.report.terminal import console
 from smaragdine.tracing.hook.environment import environment as hook_environment
-from smaragdine.tune.process import TUNED_VARIABLE, TuneOptions, TuneOutcome, TunerClient, save_outcome
+from smaragdine.tuning.process import TUNED_VARIABLE, TuneOptions, TuneOutcome, TunerClient, save_outcome
 
 _EXAMPLE = """\
   smaragdine tune -- train.py --epochs 3

@@ -27,7 +27,7 @@ from smaragdine.sweep.measurements import Value
 from smaragdine.sweep.plan import Plan, Task, command_words
 from smaragdine.sweep.sweep import Progress
 from smaragdine.sweep.table import Repetition
-from smaragdine.tune.process import PartSaved, Searched, TuneOutcome
+from smaragdine.tuning.process import PartSaved, Searched, TuneOutcome
 from smaragdine.units import joule_seconds, joules, seconds, si, watts
 
 # Fits against a limit as tables for a terminal, or to paste into a paper.

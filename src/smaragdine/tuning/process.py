@@ -1,4 +1,4 @@
-"""The tuner's process: `python -m smaragdine.tune.process`, beside the program and never in its way.
+"""The tuner's process: `python -m smaragdine.tuning.process`, beside the program and never in its way.
 
 Options are JSON in its argument. It says on stdout that it is ready, or why it refuses; then a line on stdin
 names the recording's spool. The end of stdin, or of whoever started it, is the end: limits are brought back,
@@ -26,8 +26,8 @@ from smaragdine.jobs.lender import Lender, devices_here, lender, ranges_here, tr
 from smaragdine.jobs.setting import Setting
 from smaragdine.limits.nvml import LimitError, LimitRange
 from smaragdine.sensors.nvml.gpus import nvml
-from smaragdine.tune.policy import Kind, Mean, Policy, Search, Seen, TuneObjective, log_ratio
-from smaragdine.tune.tuner import SliceOptions, Tuner, Wait, live_energy
+from smaragdine.tuning.policy import Kind, Mean, Policy, Search, Seen, TuneObjective, log_ratio
+from smaragdine.tuning.tuner import SliceOptions, Tuner, Wait, live_energy
 
 # What came of it: the limits, what they save, what trying them cost. Plain numbers, for a file as JSON.
 
@@ -282,7 +282,7 @@ class TunerClient:
         # A session of its own: what is meant for the terminal's programs does not reach it.
         # -P: a file named numpy.py beside the user's script must not be imported by us.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "smaragdine.tune.process", json.dumps(asdict(options))],
+            [sys.executable, "-P", "-m", "smaragdine.tuning.process", json.dumps(asdict(options))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=dict(environment),

@@ -14,9 +14,17 @@ import pytest
 from smaragdine.clock import Clock
 from smaragdine.limits.nvml import LimitRange, LimitValue
 from smaragdine.sensors.base import SensorLost
-from smaragdine.tune.policy import Policy, TuneObjective
-from smaragdine.tune.process import TuneOutcome, even_limits, outcome
-from smaragdine.tune.tuner import MARKS_FILE, LiveEnergy, PowerSensor, SliceOptions, Step, StepFollower, Tuner
+from smaragdine.tuning.policy import Policy, TuneObjective
+from smaragdine.tuning.process import TuneOutcome, even_limits, outcome
+from smaragdine.tuning.tuner import (
+    MARKS_FILE,
+    LiveEnergy,
+    PowerSensor,
+    SliceOptions,
+    Step,
+    StepFollower,
+    Tuner,
+)
 
 MS = 1_000_000
 EPOCH_NS = 1_800_000_000_000_000_000

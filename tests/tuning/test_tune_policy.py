@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from smaragdine.tune.policy import MOST_ROUNDS, Policy, Slice, TuneObjective
+from smaragdine.tuning.policy import MOST_ROUNDS, Policy, Slice, TuneObjective
 
 LIMITS = (400.0, 350.0, 300.0, 250.0, 200.0, 150.0, 100.0)
 BLOCKS = 5

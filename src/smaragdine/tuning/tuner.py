@@ -20,7 +20,7 @@ from smaragdine.recording.marks import NewMarks
 from smaragdine.sensors.base import SensorLost
 from smaragdine.sensors.nvml.gpus import Gpu, Health, ask, hold_library, nvml, release_library
 from smaragdine.sensors.nvml.power import CounterSensor, find_pace
-from smaragdine.tune.policy import Policy, Slice
+from smaragdine.tuning.policy import Policy, Slice
 
 # The energy of GPUs live: readings of each GPU's counter, at the instants it steps.
 

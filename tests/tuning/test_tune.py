@@ -79,7 +79,7 @@ def settled(bench: Bench, process: subprocess.Popen[str], times: int) -> list[fl
 def tuner_of(process: subprocess.Popen[str]) -> int:
     def find() -> int | None:
         for pid in children(process.pid):
-            if b"smaragdine.tune.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"smaragdine.tuning.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
         return None
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from smaragdine.arrays import Ints
 from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
+from smaragdine.recording.thinned import give_back
 
 REGION = "region"  # the source of marks whose name is their detail
 
@@ -158,9 +159,12 @@ class ThinnedSteps:
 
     @cached_property
     def end_ns(self) -> Ints:
-        edges = np.concatenate([[0], np.cumsum(self.count)])
-        sums_us = np.concatenate([[0], np.cumsum(self.lengths_us, dtype=np.int64)])
-        return self.begin_ns + (sums_us[edges[1:]] - sums_us[edges[:-1]]) * 1000
+        some = np.flatnonzero(self.count)
+        sums_us = np.zeros(self.count.size, dtype=np.int64)
+        if some.size:  # of millions of steps: without an array of all their ends
+            edges = (np.cumsum(self.count) - self.count)[some]
+            sums_us[some] = np.add.reduceat(self.lengths_us, edges, dtype=np.int64)
+        return self.begin_ns + sums_us * 1000
 
     def of(self, kind: str) -> npt.NDArray[np.bool_]:
         """Which steps are of a kind."""
@@ -339,6 +343,10 @@ def mean_s(spans_ns: Ints) -> float:
 def step_table(recording: Recording) -> StepTable | None:
     """Of the process and source whose steps were traced, else of those that announced most; None where there
     are no steps."""
+    return recording.once("step_table", lambda: _step_table(recording))
+
+
+def _step_table(recording: Recording) -> StepTable | None:
     windows = _windows(recording)
     if windows:
         rank, pid, source = (windows[0][who] for who in ("rank", "pid", "source"))
@@ -385,13 +393,18 @@ def _thinned(recording: Recording, pid: int | None, source: str | None) -> Thinn
     mine = pc.and_(
         pc.equal(table["pid"].fill_null(0), pid or 0), pc.equal(table["source"].fill_null(""), source or "")
     )
-    table = table.filter(mine).sort_by("begin_ns")
+    # Each of the two copies all lengths, which a week has millions of.
+    if not pc.all(mine).as_py():
+        table = table.filter(mine)
+    if (np.diff(table["begin_ns"].to_numpy()) < 0).any():
+        table = table.sort_by("begin_ns")
+    begin_ns = table["begin_ns"].to_numpy()
     lengths_us = pc.list_flatten(table["lengths_us"]).to_numpy()
     count = pc.list_value_length(table["lengths_us"]).to_numpy().astype(np.int64)
+    del table, mine
+    give_back()
     kind = np.full(count.size, UNTRACED, dtype="U12")
-    return ThinnedSteps(
-        table["begin_ns"].to_numpy(), count, lengths_us, kind, np.zeros(lengths_us.size, dtype=np.bool_)
-    )
+    return ThinnedSteps(begin_ns, count, lengths_us, kind, np.zeros(lengths_us.size, dtype=np.bool_))
 
 
 def _ends_before(ends_ns: Ints, runs_ns: Ints) -> Ints:
@@ -453,7 +466,9 @@ def _kinds(
     else:
         those = thinned.of(UNTRACED)
         # In single precision: of a week's steps there are millions.
-        all_us = np.concatenate([length_us.astype(np.float32), thinned.lengths_us[those].astype(np.float32)])
+        all_us = np.empty(chosen.size + np.count_nonzero(those), dtype=np.float32)
+        all_us[: chosen.size] = length_us
+        all_us[chosen.size :] = thinned.lengths_us if those.all() else thinned.lengths_us[those]
         both = far_from_median(all_us)
         far, far_thinned = both[: chosen.size], np.zeros_like(thinned.far)
         far_thinned[those] = both[chosen.size :]
@@ -508,8 +523,13 @@ def _outlasting(lengths: npt.NDArray[np.float32], stretch: int) -> npt.NDArray[n
 
 def steps_of(recording: Recording, table: StepTable | None = None) -> Steps | None:
     """None where no steps were traced."""
+    if table is None or table is step_table(recording):
+        return recording.once("steps", lambda: _steps_of(recording, step_table(recording)))
+    return _steps_of(recording, table)
+
+
+def _steps_of(recording: Recording, table: StepTable | None) -> Steps | None:
     windows = _windows(recording)
-    table = step_table(recording) if table is None else table
     if not windows or table is None:
         return None
     untraced_ns = table.of(UNTRACED)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,8 @@ class Thinned:
         for i, device in enumerate(self.state.devices):
             rows = np.flatnonzero(number == i)
             found[device] = {name: table[name].to_numpy()[rows] for name in STRETCHES.names[1:]}
+        del table, number
+        give_back()
         return found
 
     def table(self, name: str) -> pa.Table:
@@ -147,6 +149,11 @@ class Thinned:
                 f"{path} is damaged", "it is not as it was written", "Copy the recording anew, if you can"
             )
         return TableFile(0, path, found)
+
+
+def give_back() -> None:
+    """What Arrow holds and nobody uses, after a large table was read: the next one is made of numbers."""
+    pa.default_memory_pool().release_unused()
 
 
 def _batches(file: TableFile) -> list[pa.RecordBatch]:
@@ -191,6 +198,10 @@ def appending(recording: Path, before: State | None, schemas: Mapping[str, pa.Sc
         added.writers[name] = TableWriter(path, schema, None if at is None else Position(*at))
     yield added
     for name, writer in added.writers.items():
+        # One batch for all: to unpack one takes as long as some thousand rows do.
+        if tables := added.tables.get(name):
+            for batch in pa.concat_tables(tables).combine_chunks().to_batches():
+                writer.write(batch)
         writer.leave()
         size, rows, checksum = writer.position
         added.positions[name] = (size, rows, checksum)
@@ -200,10 +211,10 @@ def appending(recording: Path, before: State | None, schemas: Mapping[str, pa.Sc
 class Appended:
     writers: dict[str, TableWriter]
     positions: dict[str, tuple[int, int, int]]
+    tables: dict[str, list[pa.Table]] = field(default_factory=dict[str, list[pa.Table]])
 
     def write(self, name: str, table: pa.Table) -> None:
-        for batch in table.combine_chunks().to_batches():
-            self.writers[name].write(batch)
+        self.tables.setdefault(name, []).append(table)
 
 
 def write_state(recording: Path, state: State) -> None:

@@ -6,6 +6,8 @@ Native protobuf, written packet by packet. Times are Unix nanoseconds, and the t
 from __future__ import annotations
 
 import heapq
+import itertools
+import struct
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -20,7 +22,7 @@ from smaragdine.accounting.run import ExportedRun, hardware, program, traced_ene
 from smaragdine.accounting.spans import REGION, Span, all_spans, region_spans
 from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.accounting.traces import device_traces
-from smaragdine.arrays import Floats
+from smaragdine.arrays import Floats, Ints
 from smaragdine.protobuf import Fields, build_class
 from smaragdine.recording.reader import Recording
 
@@ -138,6 +140,8 @@ REALTIME, MONOTONIC = 1, 3
 SLICE_BEGIN, SLICE_END, INSTANT, COUNTER = 1, 2, 3, 4
 STATE_CLEARED, NEEDS_STATE = 1, 2
 EXPLICIT_ORDER = 3
+_TIME = b"\x40"  # the tag of a packet's first field
+_FOUND_AGAIN = 1.2345e-67  # a value whose bytes are nowhere else in a packet
 
 
 @cache
@@ -206,10 +210,28 @@ class Packets:
     def end(self, t_ns: int, track: int) -> None:
         self._send(self._event(t_ns, track, SLICE_END))
 
-    def count(self, t_ns: int, track: int, value: float) -> None:
-        packet = self._event(t_ns, track, COUNTER)
-        packet.track_event.double_counter_value = value
-        self._send(packet)
+    def count(self, track: int, t_ns: Ints, values: Floats) -> None:
+        """A counter's values. Its packets differ in time and value alone: one is made for each length that
+        a time has as bytes, and copied."""
+        t_ns = np.maximum(t_ns, 0)
+        sizes = np.ones(t_ns.size, dtype=np.int64)
+        for n in range(1, 9):
+            sizes += t_ns >= 1 << 7 * n
+        for begin, end in _alike(sizes):
+            self._file.write(self._counted(track, t_ns[begin:end], values[begin:end], int(sizes[begin])))
+
+    def _counted(self, track: int, t_ns: Ints, values: Floats, size: int) -> bytes:
+        packet = self._event(int(t_ns[0]), track, COUNTER)
+        packet.track_event.double_counter_value = _FOUND_AGAIN
+        one = self._framed(packet)
+        at_time = one.index(_TIME + _varint(int(t_ns[0]))) + 1
+        at_value = one.index(struct.pack("<d", _FOUND_AGAIN))
+        rows = np.tile(np.frombuffer(one, dtype=np.uint8), (t_ns.size, 1))
+        for i in range(size):
+            more = 0x80 if i + 1 < size else 0
+            rows[:, at_time + i] = (t_ns >> (7 * i) & 0x7F) | more
+        rows[:, at_value : at_value + 8] = values.astype("<f8").view(np.uint8).reshape(-1, 8)
+        return rows.tobytes()
 
     def _event(self, t_ns: int, track: int, kind: int) -> Any:
         # A foreign writer's times may lie before the epoch, where a trace cannot go.
@@ -227,10 +249,19 @@ class Packets:
         return number
 
     def _send(self, packet: Any) -> None:
+        self._file.write(self._framed(packet))
+
+    def _framed(self, packet: Any) -> bytes:
+        """A trace is a message whose field 1, repeated, is the packet."""
         packet.trusted_packet_sequence_id = 1
         content = packet.SerializeToString()
-        # A trace is a message whose field 1, repeated, is the packet.
-        self._file.write(b"\x0a" + _varint(len(content)) + content)
+        return b"\x0a" + _varint(len(content)) + bytes(content)
+
+
+def _alike(sizes: Ints) -> Iterator[tuple[int, int]]:
+    """From where to where one follows the other of the same size."""
+    edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), sizes.size]
+    return ((begin, end) for begin, end in itertools.pairwise(edges) if end > begin)
 
 
 def _varint(number: int) -> bytes:
@@ -283,13 +314,11 @@ def _write_counters(trace: Packets, run: ExportedRun, device: DeviceSummary, par
     suffix = "" if device.provenance == "measured" else f", {device.provenance}"
     about = device.source + ("" if device.scope == "device" else "; not in the sum over devices")
     power = trace.track(f"power{suffix}", parent, 1, unit="W", description=about)
-    for t_ns, power_w in zip(drawn.start_ns.tolist(), drawn.power_w.tolist(), strict=True):
-        trace.count(t_ns, power, power_w)
+    trace.count(power, drawn.start_ns, drawn.power_w)
     energy = trace.track(f"energy{suffix}", parent, 2, unit="J", description=about)
     at_ns = np.unique(np.concatenate([[begin_ns], drawn.start_ns, drawn.end_ns, [end_ns]]))
     until_j = whole.energy_until_j(at_ns) - whole.energy_until_j(begin_ns)
-    for t_ns, value_j in zip(at_ns.tolist(), until_j.tolist(), strict=True):
-        trace.count(t_ns, energy, value_j)
+    trace.count(energy, at_ns, until_j)
     if device.missing:
         missing = trace.track("no readings", parent, 3)
         for gap_begin_ns, gap_end_ns in device.missing:

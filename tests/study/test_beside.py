@@ -212,9 +212,9 @@ def test_it_dies_with_the_study(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
-from smaragdine.study.runner import Beside
-from smaragdine.study.plan import Run, Setting
-print(Beside(Path("out"), Run(Setting("{NAME}", ()), 1))._child.pid, flush=True)
+from smaragdine.study.runner import FinishingProcess
+from smaragdine.study.plan import StudyRun, StudySetting
+print(FinishingProcess(Path("out"), StudyRun(StudySetting("{NAME}", ()), 1))._child.pid, flush=True)
 time.sleep(300)
 """
     study = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True)

@@ -446,6 +446,43 @@ def expects(pid: int | None, number: int) -> bool:
     return any(int(each, 16) & 1 << number - 1 for each in sets)
 
 
+EARLY = """
+import os, signal, subprocess, sys, time
+from smaragdine.recording.supervise import GROUP_SIGNALS, Canary, Signals
+
+when = sys.argv[1]
+with Canary(GROUP_SIGNALS) as canary:
+    signals = Signals(canary)
+    if when == "before":
+        os.kill(canary._pid, signal.SIGSTOP)  # it is slow to say what it got
+        os.killpg(0, signal.SIGTERM)
+    with signals.starting() as in_child:
+        if when == "while":
+            os.killpg(0, signal.SIGTERM)
+        program = subprocess.Popen(["sleep", "600"], preexec_fn=in_child)
+    os.kill(canary._pid, signal.SIGCONT)
+    while program.poll() is None:
+        signals.take()
+        signals.pass_on(program.pid)
+        time.sleep(0.01)
+    print(program.returncode)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_signal_to_the_group_just_before_the_program_is_there_reaches_it(when: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, when],
+        env=environment({}),
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (f"{-signal.SIGTERM}\n", "")
+
+
 @pytest.mark.parametrize("when", ["run waits", "the recorder listens"])
 def test_termination_while_the_sensors_are_opened_is_not_lost(when: str) -> None:
     process = start("run", "-o", "out", "sleep", "600")

@@ -122,6 +122,7 @@ class RecorderClient:
 # deliver it twice.
 
 _CANARY_WAIT_S = 0.15
+_CANARY_LATE_S = 2.0  # on a busy machine
 _MOST_CANARIES = 4
 
 
@@ -203,6 +204,7 @@ class Signals:
         self._old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._alone: list[tuple[int, float]] = []
         self._shared: list[tuple[int, float]] = []
+        self._early: list[tuple[int, float]] = []
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[Callable[[], None]]:
@@ -211,9 +213,7 @@ class Signals:
         What came before the program was there it cannot have got, whoever it was sent to.
         """
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._old.keys())
-        self.canary.take()
-        self._take(0.0)
-        self._shared.clear()
+        self._early_ones(list(self.canary.take()))
 
         def in_child() -> None:
             # Handled signals are the default in the program; until it is that, ours must not swallow one.
@@ -226,10 +226,29 @@ class Signals:
         try:
             yield in_child
         finally:
+            # Signals that wait now may have come before the program was there, too.
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self._early_ones([])
+
+    def _early_ones(self, reported: list[int]) -> None:
+        """The program has to be told of all that came until now, also of what the canary got or, being slow,
+        still reports."""
+        known = len(self._alone)
+        self._take(0.0)
+        self._shared.clear()
+        late_s = time.monotonic() + _CANARY_LATE_S
+        for number, _ in self._alone[known:]:
+            if number in reported:
+                reported.remove(number)
+            else:
+                self._early.append((number, late_s))
 
     def take(self) -> None:
+        now_s = time.monotonic()
+        self._early = [(n, s) for n, s in self._early if s > now_s]
         for number in self.canary.take():
+            if _drop(self._early, number):
+                continue
             if _drop(self._alone, number):
                 self._obey(number)
             else:

@@ -377,8 +377,11 @@ def test_signal_to_the_whole_group_reaches_the_program_once(name: str) -> None:
 def canary_of(pid: int) -> int | None:
     """A fork of the supervisor, so with its command."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    found = [child for child in children(pid) if Path(f"/proc/{child}/cmdline").read_bytes() == command]
-    return found[0] if found else None
+    for child in children(pid):
+        with contextlib.suppress(OSError):  # it has just ended
+            if Path(f"/proc/{child}/cmdline").read_bytes() == command:
+                return child
+    return None
 
 
 def test_a_canary_that_is_killed_is_replaced_and_none_is_no_load() -> None:

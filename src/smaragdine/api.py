@@ -1,4 +1,4 @@
-"""The Python API: `mark`, `record`, `summarise`, `account`. `trace` is in `traced`, callbacks in a folder."""
+"""The Python API: `mark`, `region`, `trace`, `record`, `summarise`, `account`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of an object: who has the figures does not know how, and is told from above."""
+"""What a notebook shows of an object. `report` registers the renderer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON from files that anybody may have written or edited: bounded, and only one kind of mistake."""
+"""Files that are written whole or not at all, and JSON that anybody may have written or edited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured in turn, compared pair by pair: the machine's mood cancels out."""
+"""Student's t, noise between runs, and what was measured in turn, compared pair by pair."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+MOST_SQUARED = 1e100  # beyond it the square of a figure is no number
 
 # Student's t distribution, as much of it as confidence intervals need.
 

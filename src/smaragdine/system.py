@@ -1,4 +1,4 @@
-"""What a program has started and left running would be measured with the next one: it ends with its group."""
+"""Processes as Linux knows them: who one is, that it ends with its parent, and what it leaves running."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def end(program: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
 
 
 def end_rest(group: int) -> None:
-    """End whatever is left of a process group whose first process has ended."""
+    """End whatever is left of a process group whose first process has ended: it would be measured with the
+    next program."""
     for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 1.0)):
         deadline_s = time.monotonic() + wait_s
         with contextlib.suppress(PermissionError):  # another user's by now

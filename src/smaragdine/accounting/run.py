@@ -1,4 +1,4 @@
-"""What there is to export of a recording: one step's footprint, or that of all that was traced."""
+"""All there is to say of a recording: energy, what was traced of it, what a step costs, what to export."""
 
 from __future__ import annotations
 

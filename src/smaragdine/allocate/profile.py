@@ -18,6 +18,7 @@ from typing import Any, cast
 from smaragdine.errors import UserError
 from smaragdine.files import read_json
 from smaragdine.recording.tables import need_one_of_each
+from smaragdine.stats import MOST_SQUARED
 
 COLUMNS: Mapping[str, str] = {
     "gpu": "string",
@@ -31,9 +32,6 @@ COLUMNS: Mapping[str, str] = {
     "idle_w": "double",  # of the GPU, the same in all rows; null where it was not measured
     "wait_w": "double",  # while it waits for others in an all-reduce
 }
-
-
-_MOST = 1e100  # squares of it must still be numbers
 
 
 @dataclass(frozen=True)
@@ -125,10 +123,10 @@ def _check(repeat: Repeat, where: str) -> None:
     if not (math.isfinite(repeat.power_limit_w) and repeat.power_limit_w > 0):
         raise UserError(f"{where} has a bad power limit", f"{repeat.power_limit_w} W is not above 0")
     for name, value, unit in (("time", repeat.time_s, "s"), ("energy", repeat.energy_j, "J")):
-        if not 0 < value < _MOST:
+        if not 0 < value < MOST_SQUARED:
             raise UserError(
                 f"{where} has a bad {name} for {at}",
-                f"{value:g} {unit} is {'no figure' if value >= _MOST else 'not above 0'}",
+                f"{value:g} {unit} is {'no figure' if value >= MOST_SQUARED else 'not above 0'}",
                 "Profile it again, for longer",
             )
 

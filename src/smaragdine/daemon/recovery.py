@@ -1,4 +1,4 @@
-"""How each kind of sensor is opened again after its source went away, cheaply while it stays away."""
+"""Sensors whose source may go and come back: noticed, opened again, and cheap while it stays away."""
 
 from __future__ import annotations
 

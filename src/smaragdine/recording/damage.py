@@ -33,9 +33,8 @@ _COST = {
 }
 # The last line of run.json.
 _INFO_SEAL = re.compile(rb'"crc32": "([0-9a-f]{8})"\s*\}\s*\Z')
-_INFO_TRACE = re.compile(
-    rb'"crc32": "|"[0-9a-f]{8}"\n\}\n\Z'
-)  # what is left of it in a file that was changed
+# What is left of that line in a file that was changed.
+_INFO_TRACE = re.compile(rb'"crc32": "|"[0-9a-f]{8}"\n\}\n\Z')
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def _info_damage(folder: Path, sealed: bool) -> list[str]:
     with contextlib.suppress(OSError):
         data = (folder / INFO_FILE).read_bytes()
         if is_as_written(data) or not (sealed or _INFO_TRACE.search(data)):
-            return []  # or an older version's, or written by hand
+            return []  # as it was written, an older version's, or written by hand
     return [f"{INFO_FILE} was changed after it was written: whatever rests on it may be wrong"]
 
 

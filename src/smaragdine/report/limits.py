@@ -1,4 +1,4 @@
-"""What tuning a program's power limit came to, for the terminal."""
+"""Fits, sweeps and tuning against a limit, as tables for a terminal or a paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How alike footprints stay with fewer readings or more runs, as tables for a terminal."""
+"""A recording as people read it: its energy, what was traced, and where a step's joules go."""
 
 from __future__ import annotations
 

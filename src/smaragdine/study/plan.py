@@ -1,4 +1,4 @@
-"""What each command of a study runs: which settings, and how many runs of each.
+"""What a study runs: its settings, the programs and the machine, and how many runs of each.
 
 Commands share runs: a setting is named after what it is, never after who asked for it.
 """

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
-from smaragdine.stats import regularised_beta, t_quantile
+from smaragdine.stats import MOST_SQUARED, regularised_beta, t_quantile
 from smaragdine.sweep.measurements import Group, Value
 
 # A second-degree least-squares fit against a limit: R², band, optimum and the interval it may lie in.
@@ -245,7 +245,6 @@ def pareto(time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> npt.NDArray[np.int
 
 QUANTITIES: Mapping[str, str] = {"energy": "J", "time": "s", "edp": "J·s", "ed2p": "J·s²", "power": "W"}
 LEAST_LIMITS = 3
-MOST = 1e100  # squares of it must still be numbers
 _LEAST_SPAN = 1e-100  # of the limits: a curvature is divided by its square
 SINGLE = "residuals of single measurements"
 REPEATED = "residuals of repeated measurements"
@@ -281,9 +280,9 @@ def analyse(groups: Sequence[Group], quantities: Sequence[str] = tuple(QUANTITIE
             left_out.append((group.by, f"most of its limits lie too close together for {spread}"))
             continue
         for name in quantities:
-            if not np.abs(quantity(group, name)).max() < MOST:
+            if not np.abs(quantity(group, name)).max() < MOST_SQUARED:
                 raise UserError(
-                    f"{name} is beyond {MOST:.0e} {QUANTITIES[name]}", remedy="Is time in seconds?"
+                    f"{name} is beyond {MOST_SQUARED:.0e} {QUANTITIES[name]}", remedy="Is time in seconds?"
                 )
         parabolas = {name: fit_parabola(group.limit, quantity(group, name)) for name in quantities}
         fitted.append(GroupFit(group, parabolas, front(group)))

@@ -1,4 +1,4 @@
-"""Which folder a sweep goes to: a new one, or that of the same sweep which was cut off."""
+"""A sweep on disk: which folder it goes to, what is done and left, and how far it is."""
 
 from __future__ import annotations
 

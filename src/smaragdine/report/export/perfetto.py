@@ -218,17 +218,18 @@ class Packets:
         for n in range(1, 9):
             sizes += t_ns >= 1 << 7 * n
         for begin, end in _alike(sizes):
-            self._file.write(self._counted(track, t_ns[begin:end], values[begin:end], int(sizes[begin])))
+            self._file.write(self._counted(track, t_ns[begin:end], values[begin:end]))
 
-    def _counted(self, track: int, t_ns: Ints, values: Floats, size: int) -> bytes:
+    def _counted(self, track: int, t_ns: Ints, values: Floats) -> bytes:
         packet = self._event(int(t_ns[0]), track, COUNTER)
         packet.track_event.double_counter_value = _FOUND_AGAIN
         one = self._framed(packet)
-        at_time = one.index(_TIME + _varint(int(t_ns[0]))) + 1
+        time = _varint(int(t_ns[0]))
+        at_time = one.index(_TIME + time) + 1
         at_value = one.index(struct.pack("<d", _FOUND_AGAIN))
         rows = np.tile(np.frombuffer(one, dtype=np.uint8), (t_ns.size, 1))
-        for i in range(size):
-            more = 0x80 if i + 1 < size else 0
+        for i in range(len(time)):
+            more = 0x80 if i + 1 < len(time) else 0
             rows[:, at_time + i] = (t_ns >> (7 * i) & 0x7F) | more
         rows[:, at_value : at_value + 8] = values.astype("<f8").view(np.uint8).reshape(-1, 8)
         return rows.tobytes()

@@ -248,6 +248,60 @@ def test_numbers_are_not_given_twice_though_the_disk_was_full(
     assert Log(tmp_path).next_sequence == 30
 
 
+class Killed(BaseException):
+    """What nothing in the log catches."""
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+@pytest.mark.parametrize("writes", range(8))
+def test_whoever_is_killed_while_it_writes_leaves_no_number_without_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, part: float
+):
+    usual, left = os.pwrite, [writes]
+
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        if not left[0]:
+            usual(fd, data[: int(len(data) * part)], offset)
+            raise Killed
+        left[0] -= 1
+        return usual(fd, data, offset)
+
+    log = Log(tmp_path)
+    log.append(batch(1))
+    monkeypatch.setattr(spool.os, "pwrite", pwrite)
+    readable = [1]
+    with pytest.raises(Killed):
+        for i in range(2, 10):
+            readable.append(log.append(batch(i)))
+    monkeypatch.undo()
+    os.close(log._spool._numbers_fd)  # what the kernel does: another may have the folder then
+    again = Log(tmp_path)
+    after = again.append(batch(50))
+    # A batch may be there that nobody could read yet; none that somebody read is gone, or another one now.
+    assert everything(again) == list(range(1, after + 1))
+    assert len(readable) <= after - 1 <= len(readable) + 1
+
+
+def test_numbers_do_not_go_back_while_memory_is_spooled_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    disk, now, kept = Disk(), [0], []
+    log = Log(tmp_path, mono_ns=lambda: now[0])
+    monkeypatch.setattr(spool.os, "pwrite", disk.pwrite)
+    disk.error = errno.ENOSPC
+    for i in range(1, 6):
+        log.append(batch(i))
+
+    def pwrite(fd: int, data: bytes, offset: int) -> int:
+        if len(data) < 100:
+            kept.append(int.from_bytes(data[:8], "little"))
+        return disk.pwrite(fd, data, offset)
+
+    monkeypatch.setattr(spool.os, "pwrite", pwrite)
+    disk.error, now[0] = None, 2 * SECOND
+    log.append(batch(6))
+    assert kept
+    assert min(kept) >= 6
+
+
 def test_a_folder_that_cannot_be_used_is_said_once_and_tried_again(tmp_path: Path):
     now = [0]
     (tmp_path / "state").write_text("a file")

@@ -161,8 +161,11 @@ class Spool:
         return sum(len(segment.sequences) for segment in self._segments)
 
     def write(self, batch: Batch, next_channel: int) -> None:
-        """Puts a batch behind those that are there. What was half written is not in the way of the next."""
-        self.keep_numbers(batch.sequence + 1, next_channel)
+        """Puts a batch behind those that are there. What was half written is not in the way of the next.
+
+        Its number is kept after it: who is killed in between leaves no number without a batch, which a reader
+        would be told is lost.
+        """
         data = encode(batch)
         if not self._segments or self._segments[-1].size + len(data) > self._most_bytes // _SEGMENTS:
             path = self.folder / f"batches-{batch.sequence:020}.spool"
@@ -177,12 +180,17 @@ class Spool:
         segment.sequences.append(batch.sequence)
         segment.offsets.append(segment.size)
         segment.size += len(data)
+        self.keep_numbers(batch.sequence + 1, next_channel)
         self._prune()
 
     def keep_numbers(self, next_sequence: int, next_channel: int) -> None:
-        """A batch's number is never another's, even where the batch itself could not be written."""
-        self.next_sequence, self.next_channel = next_sequence, next_channel
-        data = struct.pack("<QQ", next_sequence, next_channel)
+        """A batch's number is never another's, even where the batch itself could not be written.
+
+        Older batches may come late, from memory, when a full disk has room again: the numbers only grow.
+        """
+        self.next_sequence = max(self.next_sequence, next_sequence)
+        self.next_channel = max(self.next_channel, next_channel)
+        data = struct.pack("<QQ", self.next_sequence, self.next_channel)
         os.pwrite(self._numbers_fd, data + struct.pack("<I", zlib.crc32(data)), 0)
 
     def read(self, sequence: int) -> Batch | None:
@@ -199,11 +207,12 @@ class Spool:
                 del segment.sequences[at], segment.offsets[at]
         return None
 
-    def clear(self) -> None:
-        """Forgets all batches; the numbers go on."""
+    def clear(self, next_sequence: int) -> None:
+        """Forgets all batches; the numbers go on from those that were given meanwhile."""
         for segment in self._segments:
             self._drop(segment)
         self._segments = []
+        self.next_sequence = next_sequence
 
     def close(self) -> None:
         for segment in self._segments:
@@ -354,9 +363,7 @@ class Log:
     def _write(self) -> None:
         """Spools what is not; after a failure, again in a second."""
         if self.trouble and self._mono_ns() < self._retry_ns:
-            if self._spool is not None:
-                with contextlib.suppress(OSError):
-                    self._spool.keep_numbers(self.next_sequence + 1, self.next_channel)
+            self._keep_numbers()
             return
         try:
             spool = self._spool or self._open_spool()
@@ -370,17 +377,24 @@ class Log:
                 )
             self.trouble = f"{self._folder}: {error.strerror}"
             self._retry_ns = self._mono_ns() + _RETRY_NS
+            self._keep_numbers()
             return
         if self.trouble:
             self._note("spool_back", f"{self._folder} takes batches again")
             self.trouble = ""
+
+    def _keep_numbers(self) -> None:
+        """Of the batch that is being appended: it is in memory, so readers get it under its number."""
+        if self._spool is not None:
+            with contextlib.suppress(OSError):
+                self._spool.keep_numbers(self.next_sequence + 1, self.next_channel)
 
     def _open_spool(self) -> Spool:
         assert self._folder is not None
         spool = Spool(self._folder, self._spool_bytes)
         if self.next_sequence > 1 or self._unspooled:
             # Readers have been given numbers that are another batch's in there.
-            spool.clear()
+            spool.clear(self.next_sequence)
         else:
             self.next_sequence = max(self.next_sequence, spool.next_sequence)
         self.next_channel = max(self.next_channel, spool.next_channel)

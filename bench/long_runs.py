@@ -36,12 +36,11 @@ def measured(words: Sequence[str]) -> tuple[float, float, float]:
 
 def finish(folder: Path) -> None:
     """The end of `run`: marks, run.json and the table."""
-    from smaragdine.accounting.summary import summarise
-    from smaragdine.recording.reader import open_recording
+    from smaragdine.accounting.run import Run
     from smaragdine.report.terminal import console, run_tables
 
     finish_run(folder)
-    console().print(run_tables(summarise(open_recording(folder))))
+    console().print(run_tables(Run.open(folder).summary))
 
 
 def main() -> None:

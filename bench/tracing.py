@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import smaragdine
-from smaragdine.accounting.run import Overview, overview
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.spans import resumed_ns
 from smaragdine.arrow import pc
 
@@ -78,7 +78,7 @@ def meanwhile(steps: Sequence[tuple[int, int]], recording: smaragdine.Recording)
     return f"{len(found)} × {statistics.median(found):.1f}" if found else "–"
 
 
-def line(name: str, steps: Sequence[tuple[int, int]], folder: Path, found: Overview | None) -> str:
+def line(name: str, steps: Sequence[tuple[int, int]], folder: Path, found: Run | None) -> str:
     recording = smaragdine.open(folder)
     median_ms = statistics.median(apart(steps, recording))
     whole_s = (steps[-1][1] - steps[5][0]) * 1e-9
@@ -125,7 +125,7 @@ def main() -> None:
             ):
                 where = Path(folder) / f"{name}-{i}"
                 steps = run([options.program, *rest], where, flags)
-                found = overview(smaragdine.open(where)) if name == "traced" else None
+                found = Run.open(where) if name == "traced" else None
                 print(line(name, steps, where, found), flush=True)
 
 

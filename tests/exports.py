@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
-from smaragdine.accounting.run import overview, overview_json
+from smaragdine.accounting.run import Run
 from smaragdine.cli.export import main
-from smaragdine.recording.reader import open_recording
 
 Figures = dict[str, Any]
 
 
 def figures_of(run: Path) -> Figures:
     """As `smaragdine report --json` prints them."""
-    return json.loads(json.dumps(overview_json(overview(open_recording(run)))))
+    return json.loads(json.dumps(Run.open(run).to_json()))
 
 
 def export(run: Path, to: str, *words: str, out: str = "out") -> Path:

@@ -23,12 +23,11 @@ import numpy as np
 import pyarrow as pa
 
 from recordings import MS, T0, S, put
-from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.run import Run
 from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.marks import marks_table
-from smaragdine.recording.reader import open_recording
 from smaragdine.sensors.base import Channel
 from traced_recording import mark, window
 
@@ -110,7 +109,7 @@ def three_sides(seed: int, device: str, neighbour: Neighbour, folder: Path) -> l
             record_run(folder / f"{seed}-{side}-{run}", program, 1000 * seed + 10 * side + run, neighbour)
             for run in range(3)
         ]
-        sides.append([account_recording(open_recording(run)) for run in runs])
+        sides.append([Run.open(run).accounted for run in runs])
     return sides
 
 

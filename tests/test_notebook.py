@@ -13,7 +13,7 @@ import smaragdine as package
 from footprints import footprint
 from recordings import ODD, make
 from smaragdine.accounting.diagram import diagram
-from smaragdine.accounting.run import overview
+from smaragdine.accounting.run import Run
 from smaragdine.report.notebook import html
 from smaragdine.units import joules
 
@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_footprint_shows_itself(run: Path) -> None:
-    made = overview(package.open(run)).step
+    made = Run.open(run).step
     assert made is not None
     page = Page(made._repr_html_() or "")
     by_name = {(row[0], row[2]): row for row in page.rows if len(row) == 8}
@@ -89,7 +89,7 @@ def test_long_footprints_are_cut_and_add_up() -> None:
 
 
 def test_a_diagram_shows_itself(run: Path) -> None:
-    made = overview(package.open(run)).step
+    made = Run.open(run).step
     assert made is not None
     text = diagram(made)._repr_html_() or ""
     Page(text)

@@ -9,6 +9,7 @@ from smaragdine.version import __version__
 
 if TYPE_CHECKING:
     from smaragdine.accounting.footprint import Footprint as Footprint
+    from smaragdine.accounting.run import Run as Run
     from smaragdine.api import Region as region
     from smaragdine.api import Trace as trace
     from smaragdine.api import account as account
@@ -31,6 +32,7 @@ __all__ = [
     "KerasTuneCallback",
     "LightningCallback",
     "Recording",
+    "Run",
     "SessionRunHook",
     "TrainerCallback",
     "TrainerTuneCallback",
@@ -63,6 +65,7 @@ _WHERE = {
     "open": ("smaragdine.recording.reader", "open_recording"),
     "Footprint": ("smaragdine.accounting.footprint", "Footprint"),
     "Recording": ("smaragdine.recording.reader", "Recording"),
+    "Run": ("smaragdine.accounting.run", "Run"),
     "load_ipython_extension": ("smaragdine.notebook", "load_ipython_extension"),
 }
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from smaragdine.accounting.device_power import DevicePowers, SensorFacts
     from smaragdine.accounting.footprint import Footprint
+    from smaragdine.accounting.run import Run
     from smaragdine.accounting.summary import RunSummary
     from smaragdine.recording.reader import Recording
 
@@ -83,15 +84,16 @@ def record_asked(
             marks.set_spool(os.environ.get("SMARAGDINE_SPOOL"))
 
 
-def summarise(recording: Recording | str | os.PathLike[str]) -> RunSummary:
+def summarise(recording: Run | Recording | str | os.PathLike[str]) -> RunSummary:
     """What the program used, and energy, power and time per device, as `smaragdine show` has them.
 
     smaragdine.summarise("runs/first").program_j        # .total_j: the machine's; .devices, .epochs, .regions
     """
-    from smaragdine.accounting.summary import summarise as of
-    from smaragdine.recording.reader import open_recording
+    from smaragdine.accounting.run import Run
 
-    return of(open_recording(recording) if isinstance(recording, str | os.PathLike) else recording)
+    if isinstance(recording, str | os.PathLike):
+        return Run.open(recording).summary
+    return (recording if isinstance(recording, Run) else Run(recording)).summary
 
 
 def account(
@@ -280,9 +282,9 @@ class Trace:
     @property
     def footprint(self) -> Footprint:
         """Of the traced steps, once stopped."""
-        from smaragdine.accounting.account import account_recording
+        from smaragdine.accounting.run import Run
 
-        return account_recording(self.recording)
+        return Run(self.recording).accounted
 
     def __enter__(self) -> Trace:
         return self

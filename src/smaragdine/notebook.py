@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from smaragdine.accounting.footprint import Footprint
-    from smaragdine.accounting.run import Overview
+    from smaragdine.accounting.run import Run
     from smaragdine.recording.reader import Recording
 
 
@@ -33,26 +33,26 @@ class CellEnergy:
     remarks: tuple[str, ...] = ()
 
     @cached_property
-    def overview(self) -> Overview:
-        from smaragdine.accounting.run import overview
+    def run(self) -> Run:
+        from smaragdine.accounting.run import Run
 
-        return overview(self.recording)
+        return Run(self.recording)
 
     @property
     def footprint(self) -> Footprint | None:
         """Of one step where steps were traced, else of all that was."""
-        return self.overview.shown
+        return self.run.shown
 
     def _repr_html_(self) -> str:
-        from smaragdine.report.notebook import html
+        from smaragdine.report.notebook import cell_html
 
-        return html(self.overview)
+        return cell_html(self.run)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """For a terminal."""
         from smaragdine.report.notebook import text
 
-        printer.text(text(self.overview))
+        printer.text(text(self.run))
 
 
 def load_ipython_extension(shell: Any) -> None:

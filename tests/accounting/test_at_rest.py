@@ -10,9 +10,7 @@ import pytest
 from test_summary import channel, mark, record, steady
 
 import recordings
-from smaragdine.accounting.account import account_recording
-from smaragdine.accounting.at_rest import baseline_remarks, doubts, not_idle
-from smaragdine.accounting.summary import summarise
+from smaragdine.accounting.run import Run
 from smaragdine.cli.main import main
 from smaragdine.recording.asked import BASELINE, asked
 from smaragdine.recording.reader import Recording, open_recording
@@ -38,17 +36,18 @@ def idle(folder: Path, busy: float = 0.1, program: float = 0.0, gpu: float = 0.0
     "said", [{"asked": asked(BASELINE), "command": ["sleep", "9"]}, {"command": ["baseline"]}]
 )
 def test_a_baseline_is_known_by_what_it_was_asked_for(tmp_path: Path, said: dict[str, Any]) -> None:
-    assert doubts(idle(tmp_path / "quiet", **said)) == []
-    assert baseline_remarks(idle(tmp_path / "busy", 4.0, 1.0, **said)) == [BUSY]
-    assert not_idle(idle(tmp_path / "gpu", gpu=30.0, **said)) == [
-        "gpu:0 was 30% busy: what it drew is not its idle power"
+    assert Run(idle(tmp_path / "quiet", **said)).at_rest.remarks == []
+    assert Run(idle(tmp_path / "busy", 4.0, 1.0, **said)).at_rest.remarks == [BUSY]
+    assert Run(idle(tmp_path / "gpu", gpu=30.0, **said)).at_rest.remarks == [
+        "baseline: gpu:0 was 30% busy: what it drew is not its idle power"
     ]
-    assert baseline_remarks(None) == []
 
 
 def test_a_recording_of_a_program_that_waits_is_said_to_be_one(tmp_path: Path) -> None:
     quiet = idle(tmp_path / "quiet", asked=asked("run"), command=["sleep", "10"])
-    assert doubts(quiet) == ["it is a recording of sleep 10, not one that smaragdine baseline made"]
+    assert Run(quiet).at_rest.remarks == [
+        "baseline: it is a recording of sleep 10, not one that smaragdine baseline made"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -116,5 +115,5 @@ def test_who_calls_us_hears_it_too(tmp_path: Path) -> None:
         open_recording(recordings.make(tmp_path / "run")),
         idle(tmp_path / "work", program=1.0, busy=1.0),
     )
-    assert any("it kept 1.0 CPUs busy" in line for line in summarise(run, baseline=work).problems)
-    assert any("it kept 1.0 CPUs busy" in line for line in account_recording(run, baseline=work).remarks)
+    assert any("it kept 1.0 CPUs busy" in line for line in Run(run, Run(work)).summary.problems)
+    assert any("it kept 1.0 CPUs busy" in line for line in Run(run, Run(work)).accounted.remarks)

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recordings import MS, T0, S, gpu_w, make
-from smaragdine.accounting.account import account_meters, event_energies_j, recording_inputs
+from smaragdine.accounting.account import account_meters, event_energies_j
 from smaragdine.accounting.power import PowerTrace, coarse
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.spans import mark_spans
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.reader import open_recording
@@ -32,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("idle_w", [None, 100.0])
 def test_energies_of_events_are_those_of_the_footprint(run: Path, idle_w: float | None) -> None:
     """Also where the GPU's idle power could not be seen."""
-    events, meters = recording_inputs(open_recording(run))
+    events, meters = Run.open(run).inputs
     assert meters.of["gpu:0"].idle_w == pytest.approx(100.0)
     gpu = dataclasses.replace(meters.of["gpu:0"], idle_w=idle_w)
     meters = dataclasses.replace(meters, of={**meters.of, "gpu:0": gpu})
@@ -51,7 +52,7 @@ def test_energies_of_events_are_those_of_the_footprint(run: Path, idle_w: float 
 
 def test_an_event_pays_for_what_is_not_inside_it(run: Path) -> None:
     """40 W: 60 ms less the 30 ms inside; of those 10 ms; 20 ms; and nothing in no time."""
-    events, meters = recording_inputs(open_recording(run))
+    events, meters = Run.open(run).inputs
     energy_j = event_energies_j(events, meters)
     first = [(row["name"], value) for row, value in zip(events.to_pylist(), energy_j, strict=True)]
     cpu = [
@@ -67,7 +68,7 @@ def test_energy_of_an_event_in_a_gap_is_not_known(tmp_path: Path) -> None:
     long = {"name": "a", "device": "gpu:0", "duration_ns": 2 * MS, "lane": 1}
     rows = [{**long, "start_ns": T0 + ms * MS} for ms in (2990, 2999, 3100, 3599)]
     events = fit(pa.Table.from_pylist(rows), EVENTS, "events")
-    whole, half, none, later = event_energies_j(*recording_inputs(recording, events))
+    whole, half, none, later = event_energies_j(*Run(recording).inputs_of(events))
     assert whole == pytest.approx(gpu_w(2990) * 0.002)
     assert half == pytest.approx(gpu_w(2999) * 0.001)
     assert math.isnan(none)

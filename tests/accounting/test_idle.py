@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smaragdine.accounting import idle
-from smaragdine.accounting.account import account, recording_inputs
+from smaragdine.accounting.account import account
 from smaragdine.accounting.device_power import DevicePower
 from smaragdine.accounting.idle import busy_spans, idle_w, sharpen
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.spans import steps_of
+from smaragdine.accounting.run import Run
+from smaragdine.accounting.spans import step_table, steps_of
 from smaragdine.accounting.traces import device_traces
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.recording.format import EVENTS
@@ -152,21 +152,21 @@ def stretched(
 
 
 def found_w(made: Recording) -> float | None:
-    return idle_w(made, {"gpu:0": device_traces(made)["gpu:0"]}).get("gpu:0")
+    return idle_w(made, {"gpu:0": device_traces(made)["gpu:0"]}, steps_of(made, step_table(made))).get(
+        "gpu:0"
+    )
 
 
 def test_idle_power_is_what_a_longer_step_takes_more(tmp_path: Path) -> None:
     assert found_w(stretched(tmp_path / "run", 80)) == pytest.approx(IDLE_W, rel=1e-9)
 
 
-def test_steps_are_found_once_for_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_gpu_has_its_own(tmp_path: Path) -> None:
     made = stretched(tmp_path / "run", 80)
     one = device_traces(made)["gpu:0"]
-    asked: list[Recording] = []
-    monkeypatch.setattr(idle, "steps_of", lambda made: asked.append(made) or steps_of(made))
-    found = idle_w(made, {"gpu:0": one, "gpu:1": dataclasses.replace(one, power_w=2 * one.power_w)})
+    two = {"gpu:0": one, "gpu:1": dataclasses.replace(one, power_w=2 * one.power_w)}
+    found = idle_w(made, two, steps_of(made, step_table(made)))
     assert found == {"gpu:0": pytest.approx(IDLE_W, rel=1e-9), "gpu:1": pytest.approx(2 * IDLE_W, rel=1e-9)}
-    assert asked == [made]
 
 
 def test_a_pause_tells_it_directly(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_idle_time_cannot_draw_more_than_all_time(tmp_path: Path) -> None:
 
 def test_energies_need_no_look_at_what_the_sensor_saw(tmp_path: Path) -> None:
     made = ten_and_three(tmp_path / "run")
-    events, meters = recording_inputs(made)
+    events, meters = Run(made).inputs
     whole, quick = (account(events, meters.of, narrowed=narrowed) for narrowed in (True, False))
     for name in ("name", "phase", "energy_j", "busy_s", "count", "step_mean_j"):
         assert quick.rows[name].to_pylist() == whole.rows[name].to_pylist()

@@ -19,8 +19,8 @@ import smaragdine as package
 from cli import smaragdine, write_script
 from nvml_fake import GpuSpec, energy_j, nvml_environment
 from smaragdine.accounting.spans import mark_spans, region_spans
-from smaragdine.accounting.summary import summarise, to_json
-from smaragdine.api import hook_module
+from smaragdine.accounting.summary import to_json
+from smaragdine.api import hook_module, summarise
 from smaragdine.recording.marks import marks_table, read_spool
 from smaragdine.report.terminal import run_tables
 

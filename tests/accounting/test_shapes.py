@@ -25,7 +25,7 @@ from smaragdine.accounting.device_power import from_power_table
 from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.joint import grouped
 from smaragdine.accounting.merge import merge
-from smaragdine.accounting.run import overview
+from smaragdine.accounting.run import Run
 from smaragdine.cli.main import main
 from smaragdine.errors import UserError
 from smaragdine.recording.format import EVENTS, MARKS
@@ -205,6 +205,6 @@ def test_the_report_of_every_shape(shape: Shape) -> None:
         for words in (["report", str(run)], ["report", str(run), "--by", "layer"], ["show", str(run)]):
             assert main(words) in (0, 2)
         try:
-            assert html_page([recording], [overview(recording)])
+            assert html_page([Run(recording)])
         except UserError as error:
             check_refusal(error)

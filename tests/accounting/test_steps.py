@@ -16,12 +16,11 @@ from rich.console import Console
 
 import recordings
 from footprints import assert_conserved, energies, footprint, footprints, row
-from smaragdine.accounting.account import account_recording
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.device_power import DevicePower, DevicePowers
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.run import alike, overview
+from smaragdine.accounting.run import Run, alike
 from smaragdine.accounting.spans import (
     PROFILER,
     TRACED,
@@ -34,11 +33,9 @@ from smaragdine.accounting.spans import (
 )
 from smaragdine.accounting.steps import (
     UntracedStep,
-    announced_steps,
     at_level,
     handed_over,
     runs_behind,
-    step_energies,
     untraced_step,
 )
 from smaragdine.accounting.uncertainty import sensor_of
@@ -84,7 +81,7 @@ def test_operations_draw_no_more_than_their_device(tmp_path: Path) -> None:
     events = [event("net/mm", 103 + 15 * n, 104 + 15 * n, n) for n in range(3)]
     levels = ((102.0, 100.0), (150.0, 20.0), (400.0, 100.0))
     host = {"gpus": [{"device": "gpu:0", "power_limit_w": 150.0}]}
-    step = overview(recording(tmp_path / "other", marks, windows, events, levels, host=host)).step
+    step = Run(recording(tmp_path / "other", marks, windows, events, levels, host=host)).step
     assert step is not None
     total = step.devices["gpu:0"]
     (row,) = step.rows.to_pylist()
@@ -277,7 +274,7 @@ def test_conserved_at_any_level(traced: Footprint, energy_j: float, idle: float)
 
 def test_from_a_recording_to_a_step(tmp_path: Path) -> None:
     """100 W all the time: 6 ms of every traced step are busy, and an untraced step lasts 10 ms."""
-    found = overview(ten_and_three(tmp_path / "run"))
+    found = Run(ten_and_three(tmp_path / "run"))
     assert found.footprint is not None
     assert found.step is not None
     assert_conserved(found.footprint)
@@ -293,7 +290,7 @@ def test_from_a_recording_to_a_step(tmp_path: Path) -> None:
 
 def test_a_step_that_compiles_is_no_step_like_the_others(tmp_path: Path) -> None:
     made = with_a_compilation(tmp_path / "run")
-    found = overview(made)
+    found = Run(made)
     assert found.steps is not None
     assert found.table is not None
     assert spans_ms(found.table.of("far")) == [(250, 550)]
@@ -309,7 +306,7 @@ def test_where_many_steps_are_long_they_are_no_exceptions(tmp_path: Path) -> Non
     ends = [180.0]
     for n in range(11):
         ends.append(ends[-1] + (40 if n % 3 == 1 else 10))
-    found = overview(after_the_window(tmp_path / "run", ends, ((500.0, 100.0),)))
+    found = Run(after_the_window(tmp_path / "run", ends, ((500.0, 100.0),)))
     assert found.steps is not None
     assert found.tracing is not None
     assert (found.steps.far, found.steps.uneven) == (0, 4)
@@ -319,7 +316,7 @@ def test_where_many_steps_are_long_they_are_no_exceptions(tmp_path: Path) -> Non
 
 def test_where_idle_would_take_all_of_a_step_a_traced_one_is_shown(tmp_path: Path) -> None:
     """An untraced step takes 0.6 J. At the 100 W of traced gaps its 54 ms of idle would take 5.4 J."""
-    found = overview(slow_input(tmp_path / "run"))
+    found = Run(slow_input(tmp_path / "run"))
     assert found.step is not None
     assert found.footprint is not None
     assert found.tracing is not None
@@ -336,7 +333,7 @@ def test_where_idle_would_take_all_of_a_step_a_traced_one_is_shown(tmp_path: Pat
 
 
 def test_an_untraced_step_is_not_compared_with_a_traced_one(tmp_path: Path) -> None:
-    known, unknown = overview(ten_and_three(tmp_path / "a")), overview(slow_input(tmp_path / "b"))
+    known, unknown = Run(ten_and_three(tmp_path / "a")), Run(slow_input(tmp_path / "b"))
     pair = alike(known, unknown)
     assert pair is not None
     assert known.footprint is not None
@@ -352,7 +349,7 @@ def test_operations_keep_half_of_their_energy_or_are_not_resolved(
 ) -> None:
     """54 ms of idle at 100 W leave 60 ms × 94 W − 5.4 J = 0.24 J of the 0.6 J that operations took; of
     60 ms × 96 W they leave 0.36 J."""
-    found = overview(slow_input(tmp_path / "run", power_w))
+    found = Run(slow_input(tmp_path / "run", power_w))
     assert ("gpu:0" in found.untraced, "gpu:0" in found.unresolved) == (resolved, not resolved)
     assert found.step is not None
     operations_j = 0.36 if resolved else 0.6
@@ -361,7 +358,7 @@ def test_operations_keep_half_of_their_energy_or_are_not_resolved(
 
 
 def test_steps_that_wait_for_a_full_queue_belong_to_the_mean(tmp_path: Path) -> None:
-    found = overview(full_queue(tmp_path / "run"))
+    found = Run(full_queue(tmp_path / "run"))
     assert found.steps is not None
     assert (found.steps.far, found.steps.early) == (0, True)
     assert found.steps.untraced_s == pytest.approx(0.010)
@@ -369,7 +366,7 @@ def test_steps_that_wait_for_a_full_queue_belong_to_the_mean(tmp_path: Path) -> 
 
 
 def test_a_compilation_among_waits_belongs_to_no_mean(tmp_path: Path) -> None:
-    found = overview(waits_and_compiles(tmp_path / "run"))
+    found = Run(waits_and_compiles(tmp_path / "run"))
     assert found.steps is not None
     assert (found.steps.far, found.steps.early) == (1, True)
     assert found.steps.untraced_s == pytest.approx((44 * 0.001 + 5 * 0.091) / 49)
@@ -379,7 +376,7 @@ def test_a_compilation_is_no_wait_for_the_device(tmp_path: Path) -> None:
     """Nobody waits, one step compiles: with it alone the mean would be as long as what runs."""
     lengths = [1.0] * 50
     lengths[20] = 900.0
-    found = overview(full_queue(tmp_path / "run", lengths))
+    found = Run(full_queue(tmp_path / "run", lengths))
     assert found.steps is not None
     assert found.table is not None
     assert not found.untraced
@@ -399,7 +396,7 @@ def test_among_uneven_steps_a_compilation_is_an_exception(tmp_path: Path, compil
     """Of 30 steps every third takes 40 ms, the others 10, and one compiles."""
     lengths = [40.0 if n % 3 == 1 else 10.0 for n in range(30)]
     ends = np.cumsum([180.0, *lengths[:15], compiles_ms, *lengths[15:]]).tolist()
-    found = overview(after_the_window(tmp_path / "run", ends, ((ends[-1] + 50, 100.0),)))
+    found = Run(after_the_window(tmp_path / "run", ends, ((ends[-1] + 50, 100.0),)))
     assert found.steps is not None
     assert (found.steps.far, found.steps.uneven) == (1, 10)
     assert found.steps.untraced_s == pytest.approx(0.020)
@@ -419,7 +416,7 @@ def test_a_step_begins_where_the_one_before_it_ended(tmp_path: Path) -> None:
     assert table is not None
     assert spans_ms(table.spans_ns) == [(10, 20), (20, 30), (30, 40), (40, 60)]
     assert table.kind.tolist() == ["first", "untraced", "untraced", "more"]
-    kinds = [kind for _, kind in announced_steps(made)]
+    kinds = [kind for _, kind in Run(made).announced_steps]
     assert kinds == ["first", "first", "untraced", "untraced", "more"]
 
 
@@ -457,11 +454,11 @@ def test_a_gpu_lost_before_its_events_used_something_and_not_nothing(tmp_path: P
     writer.write([(0, [(recordings.T0 + ms * MS, 0, 10.0) for ms in range(0, 1200, 20)])])
     writer.write([(0, [(recordings.T0 + ms * MS, 1, 0.04 * ms) for ms in range(0, 4001, 100)])])
     writer.close()
-    found = account_recording(open_recording(lost))
+    found = Run.open(lost).accounted
     assert list(found.devices) == ["cpu:0"]
     assert found.without_power["gpu:0"] == 36
     assert "no power is known of gpu:0 while these events ran" in found.remarks
-    whole = account_recording(open_recording(recordings.make(tmp_path / "whole")))
+    whole = Run.open(recordings.make(tmp_path / "whole")).accounted
     mean = average([found, whole]).mean
     assert mean.devices["gpu:0"].total_j == pytest.approx(whole.devices["gpu:0"].total_j)
 
@@ -486,14 +483,14 @@ def test_a_step_nobody_read_has_no_energy_rather_than_zero(tmp_path: Path) -> No
     writer = ReadingsWriter(lost, [gpu])
     writer.write([(0, [(recordings.T0 + ms * MS, 0, 10.0) for ms in range(0, 1501, 20)])])
     writer.close()
-    found = step_energies(open_recording(lost))
+    found = Run.open(lost).step_energies
     assert found is not None
     # Steps of 0.1 s end from 1.1 s on; at 1.5 s the GPU was lost.
     assert found.energy_j["gpu:0"][:4] == pytest.approx([1.0, 1.0, 1.0, 1.0])
     assert np.isnan(found.energy_j["gpu:0"][4:]).all()
     console = Console(width=100, record=True, file=io.StringIO())
     made = open_recording(lost)
-    console.print(step_tables(made, overview(made), 20))
+    console.print(step_tables(Run(made), 20))
     lines = [line.split() for line in console.export_text().splitlines()]
     assert ["4", "(traced)", "100", "ms", "1.00", "J"] in lines
     assert ["6", "(traced)", "100", "ms", "–"] in lines

@@ -24,9 +24,9 @@ from smaragdine.accounting.summary import (
     SocketShare,
     epoch_bounds,
     peak_w,
-    summarise,
     to_json,
 )
+from smaragdine.api import summarise
 from smaragdine.cli.show import main as show
 from smaragdine.errors import UserError
 from smaragdine.recording.folder import write_info
@@ -520,8 +520,9 @@ def test_the_program_comes_first_and_the_parts_are_the_machine(tmp_path: Path) -
 
 
 def test_every_view_leads_with_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from smaragdine.accounting.run import gather, overview
+    from smaragdine.accounting.run import Run
     from smaragdine.report.export.prometheus import prometheus_text
+    from smaragdine.report.export.selection import select
     from smaragdine.report.export.tables import tables
     from smaragdine.report.html.data import run_data
     from smaragdine.report.notebook import html
@@ -541,12 +542,12 @@ def test_every_view_leads_with_the_program(tmp_path: Path, capsys: pytest.Captur
     said = json.loads(capsys.readouterr().out)
     assert (said["program_j"], said["total_j"]) == (pytest.approx(750), pytest.approx(1750))
     assert lead in html(recording).replace("&#x27;", "'")
-    page = run_data(recording, overview(recording))
+    page = run_data(Run(recording))
     assert page["headline"] == lead
     assert page["figures"]["program_j"] == said["program_j"]
     assert page["epochs"]["program_j"].tolist() == [said["epochs"][0]["program_j"]]
     assert page["regions"]["rows"][0]["program_j"] == said["regions"][0]["program_j"]
-    run = gather(recording)
+    run = select(Run(recording))
     assert f'program_energy_joules{{run="run"}} {said["program_j"]!r}\n' in prometheus_text(run)
     written, _ = tables(run)
     known = {row["device"]: row["program_j"] for row in written["devices"].to_pylist()}

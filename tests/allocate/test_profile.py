@@ -24,6 +24,7 @@ from nvml_fake import GpuSpec, in_process, nvml_environment, settings_made, sett
 from powercap_fake import PowercapTree
 from refusal import refused
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.run import Run
 from smaragdine.allocate.device import (
     ProfiledPoint,
     disturbed,
@@ -148,7 +149,7 @@ def rows(file: Path) -> list[dict[str, Any]]:
 def test_steps_of_a_recording(tmp_path: Path) -> None:
     """Steps of 100 ms, by turns at 200 and 100 W; one has the end of an epoch in it."""
     recording = open_recording(recordings.make(tmp_path / "run", events=False))
-    found = steps_of(recording, "gpu:0", 4, 2)
+    found = steps_of(Run(recording), "gpu:0", 4, 2)
     assert [(block.steps, round(block.time_s, 9)) for block in found.blocks] == [(7, 0.7), (6, 0.6)]
     assert [round(block.energy_j, 9) for block in found.blocks] == [110, 90]
     assert (found.count, round(found.time_s, 9), found.provenance) == (13, 0.1, "measured")
@@ -158,24 +159,27 @@ def test_steps_of_a_recording(tmp_path: Path) -> None:
     assert found.energy_error_j == pytest.approx((110 / 7 - 90 / 6) / 2)
     assert found.blocks[0].energy_error_j == pytest.approx(110 / 0.7 * 0.02 / math.sqrt(6))
     assert found.time_error_s == pytest.approx(0, abs=1e-12)
-    processor = steps_of(recording, "cpu:0", 0, 5)
+    processor = steps_of(Run(recording), "cpu:0", 0, 5)
     assert processor.energy_j == pytest.approx(4)
     assert (processor.count, processor.provenance) == (16, "estimated")
     assert processor.updates == pytest.approx(16)
     # Constant power spreads over nothing, but where a block begins is known to one update only.
     assert processor.energy_error_j == pytest.approx(40 * 0.1 / math.sqrt(6) / 16)
-    assert mean_power_w(recording, "gpu:0", recordings.T0, recordings.T0 + recordings.S) == pytest.approx(10)
-    refused(lambda: steps_of(recording, "gpu:1", 4, 2), "nothing of gpu:1")
-    refused(lambda: steps_of(recording, "gpu:0", 40, 2), "no steps after the first 40")
+    assert mean_power_w(
+        Run(recording), "gpu:0", recordings.T0, recordings.T0 + recordings.S
+    ) == pytest.approx(10)
+    refused(lambda: steps_of(Run(recording), "gpu:1", 4, 2), "nothing of gpu:1")
+    refused(lambda: steps_of(Run(recording), "gpu:0", 40, 2), "no steps after the first 40")
 
 
 def test_what_was_not_measured_is_refused(tmp_path: Path) -> None:
-    silent = open_recording(recordings.make(tmp_path / "silent", power=False))
+    silent = Run.open(recordings.make(tmp_path / "silent", power=False))
     refused(lambda: steps_of(silent, "gpu:0", 0, 5), "nothing of gpu:0")
-    power = PowerTrace(np.array([0]), np.array([50 * recordings.MS]), np.array([100.0]))
+    half = PowerTrace(np.array([0]), np.array([50 * recordings.MS]), np.array([100.0]))
+    vars(silent)["traces"] = {"gpu:0": half}
     spans = np.array([[0, 100 * recordings.MS]])
-    refused(lambda: refuse_gaps(silent, power, spans, "gpu:0"), "50.0 ms of gpu:0 are missing")
-    refuse_gaps(silent, power, spans // 2, "gpu:0")
+    refused(lambda: refuse_gaps(silent, spans, "gpu:0"), "50.0 ms of gpu:0 are missing")
+    refuse_gaps(silent, spans // 2, "gpu:0")
 
 
 def test_update_period() -> None:

@@ -13,6 +13,7 @@ from cli import finish, smaragdine, start, wait_for, write_script
 from nvml_fake import GpuSpec
 from ray_nodes import Cluster, ray_cluster
 from refusal import refused
+from smaragdine.accounting.run import Run
 from smaragdine.allocate.device import Request
 from smaragdine.allocate.profiler import steps_of
 from smaragdine.allocate.ray import requests_by_type
@@ -127,7 +128,7 @@ def test_a_node_dies_and_ctrl_c_and_every_type_has_its_profile(cluster: Cluster,
             assert (row["gpu"], row["batch"]) == (kind, 4)
         for limit_w in limits_w:
             recording = open_recording(out / f"{kind}.profile" / f"batch4-{limit_w}W")
-            assert steps_of(recording, "gpu:0", 1, 2).count >= 4
+            assert steps_of(Run(recording), "gpu:0", 1, 2).count >= 4
 
 
 def test_types_are_those_of_the_cluster() -> None:

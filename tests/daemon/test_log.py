@@ -270,9 +270,13 @@ def test_whoever_is_killed_while_it_writes_leaves_no_number_without_a_batch(
     log.append(batch(1))
     monkeypatch.setattr(spool.os, "pwrite", pwrite)
     readable = [1]
+
+    def append_until_killed() -> None:
+        while True:
+            readable.append(log.append(batch(readable[-1] + 1)))
+
     with pytest.raises(Killed):
-        for i in range(2, 10):
-            readable.append(log.append(batch(i)))
+        append_until_killed()
     monkeypatch.undo()
     os.close(log._spool._numbers_fd)  # what the kernel does: another may have the folder then
     again = Log(tmp_path)

@@ -339,16 +339,16 @@ def test_a_row_of_an_old_table_that_cannot_be_is_one_line(
 
 
 def test_a_step_that_ends_before_it_begins_is_none(tmp_path: Path) -> None:
-    from smaragdine.accounting.spans import steps_of
+    from smaragdine.accounting.run import Run
 
     folder = recordings.make(tmp_path / "run")
-    whole = steps_of(open_recording(folder))
+    whole = Run.open(folder).steps
 
     def back(rows: list[dict[str, Any]]) -> None:
         rows[0]["steps"][0]["end_ns"] = rows[0]["steps"][0]["begin_ns"]
 
     unsealed(folder / "windows.arrows", back)
-    found = steps_of(open_recording(folder))
+    found = Run.open(folder).steps
     assert found is not None
     assert whole is not None
     assert len(found.traced_ns) == len(whole.traced_ns) - 1

@@ -25,8 +25,9 @@ import foreign_files
 import recordings
 import search
 import spoilt
-from smaragdine.accounting.run import overview, overview_json
-from smaragdine.accounting.summary import summarise, to_json
+from smaragdine.accounting.run import Run
+from smaragdine.accounting.summary import to_json
+from smaragdine.api import summarise
 from smaragdine.errors import UserError, visible
 from smaragdine.recording.format import TABLES
 from smaragdine.recording.reader import Recording, open_recording
@@ -116,8 +117,8 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 
 def figures(recording: Recording) -> str:
     """All that is shown of it, but for what is said about it."""
-    found = overview(recording)
-    values = {"summary": to_json(found.summary), "overview": overview_json(found)}
+    found = Run(recording)
+    values = {"summary": to_json(found.summary), "overview": found.to_json()}
     return json.dumps(_without_words(values), sort_keys=True, allow_nan=False)
 
 

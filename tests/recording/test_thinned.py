@@ -21,9 +21,9 @@ from long_run import T0, S, finish_run, make_run, run_info
 
 from cli import TIMEOUT_S, wait_for
 from smaragdine.accounting import thinning
-from smaragdine.accounting.run import overview, overview_json
-from smaragdine.accounting.steps import announced_steps
-from smaragdine.accounting.summary import summarise, to_json
+from smaragdine.accounting.run import Run
+from smaragdine.accounting.summary import to_json
+from smaragdine.api import summarise
 from smaragdine.cli.main import main
 from smaragdine.errors import UserError
 from smaragdine.recording.folder import write_info
@@ -68,8 +68,7 @@ def figures(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def test_figures_are_those_of_all_readings(thinned: Path, whole: Path) -> None:
     found, wanted = (
-        dict(figures(json.loads(json.dumps(overview_json(overview(open_recording(run)))))))
-        for run in (thinned, whole)
+        dict(figures(json.loads(json.dumps(Run.open(run).to_json())))) for run in (thinned, whole)
     )
     assert found.keys() == wanted.keys()
     assert len(found) > 500
@@ -112,7 +111,7 @@ def test_every_verb_reads_it(thinned: Path, tmp_path: Path, capsys: pytest.Captu
     assert "steps were thinned: they count for the mean" in said.out
     assert "were thinned: of that time steps" in said.err
     # A step after thinned ones begins where they end.
-    lengths_s = [(s.end_ns - s.begin_ns) / S for s, _ in announced_steps(open_recording(thinned))]
+    lengths_s = [(s.end_ns - s.begin_ns) / S for s, _ in Run.open(thinned).announced_steps]
     assert max(lengths_s) < 4
 
 
@@ -173,7 +172,7 @@ def test_damage_is_one_line(thinned: Path, tmp_path: Path, file: str) -> None:
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     try:
-        said = overview(open_recording(run)).absent
+        said = Run.open(run).absent
     except UserError as error:
         said = str(error)
     assert said is not None

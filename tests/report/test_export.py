@@ -16,9 +16,9 @@ from exports import Figures, export, figures_of, rows_of, scalars
 from perfetto_trace import GPU, Decoded, has_perfetto
 from recordings import MS, T0, S, make
 from refusal import refused
-from smaragdine.accounting.account import account, recording_inputs
+from smaragdine.accounting.account import account
+from smaragdine.accounting.run import Run
 from smaragdine.cli.export import main
-from smaragdine.recording.reader import open_recording
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_events_and_power_account_to_the_same_footprint(run: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["devices"]["gpu:0"]
     ours = {(row["name"], row["phase"] or None): row["energy_j"] for row in found["rows"]}
-    events, meters = recording_inputs(open_recording(run))
+    events, meters = Run.open(run).inputs
     theirs = account(events, {"gpu:0": dataclasses.replace(meters.of["gpu:0"], idle_w=None)})
     assert theirs.rows.num_rows == 8
     for row in theirs.rows.to_pylist():

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from footprints import footprint
 from legible import assert_legible, gallery, texts_drawn
 from recordings import MS, T0, make
-from smaragdine.accounting.account import recording_inputs, thinned
+from smaragdine.accounting.account import thinned
 from smaragdine.accounting.arithmetic import average, scale
 from smaragdine.accounting.diagram import diagram as tree
 from smaragdine.accounting.diagram import walk
@@ -34,7 +34,7 @@ from smaragdine.accounting.merge import merge, renaming
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import assw as widened
 from smaragdine.accounting.repeats import LayerTimes, averaged, traced_steps, when
-from smaragdine.accounting.run import overview, overview_json
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.similarity import constant_power, matrix, mean_difference
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording, open_recording
@@ -45,7 +45,7 @@ from smaragdine.report.figures.epochs import cumulative, epoch_power, over_runs
 from smaragdine.report.figures.layers import stages, top_energy, top_power
 from smaragdine.report.figures.matrices import difference, similarity
 from smaragdine.report.figures.power import envelope, intervals_s, power, sampling_of_runs
-from smaragdine.report.figures.runs import FigureRun, by_setting, only, runs_of
+from smaragdine.report.figures.runs import LabelledRun, by_setting, labelled, only
 
 DOCS = Path(__file__).parents[2] / "docs"
 GPU = "gpu:0"
@@ -59,37 +59,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("figures")
 
 
-@pytest.fixture(scope="module")
-def base(folder: Path) -> list[FigureRun]:
-    return runs_of(gallery.repeated(folder, "bert", SMALL, 3, 1))
+def labelled_all(recordings: Sequence[Recording]) -> list[LabelledRun]:
+    return labelled([Run(recording) for recording in recordings])
 
 
 @pytest.fixture(scope="module")
-def limits(folder: Path) -> list[FigureRun]:
+def base(folder: Path) -> list[LabelledRun]:
+    return labelled_all(gallery.repeated(folder, "bert", SMALL, 3, 1))
+
+
+@pytest.fixture(scope="module")
+def limits(folder: Path) -> list[LabelledRun]:
     settings = [replace(SMALL, limit_w=w, traced=0) for w in (150.0, 300.0)]
     found = [gallery.repeated(folder, f"limit{s.limit_w:.0f}W", s, 2, 10) for s in settings]
-    return runs_of([one for each in found for one in each])
+    return labelled_all([one for each in found for one in each])
 
 
 @pytest.fixture(scope="module")
-def variants(folder: Path) -> list[FigureRun]:
+def variants(folder: Path) -> list[LabelledRun]:
     found = [
         gallery.record(folder / f"H{hidden}", replace(SMALL, hidden=hidden), hidden) for hidden in (512, 768)
     ]
-    return runs_of(found)
+    return labelled_all(found)
 
 
 @pytest.fixture(scope="module")
 def every(
-    base: list[FigureRun], limits: list[FigureRun], variants: list[FigureRun]
-) -> dict[str, list[FigureRun]]:
+    base: list[LabelledRun], limits: list[LabelledRun], variants: list[LabelledRun]
+) -> dict[str, list[LabelledRun]]:
     of = {"base": base, "stages": base, "limits": limits, "variants": variants}
     return {name: of[which] for name, (which, _) in gallery.SHOWN.items()}
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_legible_and_the_same_in_every_format_every_time(
-    name: str, every: Mapping[str, list[FigureRun]]
+    name: str, every: Mapping[str, list[LabelledRun]]
 ) -> None:
     runs = every[name]
     figure = FIGURES[name](runs)
@@ -115,9 +119,9 @@ def test_a_figure_is_legible_and_the_same_in_every_format_every_time(
 
 
 @pytest.mark.parametrize("name", ["stages", "power", "cumulative", "epochs", "similarity", "difference"])
-def test_many_runs_with_long_names_stay_legible(name: str, base: list[FigureRun]) -> None:
+def test_many_runs_with_long_names_stay_legible(name: str, base: list[LabelledRun]) -> None:
     runs = [
-        FigureRun(base[n % 3].recording, label, label)
+        LabelledRun(base[n % 3].recording, label, label)
         for n in range(7)
         for label in [f"experiments/bert-large-uncased-{n}-whole-word-masking"]
     ]
@@ -139,7 +143,7 @@ def test_labels_that_do_not_fit_stay_different() -> None:
     assert style.distinct(["same", "same"], 20) == (["same", "same"], [])
 
 
-def test_what_is_estimated_is_marked_on_the_figure(every: Mapping[str, list[FigureRun]]) -> None:
+def test_what_is_estimated_is_marked_on_the_figure(every: Mapping[str, list[LabelledRun]]) -> None:
     for name in ("stages", "phases", "cumulative", "epochs", "sampling"):
         figure = FIGURES[name](every[name])
         shown = " ".join(text.get_text() for text, _ in texts_drawn(figure))
@@ -158,8 +162,8 @@ def whiskers(axes: Any) -> list[np.ndarray]:
     ]
 
 
-def test_stages_stack_to_the_total_and_whiskers_are_the_deviation_over_runs(base: list[FigureRun]) -> None:
-    whole = [scale(run.footprint, run.overview.steps.count) for run in base if run.overview.steps]
+def test_stages_stack_to_the_total_and_whiskers_are_the_deviation_over_runs(base: list[LabelledRun]) -> None:
+    whole = [scale(run.footprint, run.run.steps.count) for run in base if run.run.steps]
     figure = FIGURES["stages"](base)
     found = bars(figure)
     totals = [sum(total.total_j for total in one.devices.values()) for one in whole]
@@ -181,7 +185,7 @@ def test_one_run_of_a_stage_has_no_whiskers_and_says_so() -> None:
     assert "no whiskers" in style.alt_text(figure)
 
 
-def test_top_energy_over_runs_is_the_average_of_summary_footprints(base: list[FigureRun]) -> None:
+def test_top_energy_over_runs_is_the_average_of_summary_footprints(base: list[LabelledRun]) -> None:
     figure = FIGURES["top_energy"](base)
     over = average([only(merge(run.footprint), [GPU]) for run in base])
     order = np.argsort(-over.mean.rows["energy_j"].to_numpy(), kind="stable")[:10]
@@ -193,19 +197,19 @@ def test_top_energy_over_runs_is_the_average_of_summary_footprints(base: list[Fi
     assert all(names[i] in style.alt_text(figure) for i in order)
 
 
-def test_top_energy_of_one_run_is_the_report_to_the_last_digit(base: list[FigureRun]) -> None:
+def test_top_energy_of_one_run_is_the_report_to_the_last_digit(base: list[LabelledRun]) -> None:
     run = base[0]
     figure = FIGURES["top_energy"]([run])
     rows = sorted(merge(run.footprint).device_rows(GPU).to_pylist(), key=lambda row: -row["energy_j"])
     assert [bar.get_width() for bar in bars(figure)] == [row["energy_j"] for row in rows[:10]]
-    said = overview_json(run.overview)["step"]["devices"][GPU]["rows"]
+    said = run.run.to_json()["step"]["devices"][GPU]["rows"]
     assert sum(bar.get_width() for bar in bars(figure)) < sum(row["energy_j"] for row in said)
     (lines,) = [c for c in figure.axes[0].collections if c.get_gid() == "interval"]
     drawn = [segment[1, 0] for segment in lines.get_segments()]
     assert drawn == [row["energy_j"] + row["uncertainty_j"] for row in rows[:10]]
 
 
-def test_the_deviation_of_merged_names_is_that_of_their_sum_over_steps(base: list[FigureRun]) -> None:
+def test_the_deviation_of_merged_names_is_that_of_their_sum_over_steps(base: list[LabelledRun]) -> None:
     """Siblings that rise and fall together spread more than their own deviations say."""
     run = base[0]
     rows = {
@@ -310,26 +314,26 @@ def test_steps_of_a_gpu_begin_with_its_kernels(tmp_path: Path) -> None:
     """It lags behind the marks."""
     late = make(tmp_path / "late", lag_ms=30)
     gone = copy(open_recording(make(tmp_path / "whole")), tmp_path / "gone", ["events.arrows"])
-    runs = runs_of([open_recording(late), gone])
+    runs = labelled([Run.open(late), Run(gone)])
     spans = [(T0 + (1330 + 100 * i) * MS, T0 + (1430 + 100 * i) * MS) for i in range(3)]
     for run, expected in zip(runs, (spans, []), strict=True):
-        assert traced_steps(run.recording, run.overview.steps, GPU) == expected
-    assert traced_steps(runs[0].recording, runs[0].overview.steps, "cpu:0")[0] == (
+        assert traced_steps(run.run, GPU) == expected
+    assert traced_steps(runs[0].run, "cpu:0")[0] == (
         T0 + 1300 * MS,
         T0 + 1400 * MS,
     )
 
 
-def test_a_layers_stretches_are_those_of_its_events(base: list[FigureRun]) -> None:
+def test_a_layers_stretches_are_those_of_its_events(base: list[LabelledRun]) -> None:
     run = base[0]
-    epochs = [(epoch.start_ns, epoch.end_ns) for epoch in run.overview.summary.epochs]
+    epochs = [(epoch.start_ns, epoch.end_ns) for epoch in run.run.summary.epochs]
     layers = [f"bert/encoder/layer_{i}" for i in (1, 0, 2)]
-    ran = when(run.recording.events, GPU, layers, epochs)
+    ran = when(run.run.recording.events, GPU, layers, epochs)
     assert (ran.layer, *ran.others) == tuple(layers)
     for own, spans_s in ((layers[:1], ran.spans_s), (layers[1:], ran.others_s)):
         inside = [
             ((event["start_ns"] - begin) * 1e-9, (event["start_ns"] + event["duration_ns"] - begin) * 1e-9)
-            for event in run.recording.events.to_pylist()
+            for event in run.run.recording.events.to_pylist()
             if any(event["name"].startswith(layer + "/") for layer in own)
             for begin, end in epochs
             if begin <= event["start_ns"] < end
@@ -343,7 +347,7 @@ def test_a_layers_stretches_are_those_of_its_events(base: list[FigureRun]) -> No
     assert "bert/encoder/layer_0" in style.alt_text(FIGURES["epoch_power"](base))
 
 
-def test_power_is_drawn_as_it_was_recorded(limits: list[FigureRun]) -> None:
+def test_power_is_drawn_as_it_was_recorded(limits: list[LabelledRun]) -> None:
     figure = FIGURES["power"](limits)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["150 W limit", "300 W limit"]
@@ -375,15 +379,13 @@ def test_a_gap_in_the_power_is_a_gap_in_the_line() -> None:
     assert np.array_equal(mean_w, [5.0, np.nan, 7.0, np.nan], equal_nan=True)
 
 
-def test_cumulative_energy_ends_at_the_total_of_each_run(limits: list[FigureRun]) -> None:
+def test_cumulative_energy_ends_at_the_total_of_each_run(limits: list[LabelledRun]) -> None:
     figure = FIGURES["cumulative"](limits)
     lines = figure.axes[0].get_lines()
     ends = [line for line in lines if line.get_gid() == "ends"]
     for line, runs in zip(ends, by_setting(limits).values(), strict=True):
-        assert list(line.get_ydata()) == pytest.approx(
-            [run.overview.summary.total_j for run in runs], rel=1e-12
-        )
-        assert list(line.get_xdata()) == pytest.approx([run.overview.summary.duration_s for run in runs])
+        assert list(line.get_ydata()) == pytest.approx([run.run.summary.total_j for run in runs], rel=1e-12)
+        assert list(line.get_xdata()) == pytest.approx([run.run.summary.duration_s for run in runs])
 
 
 def test_cumulative_energy_is_mean_and_deviation_over_runs() -> None:
@@ -395,13 +397,13 @@ def test_cumulative_energy_is_mean_and_deviation_over_runs() -> None:
     assert np.array_equal(figure.axes[0].get_lines()[0].get_ydata(), mean_j)
 
 
-def test_epoch_boxes_are_those_of_the_summary(limits: list[FigureRun]) -> None:
+def test_epoch_boxes_are_those_of_the_summary(limits: list[LabelledRun]) -> None:
     figure = FIGURES["epochs"](limits)
     energy, time = figure.axes
     for axes, value in ((energy, _epoch_j), (time, lambda epoch: epoch.duration_s)):
         dots = [line for line in axes.get_lines() if line.get_gid() == "dots"]
         for line, runs in zip(dots, by_setting(limits).values(), strict=True):
-            expected = [value(epoch) for run in runs for epoch in run.overview.summary.epochs]
+            expected = [value(epoch) for run in runs for epoch in run.run.summary.epochs]
             assert list(line.get_ydata()) == expected
     assert [label.get_text() for label in energy.get_xticklabels()] == ["150", "300"]
 
@@ -410,10 +412,10 @@ def _epoch_j(epoch: Any) -> float:
     return sum(epoch.devices[device].energy_j for device in ("gpu:0", "cpu:0"))
 
 
-def test_intervals_between_readings_and_their_quantiles(base: list[FigureRun]) -> None:
+def test_intervals_between_readings_and_their_quantiles(base: list[LabelledRun]) -> None:
     figure = sampling_of_runs(base[:1])
     ridges, jitter = figure.axes
-    (series,) = [s for s in base[0].recording.series("power") if s.channel.name == "gpu:0 power"]
+    (series,) = [s for s in base[0].run.recording.series("power") if s.channel.name == "gpu:0 power"]
     gaps_s = np.diff(np.sort(series.t_ns)) * 1e-9
     assert np.array_equal(intervals_s(series)[1], gaps_s)
     (line,) = [one for one in ridges.get_lines() if one.get_gid() == "gpu:0 power quantiles"]
@@ -422,9 +424,9 @@ def test_intervals_between_readings_and_their_quantiles(base: list[FigureRun]) -
     assert np.array_equal(dots.get_ydata(), gaps_s / np.median(gaps_s))
 
 
-def test_precision_curves_are_the_scores(base: list[FigureRun]) -> None:
+def test_precision_curves_are_the_scores(base: list[LabelledRun]) -> None:
     figure = FIGURES["asss"](base[:1])
-    events, meters = recording_inputs(base[0].recording)
+    events, meters = base[0].run.inputs
     energy, power_, floor = figure.axes[0].get_lines()
     count = len(energy.get_xdata())
     scores = thinned(events, meters, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)[:count])[GPU]
@@ -442,7 +444,7 @@ def test_precision_curves_are_the_scores(base: list[FigureRun]) -> None:
         assert value == pytest.approx(np.mean([turn[n].scores.energy.value for turn in turns]), rel=1e-15)
 
 
-def test_matrices_are_those_of_the_accounting(variants: list[FigureRun]) -> None:
+def test_matrices_are_those_of_the_accounting(variants: list[LabelledRun]) -> None:
     footprints = {run.label: only(run.footprint, [GPU]) for run in variants}
     runs = list(footprints.values())
     figure = similarity(footprints, GPU)
@@ -462,7 +464,7 @@ def test_matrices_are_those_of_the_accounting(variants: list[FigureRun]) -> None
     assert figure.axes[0].get_images()[0].get_array()[1, 0] > 0
 
 
-def test_layers_are_drawn_one_by_one(base: list[FigureRun]) -> None:
+def test_layers_are_drawn_one_by_one(base: list[LabelledRun]) -> None:
     figure = FIGURES["layers"](base[:1])
     nodes = {n.path: n for n in walk(tree(only(base[0].footprint, [GPU])))}
     expected = [
@@ -476,7 +478,7 @@ def test_layers_are_drawn_one_by_one(base: list[FigureRun]) -> None:
     assert labels == ["0", "1", "2"]
 
 
-def test_phases_of_each_device_fill_it(base: list[FigureRun]) -> None:
+def test_phases_of_each_device_fill_it(base: list[LabelledRun]) -> None:
     figure = FIGURES["phases"](base)
     widths: dict[float, float] = {}
     for bar in bars(figure):
@@ -488,7 +490,7 @@ def test_phases_of_each_device_fill_it(base: list[FigureRun]) -> None:
     assert idle == pytest.approx(total.idle_j / total.total_j, rel=1e-9)
 
 
-def test_a_diagram_has_a_box_for_each_part_and_its_share(base: list[FigureRun]) -> None:
+def test_a_diagram_has_a_box_for_each_part_and_its_share(base: list[LabelledRun]) -> None:
     root = base[0].diagram
     levels = main_levels(root)
     assert [node.path for node in levels] == [
@@ -511,7 +513,7 @@ def test_a_diagram_has_a_box_for_each_part_and_its_share(base: list[FigureRun]) 
     assert_legible(diagram([levels[2]], GPU))
 
 
-def test_merged_siblings_do_not_feed_themselves(base: list[FigureRun]) -> None:
+def test_merged_siblings_do_not_feed_themselves(base: list[LabelledRun]) -> None:
     """The output of a layer goes to the next one's attention: inside `layer_*` that is no edge."""
     layer = next(node for node in walk(base[0].diagram) if node.path == "bert/encoder/layer_*")
     found = {(edge.source, edge.target) for edge in layer.edges}
@@ -640,7 +642,7 @@ def test_runs_are_grouped_only_where_they_repeat(tmp_path: Path) -> None:
         infos = [{"command": [*command, *([name] if command == ("train",) else [])]} for name in names]
         return [
             run.group
-            for run in runs_of([Recording(tmp_path / n, i) for n, i in zip(names, infos, strict=True)])
+            for run in labelled([Run(Recording(tmp_path / n, i)) for n, i in zip(names, infos, strict=True)])
         ]
 
     assert groups("base-1", "base-2", "other-1", "other-2") == ["base", "base", "other", "other"]
@@ -656,8 +658,10 @@ def test_runs_are_grouped_only_where_they_repeat(tmp_path: Path) -> None:
     assert groups("x", "x") == ["x (1)", "x (2)"]  # the same recording, given twice
 
 
-def test_draw_saves_what_the_recordings_allow_and_says_why_not(base: list[FigureRun], tmp_path: Path) -> None:
-    drawn = draw([base[0].recording], tmp_path / "new" / "figures", formats=("svg",))
+def test_draw_saves_what_the_recordings_allow_and_says_why_not(
+    base: list[LabelledRun], tmp_path: Path
+) -> None:
+    drawn = draw([base[0].run], tmp_path / "new" / "figures", formats=("svg",))
     assert drawn.left_out.keys() == {"assw", "similarity", "difference"}
     assert "three runs" in drawn.left_out["assw"]
     files = {path.name for path in (tmp_path / "new" / "figures").iterdir()}
@@ -675,10 +679,12 @@ def copy(recording: Recording, to: Path, without: Sequence[str]) -> Recording:
 
 
 def test_recordings_without_events_power_or_epochs_give_what_they_can(
-    base: list[FigureRun], tmp_path: Path
+    base: list[LabelledRun], tmp_path: Path
 ) -> None:
-    no_events = copy(base[0].recording, tmp_path / "a", ["events.arrows", "windows.arrows", "edges.arrows"])
-    drawn = draw([no_events], tmp_path / "figures", formats=("svg",))
+    no_events = copy(
+        base[0].run.recording, tmp_path / "a", ["events.arrows", "windows.arrows", "edges.arrows"]
+    )
+    drawn = draw([Run(no_events)], tmp_path / "figures", formats=("svg",))
     assert [path.stem for path in drawn.files[:-1]] == [
         "epoch_power",
         "power",
@@ -688,20 +694,20 @@ def test_recordings_without_events_power_or_epochs_give_what_they_can(
     ]
     assert "nothing was traced" in drawn.left_out["diagram"]
 
-    no_marks = copy(base[0].recording, tmp_path / "b", ["marks.arrows"])
-    drawn = draw([no_marks], tmp_path / "figures", ["epoch_power"], ("png",))
+    no_marks = copy(base[0].run.recording, tmp_path / "b", ["marks.arrows"])
+    drawn = draw([Run(no_marks)], tmp_path / "figures", ["epoch_power"], ("png",))
     assert [path.name for path in drawn.files] == ["epoch_power.png", CAPTIONS]
     with pytest.raises(UserError, match="figure epochs cannot be drawn: b has no epochs"):
-        draw([no_marks], tmp_path / "figures", ["epochs"])
+        draw([Run(no_marks)], tmp_path / "figures", ["epochs"])
 
-    no_power = copy(base[0].recording, tmp_path / "c", ["power.arrows"])
+    no_power = copy(base[0].run.recording, tmp_path / "c", ["power.arrows"])
     with pytest.raises(UserError, match=r"no figure can be drawn: .*no power"):
-        draw([no_power], tmp_path / "none")
+        draw([Run(no_power)], tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
-def test_settings_that_differ_are_not_averaged(variants: list[FigureRun], tmp_path: Path) -> None:
-    drawn = draw([run.recording for run in variants], tmp_path, formats=("svg",))
+def test_settings_that_differ_are_not_averaged(variants: list[LabelledRun], tmp_path: Path) -> None:
+    drawn = draw([run.run for run in variants], tmp_path, formats=("svg",))
     assert {"top_energy", "layers", "asss", "epoch_power", "phases"} <= drawn.left_out.keys()
     assert "2 settings" in drawn.left_out["top_energy"]
     assert {"similarity.svg", "difference.svg", "stages.svg"} <= {path.name for path in drawn.files}
@@ -715,16 +721,16 @@ def test_settings_that_differ_are_not_averaged(variants: list[FigureRun], tmp_pa
     ],
 )
 def test_a_wrong_name_is_one_line(
-    options: dict[str, Any], line: str, base: list[FigureRun], tmp_path: Path
+    options: dict[str, Any], line: str, base: list[LabelledRun], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=line):
-        draw([base[0].recording], tmp_path, **options)
+        draw([base[0].run], tmp_path, **options)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(base: list[FigureRun], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(base: list[LabelledRun], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be created"):
-        draw([base[0].recording], tmp_path / "file", ["power"])
+        draw([base[0].run], tmp_path / "file", ["power"])
     (tmp_path / "power.png").mkdir()
     with pytest.raises(UserError, match=r"power\.png cannot be written"):
         save(FIGURES["power"](base), tmp_path, "power", ("png",))
@@ -732,11 +738,11 @@ def test_a_folder_that_cannot_be_written_is_one_line(base: list[FigureRun], tmp_
 
 
 def test_without_matplotlib_the_remedy_is_said(
-    base: list[FigureRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: list[LabelledRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError) as error:
-        draw([base[0].recording], tmp_path / "figures")
+        draw([base[0].run], tmp_path / "figures")
     assert str(error.value) == (
         "figures need matplotlib: it is not installed. pip install 'smaragdine[figures]'"
     )
@@ -752,7 +758,7 @@ def test_matplotlib_is_loaded_only_to_draw() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_users_own_settings_change_nothing(form: str, base: list[FigureRun]) -> None:
+def test_the_users_own_settings_change_nothing(form: str, base: list[LabelledRun]) -> None:
     import matplotlib as mpl
 
     plain = rendered(FIGURES["stages"](base), form)
@@ -782,13 +788,13 @@ def test_the_gallery_shows_every_figure_and_stays_small() -> None:
     assert all(f"](gallery/{name}.png)" in page for name in FIGURES)
 
 
-def test_an_overview_says_the_same_as_the_run(base: list[FigureRun]) -> None:
-    found = overview(base[0].recording)
+def test_an_overview_says_the_same_as_the_run(base: list[LabelledRun]) -> None:
+    found = Run(base[0].run.recording)
     assert found.step is not None
     assert base[0].footprint.rows.equals(found.step.rows)
 
 
-def test_a_setting_alone_is_named_by_its_folder(base: list[FigureRun]) -> None:
+def test_a_setting_alone_is_named_by_its_folder(base: list[LabelledRun]) -> None:
     run = base[0]
     figure = power({"only": [(run.traces[GPU], *run.bounds_ns)]}, GPU)
     assert figure.axes[0].get_title(loc="left") == "only"

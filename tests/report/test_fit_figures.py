@@ -26,7 +26,7 @@ from smaragdine.report.figures.epochs import (
 )
 from smaragdine.report.figures.limits import fit_figure
 from smaragdine.report.figures.power import power, power_of_runs, sampling_of_runs
-from smaragdine.report.figures.runs import FigureRun, NotDrawn
+from smaragdine.report.figures.runs import LabelledRun, NotDrawn
 from smaragdine.sweep.fit import analyse, judge
 from smaragdine.sweep.measurements import Group
 from smaragdine.sweep.table import Repetition, steps_span_ns, write_results
@@ -196,7 +196,7 @@ def test_curves_over_time_are_of_the_steps_where_these_are_asked_for(tmp_path: P
     recording = open_recording(recordings.make(tmp_path / "run", events=False))
     steps_ns = steps_span_ns(recording)
     assert steps_ns == (recordings.T0 + 1100 * recordings.MS, recordings.T0 + 2900 * recordings.MS)
-    steps, whole = (FigureRun(recording, "a", "a", "batch 8", span) for span in (steps_ns, None))
+    steps, whole = (LabelledRun(recording, "a", "a", "batch 8", span) for span in (steps_ns, None))
     for of_runs in (power_of_runs, mean_power_of_runs, cumulative_of_runs):
         said = [style.alt_text(of_runs([run])) for run in (steps, whole)]
         assert ["from the end of the first step to the end of the last" in text for text in said] == [

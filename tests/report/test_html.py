@@ -16,6 +16,7 @@ import pytest
 import recordings
 from cli import smaragdine
 from footprints import footprint
+from made_runs import made_run
 from models import bert_keras
 from smaragdine.accounting.comparison import compare
 from smaragdine.accounting.comparison import to_json as comparison_json
@@ -23,10 +24,9 @@ from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.footprint import to_json as footprint_json
 from smaragdine.accounting.merge import renaming
 from smaragdine.accounting.power import PowerTrace, within
-from smaragdine.accounting.run import Overview, alike, overview, overview_json
-from smaragdine.accounting.steps import UntracedStep, at_level
+from smaragdine.accounting.run import Run, alike
+from smaragdine.accounting.steps import UntracedStep
 from smaragdine.errors import UserError
-from smaragdine.recording.reader import open_recording
 from smaragdine.report.html.data import layer_columns, power_columns, tree_of
 from smaragdine.report.html.page import html_page, pack, write_html
 
@@ -93,7 +93,7 @@ def bert(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bert_page(bert):
-    write_html([open_recording(bert / "a")], bert / "a.html")
+    write_html([Run.open(bert / "a")], bert / "a.html")
     return bert / "a.html"
 
 
@@ -106,7 +106,7 @@ def said(bert):
 
 @pytest.fixture
 def by_hand(tmp_path):
-    return open_recording(recordings.make(tmp_path / "hand"))
+    return Run.open(recordings.make(tmp_path / "hand"))
 
 
 def json_rows(values, level="step", device="all", phase="all"):
@@ -260,10 +260,10 @@ def test_dataflow_is_drawn(visit, bert_page):
 
 
 def test_merged_layers(visit, by_hand):
-    seen = overview(by_hand)
+    seen = by_hand
     names = renaming([seen.footprint])
     assert names["net/layer_1/MatMul"] == names["net/layer_2/MatMul"] == "net/layer_*/MatMul"
-    rows = json_rows(overview_json(seen), device="gpu:0")
+    rows = json_rows(seen.to_json(), device="gpu:0")
     merged = [{**row, "name": names[row["name"]]} for row in rows]
     page = visit(html_page([by_hand]), "#path=net")
     assert {one.get_attribute("data-path") for one in boxes(page)} == {f"net/layer_{i}" for i in range(3)}
@@ -279,7 +279,7 @@ def test_merged_layers(visit, by_hand):
 
 
 def test_layers_have_the_intervals_of_the_diagram(visit, by_hand):
-    found = overview(by_hand).step
+    found = by_hand.step
     assert found is not None
     nodes = {
         device: {
@@ -352,7 +352,7 @@ def test_the_icicle_zooms_both(visit, bert_page):
 
 def test_epochs_on_request(visit, by_hand):
     page = visit(html_page([by_hand]))
-    epochs = overview_json(overview(by_hand))["epochs"]
+    epochs = by_hand.to_json()["epochs"]
     shown = page.locator(".epochs")
     assert shown.locator("summary").inner_text().startswith("2 epochs: 990 ms ± 0 and ")
     assert not shown.locator("table").is_visible()
@@ -373,12 +373,12 @@ def test_epochs_on_request(visit, by_hand):
 def test_regions_on_request(visit, tmp_path, by_hand):
     times = [("<b>load", 1000, 1100), ("<b>load", 1200, 1250), ("eval", 3000, 3900)]
     marked = [mark for number, each in enumerate(times) for mark in recordings.region(*each, number)]
-    recording = open_recording(recordings.make(tmp_path / "regions", marked=marked))
+    recording = Run.open(recordings.make(tmp_path / "regions", marked=marked))
     page = visit(html_page([recording]))
     shown = page.locator(".regions")
     assert shown.locator("summary").inner_text() == "2 regions"
     shown.locator("summary").click()
-    regions = overview_json(overview(recording))["regions"]
+    regions = recording.to_json()["regions"]
     lines = shown.locator("tr[data-region]").all()
     assert [line.get_attribute("data-region") for line in lines] == ["<b>load", "eval"]
     for line, region in zip(lines, regions, strict=True):
@@ -408,7 +408,7 @@ def test_power_says_which_layer_ran(visit, by_hand):
 
 
 def test_devices(visit, by_hand):
-    values = overview_json(overview(by_hand))
+    values = by_hand.to_json()
     page = visit(html_page([by_hand]))
     assert page.locator('[aria-pressed=true][data-set="device"]').inner_text() == "gpu:0"
     for device in ("cpu:0", "all", "gpu:0"):
@@ -472,8 +472,8 @@ def test_two_runs_are_no_wider_than_a_telephone(visit, by_hand):
 
 
 def test_two_runs(visit, bert):
-    runs = [open_recording(bert / name) for name in ("a", "b")]
-    a, b = (overview(run) for run in runs)
+    runs = [Run.open(bert / name) for name in ("a", "b")]
+    a, b = runs
     page = visit(html_page(runs))
     both = alike(a, b)  # on a busy machine what an untraced step costs may not be known of one of them
     assert both is not None
@@ -496,7 +496,7 @@ def test_two_runs(visit, bert):
     compared = [json_rows({"step": footprint_json(step)}, device="cpu:0") for step in both]
     before, after = (below(rows, "bert/encoder") for rows in compared)
     assert (attribute(encoder, "a_j"), attribute(encoder, "b_j")) == (before, after)
-    sides = [json_rows(overview_json(side), device="cpu:0") for side in (a, b)]
+    sides = [json_rows(side.to_json(), device="cpu:0") for side in (a, b)]
     for side, rows in zip(("0", "1"), sides, strict=True):
         page.click(f'[data-set="run"][data-value="{side}"]')
         assert shown_path(page) == "bert"
@@ -504,7 +504,7 @@ def test_two_runs(visit, bert):
 
 
 def test_without_operations_in_one_run(visit, by_hand, tmp_path):
-    other = open_recording(recordings.make(tmp_path / "none", events=False))
+    other = Run.open(recordings.make(tmp_path / "none", events=False))
     page = visit(html_page([by_hand, other]))
     assert "B has no traced operations" in page.locator("header").inner_text()
     assert len(boxes(page)) > 1
@@ -534,17 +534,16 @@ def test_what_is_missing_is_said(visit, tmp_path, made, where, text):
         values = json.loads((folder / "run.json").read_text())
         del values["end_ns"]
         (folder / "run.json").write_text(json.dumps(values))
-    page = visit(html_page([open_recording(folder)]))
+    page = visit(html_page([Run.open(folder)]))
     assert text in page.locator(where).inner_text()
 
 
-def made_overview(recording, rows, steps=20) -> Overview:
+def with_rows(run, rows, steps=20) -> Run:
     whole = footprint(rows, idle_j=3.0, steps=steps)
     factor, idle_j = 0.973, 0.1
     energy_j = factor * (whole.devices["gpu:0"].total_j - 3.0) / steps + idle_j
     untraced = {"gpu:0": UntracedStep(0.1, energy_j, 0.05, idle_j, factor)}
-    seen = overview(recording)
-    return dataclasses.replace(seen, footprint=whole, untraced=untraced, step=at_level(whole, untraced))
+    return made_run(run.recording, whole, untraced)
 
 
 HOSTILE = [
@@ -562,7 +561,7 @@ HOSTILE = [
 
 def test_a_share_is_of_its_device_with_idle(visit, by_hand):
     """As in the terminal, and whatever devices are chosen."""
-    values = overview_json(overview(by_hand))
+    values = by_hand.to_json()
     page = visit(html_page([by_hand]))
     for device in ("all", *values["step"]["devices"]):
         page.evaluate("device => setState({device})", device)
@@ -579,13 +578,13 @@ def test_a_share_is_of_its_device_with_idle(visit, by_hand):
 
 def test_hostile_names_are_text(visit, by_hand):
     rows = [{"name": name, "energy_j": 1.0 + i, "phase": "forward"} for i, name in enumerate(HOSTILE)]
-    found = made_overview(by_hand, rows)
-    page = visit(html_page([by_hand], [found]))
+    found = with_rows(by_hand, rows)
+    page = visit(html_page([found]))
     title = page.title()
     assert page.locator("script").count() == 1
     assert page.locator("main img, main b b").count() == 0
     seen = {row["name"]: float(row["energyJ"]) for row in table_rows(page)}
-    wanted = {row["name"]: row["energy_j"] for row in json_rows(overview_json(found))}
+    wanted = {row["name"]: row["energy_j"] for row in json_rows(found.to_json())}
     # An attribute takes any text but the null character.
     assert {name.replace("\ufffd", "\x00"): energy for name, energy in seen.items()} == wanted
     for name in HOSTILE[:5]:
@@ -595,7 +594,7 @@ def test_hostile_names_are_text(visit, by_hand):
         page.eval_on_selector_all(".box", find, top)
         assert shown_path(page) == top
         assert page.title() == title
-        again = visit(html_page([by_hand], [found]), page.evaluate("location.hash"))
+        again = visit(html_page([found]), page.evaluate("location.hash"))
         assert shown_path(again) == top
 
 
@@ -620,18 +619,18 @@ def many_rows(count: int):
 
 
 def test_twenty_thousand_names(visit, by_hand):
-    found = made_overview(by_hand, list(many_rows(20_000)))
-    text = html_page([by_hand], [found])
+    found = with_rows(by_hand, list(many_rows(20_000)))
+    text = html_page([found])
     assert len(text.encode()) < 2_000_000
     page = visit(text)
-    rows = json_rows(overview_json(found))
+    rows = json_rows(found.to_json())
     assert page.locator("#table").get_attribute("aria-rowcount") == "40001"
     assert page.locator(".line").count() < 100  # only what is in sight
     for path in ("model", "model/stage_3", "model/stage_3/block_7", "model/stage_3/block_7/layer_11"):
         box(page, path).click()
         check_boxes(page, rows, path)
     page.click('[data-set="level"][data-value="traced"]')
-    check_boxes(page, json_rows(overview_json(found), "traced"), path)
+    check_boxes(page, json_rows(found.to_json(), "traced"), path)
     page.fill("#search", "stage_2 block_4 softmax")
     assert page.locator("#found li").count() == 30
     page.evaluate("setState({path: null, level: 'step'})")
@@ -643,13 +642,13 @@ def test_twenty_thousand_names(visit, by_hand):
 
 def test_a_wide_level_is_folded_and_opens(visit, by_hand):
     rows = [{"name": f"all/op_{i}", "energy_j": 100.0 / (i + 1)} for i in range(300)]
-    found = made_overview(by_hand, rows)
-    page = visit(html_page([by_hand], [found]), "#path=all")
+    found = with_rows(by_hand, rows)
+    page = visit(html_page([found]), "#path=all")
     assert len(boxes(page)) <= 49
-    check_boxes(page, json_rows(overview_json(found)), "all")
+    check_boxes(page, json_rows(found.to_json()), "all")
     page.click(".box.rest")
     assert len(boxes(page)) == 300
-    check_boxes(page, json_rows(overview_json(found)), "all")
+    check_boxes(page, json_rows(found.to_json()), "all")
 
 
 def test_numbers_come_through_exactly(visit, by_hand):
@@ -705,8 +704,8 @@ def test_a_long_trace_is_drawn_from_few_points():
 
 def test_the_layer_at_work(by_hand):
     """What began later has the floor; an operation in no layer stands for itself."""
-    tree = tree_of(overview(by_hand).footprint, None)
-    found = layer_columns(by_hand.events, "gpu:0", tree, recordings.T0, 1000)
+    tree = tree_of(by_hand.footprint, None)
+    found = layer_columns(by_hand.recording.events, "gpu:0", tree, recordings.T0, 1000)
     paths = [tree.paths[node] for node in found["node"]]
     phases = [found["phases"][code] for code in found["phase"]]
     begin_ms, long_ms = found["start_ns"] / 1e6 - 1300, found["length_ns"] / 1e6
@@ -723,7 +722,7 @@ def test_the_layer_at_work(by_hand):
     ]
     wanted = [(path, phase, 100 * i + at, long) for i in range(4) for path, phase, at, long in step]
     assert list(zip(paths, phases, begin_ms.tolist(), long_ms.tolist(), strict=True)) == wanted
-    few = layer_columns(by_hand.events, "gpu:0", tree, recordings.T0, 5)
+    few = layer_columns(by_hand.recording.events, "gpu:0", tree, recordings.T0, 5)
     assert few["left_out"] == len(wanted) - 5
     assert np.array_equal(few["start_ns"], found["start_ns"][:5])
     assert np.array_equal(few["length_ns"], found["length_ns"][:5])
@@ -748,7 +747,7 @@ def test_power_is_drawn_where_it_was(visit, by_hand):
 
 
 def test_the_title_is_text(visit, tmp_path):
-    run = open_recording(recordings.make(tmp_path / "<b>{{data}}<title>&amp;"))
+    run = Run.open(recordings.make(tmp_path / "<b>{{data}}<title>&amp;"))
     assert visit(html_page([run])).title() == f"{run.path.name} – Smaragdine"
 
 

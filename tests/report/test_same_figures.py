@@ -20,11 +20,10 @@ import pytest
 import recordings
 from cli import smaragdine
 from exports import export, rows_of, scalars
-from smaragdine.accounting.run import overview
+from smaragdine.accounting.run import Run
 from smaragdine.cli.report import main
-from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures.layers import energies
-from smaragdine.report.figures.runs import runs_of
+from smaragdine.report.figures.runs import labelled
 from smaragdine.report.html.page import html_page
 from smaragdine.report.notebook import text as notebook_text
 from smaragdine.units import joules, seconds
@@ -177,7 +176,7 @@ def unpacked(page: str) -> dict[str, Any]:
 
 
 def test_in_the_page(run: Path, said: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    (data,) = unpacked(html_page([open_recording(run)]))["runs"]
+    (data,) = unpacked(html_page([Run.open(run)]))["runs"]
     for name in ("steps", "untraced_step", "unresolved_step", "tracing"):
         assert data["figures"][name] == said[name]
     text = printed(capsys, run)
@@ -200,7 +199,7 @@ def test_in_the_page(run: Path, said: dict[str, Any], capsys: pytest.CaptureFixt
 
 
 def test_in_figures(run: Path, said: dict[str, Any]) -> None:
-    (drawn,) = runs_of([open_recording(run)])
+    (drawn,) = labelled([Run.open(run)])
     for device, total in said["step"]["devices"].items():
         if total["rows"]:
             bars = energies([drawn.footprint], device)
@@ -269,7 +268,7 @@ def test_in_other_tools(run: Path, said: dict[str, Any]) -> None:
             sums_j[device] = sums_j.get(device, 0.0) + float(line.rpartition(" ")[2])
     totals_j = {device: total["total_j"] for device, total in said["step"]["devices"].items()}
     assert sums_j == pytest.approx(totals_j, rel=1e-9)
-    shown = notebook_text(overview(open_recording(run)))
+    shown = notebook_text(Run.open(run))
     assert f"of {said['steps']['traced']} traced; {said['steps']['announced']} steps in all" in shown
     assert all(joules(total_j) in shown for total_j in totals_j.values())
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from footprints import footprint
-from smaragdine.accounting.run import overview
+from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError
 from smaragdine.study.overhead import OVERHEAD, ExtraCost, Overhead, load_overhead
 from smaragdine.study.plan import StudyRun, StudySetting
@@ -273,7 +273,7 @@ def test_a_result_says_what_measuring_took(tmp_path: Path) -> None:
     monitor = [{"cpu_s": 0.02, "wall_s": 2.0, "readings": 77}]
     recording = ten_and_three(tmp_path / "run", monitor=monitor)
     run = StudyRun(StudySetting("bert", ("train.py",), FACTS), 1)
-    found = result_of(run, recording, overview(recording), account_s=0.5)
+    found = result_of(run, Run(recording), account_s=0.5)
     cost = dict(found.cost)
     assert cost.pop("bytes") == sum(p.stat().st_size for p in recording.path.rglob("*") if p.is_file())
     assert cost["account_s"] == 0.5
@@ -300,7 +300,7 @@ def test_a_result_knows_its_cards_and_how_few_steps_were_traced(tmp_path: Path) 
 
     def asked(trace_steps: int) -> Result:
         setting = StudySetting("bert", ("train.py",), FACTS, trace_steps=trace_steps)
-        return result_of(StudyRun(setting, 1), recording, overview(recording))
+        return result_of(StudyRun(setting, 1), Run(recording))
 
     assert not any("were traced" in remark for remark in asked(4).remarks)
     few = asked(20)

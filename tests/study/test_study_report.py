@@ -27,7 +27,7 @@ from footprints import assert_conserved, footprint
 from legible import assert_legible, gallery
 from smaragdine.accounting.footprint import Footprint, write_json
 from smaragdine.accounting.precision import score_json
-from smaragdine.accounting.run import overview
+from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures.precision import pair
@@ -124,7 +124,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def made(of: StudySetting, number: int, shape: Any, seed: int) -> Result:
         run = StudyRun(of, number)
         recording = gallery.record(folder / "runs" / run.name, shape, seed)
-        return result_of(run, recording, overview(recording), "data: generated, as long as CoLA's\n")
+        return result_of(run, Run(recording), "data: generated, as long as CoLA's\n")
 
     base = setting("bert", "pretrain")
     results = [made(base, n, SMALL, n) for n in (1, 2, 3)]
@@ -238,7 +238,7 @@ def test_sketches_take_the_place_of_recordings(out: Path, written: list[Path], t
     """Figures are the same by what is kept beside the results, where no recording is."""
     name = f"{setting('bert', 'pretrain').name}-1"
     recording = open_recording(out / "runs" / name)
-    made = sketch_of(name, recording, overview(recording))
+    made = sketch_of(name, Run(recording))
     assert made is not None
     save_sketch(tmp_path, made)
     assert {path.name for path in (tmp_path / "sketches").iterdir()} == {
@@ -263,7 +263,7 @@ def test_a_sketch_that_cannot_be_used_costs_what_needs_it_alone(
 ) -> None:
     name = f"{setting('bert', 'pretrain').name}-1"
     recording = open_recording(out / "runs" / name)
-    made = sketch_of(name, recording, overview(recording))
+    made = sketch_of(name, Run(recording))
     assert made is not None
     assert made.power is not None
     nothing = np.full_like(made.power.mean_w, np.nan)
@@ -291,7 +291,7 @@ def test_a_sketch_that_cannot_be_used_costs_what_needs_it_alone(
 def test_a_sketch_comes_back_as_it_was(out: Path, tmp_path: Path) -> None:
     name = f"{setting('bert', 'pretrain').name}-1"
     recording = open_recording(out / "runs" / name)
-    made = sketch_of(name, recording, overview(recording))
+    made = sketch_of(name, Run(recording))
     assert made is not None
     assert made.power is not None
     assert made.ran is not None

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli import smaragdine
-from smaragdine.accounting.run import overview
-from smaragdine.recording.reader import open_recording
+from smaragdine.accounting.run import Run
 
 STUDY = Path(__file__).parents[2] / "experiments" / "study"
 sys.path.insert(0, str(STUDY))
@@ -82,7 +81,7 @@ def test_prediction_has_steps_and_names(tmp_path):
         env={"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    found = overview(open_recording(tmp_path / "out"))
+    found = Run.open(tmp_path / "out")
     assert found.steps is not None
     assert found.step is not None
     assert (found.steps.count, len(found.steps.traced_ns)) == (12, 3)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli import finish, info, smaragdine, start, wait_for, write_script
-from smaragdine.accounting.run import overview
+from smaragdine.accounting.run import Run
 from smaragdine.cli import run as run_verb
 from smaragdine.cli.main import main
 from smaragdine.recording.asked import TraceAsked, asked, trace_of, verb_of
@@ -69,7 +69,7 @@ def test_trace_off_is_the_reason_whatever_was_announced(
     assert "it was recorded with --trace off" in text
     assert "skip" not in text
     recording = open_recording("out")
-    page = run_data(recording, overview(recording))
+    page = run_data(Run(recording))
     assert page["why_untraced"] == "nothing was traced: it was recorded with --trace off"
     assert main(["export", "out", "--to", "speedscope", "-o", "out.json"]) == 2
     assert "--trace off" in capsys.readouterr().err

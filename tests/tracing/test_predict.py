@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cli import smaragdine, write_script
-from smaragdine.accounting.account import account_recording
-from smaragdine.accounting.steps import step_energies
+from smaragdine.accounting.run import Run
+from smaragdine.accounting.spans import step_table
 from smaragdine.cli import run as run_verb
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.tracing import absence
@@ -230,7 +230,7 @@ def test_a_loop_that_only_predicts_has_steps(tmp_path: Path) -> None:
     names: list[str] = recording.events["name"].to_pylist()
     for name in ("Sequential/0/addmm", "Sequential/2/addmm", "CrossEntropyLoss/nll_loss_nd", "program/zeros"):
         assert names.count(name) == len(steps) > 1, name
-    footprint = account_recording(recording)
+    footprint = Run(recording).accounted
     total = footprint.devices["cpu:0"]
     rows_j = sum(footprint.device_rows("cpu:0")["energy_j"].to_pylist())
     assert rows_j + total.idle_j == pytest.approx(total.total_j, rel=1e-9)
@@ -328,6 +328,6 @@ def test_steps_of_a_training_come_before_the_calls_it_evaluates_by(tmp_path: Pat
         for n, source in enumerate(sources)
     ]
     (tmp_path / "spool" / "marks-7.jsonl").write_text("\n".join(lines) + "\n")
-    energies = step_energies(Recording(tmp_path, {}))
-    assert energies is not None
-    assert energies.steps.index.tolist() == [6, 7]
+    found = step_table(Recording(tmp_path, {}))
+    assert found is not None
+    assert found.index.tolist() == [6, 7]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import machine_fake
 from cli import smaragdine, write_script
 from powercap_fake import PowercapTree
-from smaragdine.accounting.account import account_recording
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.traces import device_traces
 from smaragdine.recording.format import EVENTS, PLACES
 from smaragdine.recording.reader import Recording, open_recording
@@ -216,7 +216,7 @@ def test_each_sockets_energy_goes_to_the_threads_on_it(tmp_path: Path):
     assert write_events(tmp_path / "out", placed) is None
 
     recording = open_recording(tmp_path / "out")
-    footprint = account_recording(recording)
+    footprint = Run(recording).accounted
     whole = device_traces(recording)
     starts, longs = (events[name].to_numpy() for name in ("start_ns", "duration_ns"))
     for socket in (0, 1):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cli import info, show_json, smaragdine, write_script
-from smaragdine.accounting.account import account_recording
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.traces import device_traces
 from smaragdine.arrow import pc
 from smaragdine.recording.reader import open_recording
@@ -64,7 +64,7 @@ def test_energy_is_conserved_through_the_whole_pipe(tmp_path: Path) -> None:
     recording = open_recording(tmp_path / "out")
     (window,) = recording.windows.to_pylist()
     begin_ns, end_ns = window["steps"][0]["begin_ns"], window["steps"][-1]["end_ns"]
-    footprint = account_recording(recording)
+    footprint = Run(recording).accounted
     whole = device_traces(recording)
     for device, total in footprint.devices.items():
         rows_j = sum(footprint.device_rows(device)["energy_j"].to_pylist())

@@ -14,7 +14,7 @@ import smaragdine as package
 from cli import environment, smaragdine, write_script
 from footprints import assert_conserved
 from refusal import refused
-from smaragdine.accounting.account import account_recording
+from smaragdine.accounting.run import Run
 from smaragdine.recording.reader import Recording, open_recording
 
 
@@ -50,7 +50,7 @@ def complete(folder: Path) -> Recording:
     assert recording.info["status"] == "complete"
     assert not (folder / "traces").exists()
     assert recording.events.num_rows
-    assert_conserved(account_recording(recording))
+    assert_conserved(Run(recording).accounted)
     return recording
 
 

@@ -9,13 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.at_rest import baseline_remarks
 from smaragdine.accounting.device_power import (
-    NOTHING_KNOWN,
     DevicePower,
     DevicePowers,
-    SensorFacts,
-    from_recording,
 )
 from smaragdine.accounting.engine import (
     CHUNK,
@@ -43,18 +39,13 @@ from smaragdine.accounting.ledger import (
 )
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
-from smaragdine.accounting.spans import Spans, traced_spans
-from smaragdine.accounting.traces import beyond, device_traces
+from smaragdine.accounting.spans import Spans
 from smaragdine.accounting.uncertainty import Kinship, Look, Windows, combine, infer, join, sensor_of, windows
-from smaragdine.accounting.virtual import when
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
-from smaragdine.recording.reader import Recording
-from smaragdine.units import seconds
 
 CONSERVED_TO = 1e-9
 APART_NS = 60_000_000_000  # farther apart, events and power are not of one run
-_COARSE_NS = 2_000_000_000  # longer than any sensor looks
 _NUMBER = re.compile(r"(_\d+)+$")
 SAMPLED_CHUNKS = 2  # enough to see how operations mix; sampling costs several times the accounting
 
@@ -93,7 +84,7 @@ def account(
     return dataclasses.replace(found, devices=whole)
 
 
-def _check_times(source: Columns, traces: Sequence[PowerTrace]) -> None:
+def check_times(source: Columns, traces: Sequence[PowerTrace]) -> None:
     """A trace of another hour, or in another unit, is a mistake and no footprint of nothing."""
     known = [trace for trace in traces if trace.start_ns.size]
     begin_ns = min((int(trace.start_ns[0]) for trace in known), default=source.first_ns)
@@ -114,81 +105,11 @@ def _few(names: Iterable[str]) -> str:
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
-def account_recording(
-    recording: Recording,
-    events: pa.Table | None = None,
-    baseline: Recording | None = None,
-    facts: SensorFacts = NOTHING_KNOWN,
-) -> Footprint:
-    """The footprint of a recording's traced steps."""
-    traced, meters = recording_inputs(recording, events, baseline, facts)
-    return account_meters(traced, meters)
-
-
 def account_meters(events: pa.Table, meters: DevicePowers) -> Footprint:
     source = columns(events)
-    _check_times(source, [meters.of[device].trace for device in device_counts(source) if device in meters.of])
+    check_times(source, [meters.of[device].trace for device in device_counts(source) if device in meters.of])
     found = account(source, meters.of)
     return dataclasses.replace(found, remarks=(*found.remarks, *meters.remarks))
-
-
-def recording_inputs(
-    recording: Recording,
-    events: pa.Table | None = None,
-    baseline: Recording | None = None,
-    facts: SensorFacts = NOTHING_KNOWN,
-    traces: Mapping[str, PowerTrace] | None = None,
-) -> tuple[pa.Table, DevicePowers]:
-    """Events and power of a recording. `events` are another tool's trace of the same run; sockets and memory
-    come with the program's share of their power."""
-    traced = recording.events if events is None else events
-    if not traced.num_rows:
-        raise UserError(
-            f"{recording.path} has no events",
-            recording.lost("events") or "no steps were traced",
-            "smaragdine report says why; with a trace of that run: smaragdine account RUN --events TRACE",
-        )
-    source = columns(traced)
-    traces = device_traces(recording) if traces is None else traces
-    _check_times(source, list(traces.values()))
-    if events is None and recording.windows.num_rows:
-        spans = traced_spans(recording, traced)
-    else:
-        spans = {"": [(source.first_ns, source.last_ns)]}
-    meters = from_recording(recording, traces, lambda device: spans.get(device, spans[""]), baseline, facts)
-    remarks = (
-        *meters.remarks,
-        *_thinned_remarks(recording, meters),
-        *recording.damage,
-        *beyond(recording),
-        *baseline_remarks(baseline),
-    )
-    return traced, _known(dataclasses.replace(meters, remarks=remarks), recording)
-
-
-def _thinned_remarks(recording: Recording, meters: DevicePowers) -> list[str]:
-    """Of events of another tool, in time of which only means are left."""
-    if recording.thinned is None:
-        return []
-    lengths_ns = [meter.trace.end_ns - meter.trace.start_ns for meter in meters.of.values()]
-    longest_ns = max((int(each_ns.max()) for each_ns in lengths_ns if each_ns.size), default=0)
-    if longest_ns < _COARSE_NS:
-        return []
-    return [
-        f"readings before {when(recording.thinned.state.cut_ns)} were thinned: power is a mean over up to "
-        f"{seconds(longest_ns * 1e-9)}, and energy goes by time alone; "
-        "smaragdine run --keep-readings all keeps them"
-    ]
-
-
-def _known(meters: DevicePowers, recording: Recording) -> DevicePowers:
-    """Without devices of which no power is known in that time: what they used is not 0 J."""
-    known = {device: meter for device, meter in meters.of.items() if meter.trace.start_ns.size}
-    unknown = [device for device in meters.of if device not in known]
-    why = f"no power is known of {', '.join(unknown)} while these events ran"
-    if not known:
-        raise UserError(f"{recording.path} cannot be accounted", why, "smaragdine show says what is missing")
-    return DevicePowers(known, (*meters.remarks, why) if unknown else meters.remarks)
 
 
 def thinned(events: pa.Table, meters: DevicePowers, ks: Sequence[int]) -> dict[str, list[Score]]:

@@ -48,19 +48,23 @@ _NONE = np.zeros(0)
 NO_INTERVALS = Intervals(_NONE.astype(np.int64), _NONE.astype(np.int64), _NONE, _NONE, _NONE)
 
 
-def activity(recording: Recording) -> dict[int, Intervals]:
-    """By socket, of the readings that are there. Those without readings of the program are left out."""
-    return activity_and_unseen(recording)[0]
+@dataclass(frozen=True)
+class SocketUse:
+    """Who used each socket. Sockets without readings of the program are left out."""
+
+    sockets: Mapping[int, Intervals]  # by the readings that are there
+    earlier: Mapping[int, Intervals]  # by those that were thinned
+    unseen: float  # of the time that nobody is known to have used, the part that the program was given
 
 
-def activity_and_unseen(recording: Recording) -> tuple[dict[int, Intervals], float]:
-    """The same, and how much of the time nobody is known to have used was given to the program."""
-    sockets = fine_activity(recording)
+def activity(recording: Recording) -> SocketUse:
+    sockets, earlier = fine_activity(recording), _thinned_activity(recording)
     thinned = recording.thinned
     if thinned is not None:
         sockets = {socket: _from(each, thinned.state.cut_ns) for socket, each in sockets.items()}
-    run_ns = run_bounds(recording)
-    return _with_unseen(sockets, recording.info.get("program_cpu_s"), run_ns, thinned_activity(recording))
+    exact_s = recording.info.get("program_cpu_s")
+    sockets, unseen = _with_unseen(sockets, exact_s, run_bounds(recording), earlier)
+    return SocketUse(sockets, earlier, unseen)
 
 
 def fine_activity(recording: Recording) -> dict[int, Intervals]:
@@ -81,7 +85,7 @@ def fine_activity(recording: Recording) -> dict[int, Intervals]:
     }
 
 
-def thinned_activity(recording: Recording) -> dict[int, Intervals]:
+def _thinned_activity(recording: Recording) -> dict[int, Intervals]:
     """By socket: what was thinned, stretch by stretch."""
     if recording.thinned is None:
         return {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
-from smaragdine.accounting.activity import activity, run_bounds
+from smaragdine.accounting.activity import Intervals, run_bounds
 from smaragdine.errors import UserError, shortened
 from smaragdine.recording.asked import BASELINE, verb_of
 from smaragdine.recording.reader import Recording
@@ -16,10 +17,13 @@ _TRAINS = ("step_end", "epoch_begin", "epoch_end", "train_begin")
 _LONGEST = 60  # of a command that is named
 
 
-def not_idle(recording: Recording) -> list[str]:
+Sockets = Mapping[int, Intervals]  # who used each
+
+
+def not_idle(recording: Recording, sockets: Sockets) -> list[str]:
     """What makes a baseline wrong: sockets and GPUs that worked meanwhile."""
     lines: list[str] = []
-    for socket, of in activity(recording).items():
+    for socket, of in sockets.items():
         cpus = recording.info.get("host", {}).get("sockets", {}).get(f"cpu:{socket}", {}).get("logical_cpus")
         wall_s = float(of.length_s.sum())
         if not cpus or wall_s <= 0:
@@ -31,28 +35,21 @@ def not_idle(recording: Recording) -> list[str]:
     return lines + [_busy(device, load) for device, load in loads.items() if load > _QUIET_GPU]
 
 
-def doubts(recording: Recording) -> list[str]:
+def doubts(recording: Recording, sockets: Sockets) -> list[str]:
     """All that there is to say about a recording that is taken for a baseline."""
     if is_baseline(recording):
-        return not_idle(recording)
-    works = _works(recording)
+        return not_idle(recording, sockets)
+    works = _works(recording, sockets)
     if works is None:
         said = f"{_recording_of(recording)}, not one that smaragdine baseline made"
     else:
         said = f"{_recording_of(recording)}, and {works}: what the machine drew is not its idle power"
-    return [said, *not_idle(recording)]
+    return [said, *not_idle(recording, sockets)]
 
 
-def baseline_remarks(baseline: Recording | None) -> list[str]:
-    """What figures that rest on a baseline are to say of it."""
-    if baseline is None:
-        return []
-    return [f"baseline: {line}" for line in (*baseline.damage, *doubts(baseline))]
-
-
-def refuse_work(recording: Recording) -> None:
+def refuse_work(recording: Recording, sockets: Sockets) -> None:
     """A recording of a program at work says nothing about the idle machine."""
-    works = _works(recording)
+    works = _works(recording, sockets)
     if works is not None:
         raise UserError(
             f"{recording.path} is no baseline",
@@ -68,7 +65,7 @@ def is_baseline(recording: Recording) -> bool:
     return verb == BASELINE or (verb is None and recording.info.get("command") == ["baseline"])
 
 
-def _works(recording: Recording) -> str | None:
+def _works(recording: Recording, sockets: Sockets) -> str | None:
     """What the recorded program did; None where it did nothing, or there was none."""
     if is_baseline(recording):
         return None
@@ -78,7 +75,7 @@ def _works(recording: Recording) -> str | None:
         return f"it announced {steps} step{'' if steps == 1 else 's'}" if steps else "it announced a training"
     begin_ns, end_ns = run_bounds(recording)
     spent = [[(recording.info.get("program_cpu_s") or 0.0, (end_ns - begin_ns) * 1e-9)]]
-    spent += [[(float(of.program_s.sum()), float(of.length_s.sum())) for of in activity(recording).values()]]
+    spent += [[(float(of.program_s.sum()), float(of.length_s.sum())) for of in sockets.values()]]
     load = max(sum(cpu_s / wall_s for cpu_s, wall_s in each if wall_s > 0) for each in spent)
     if load > _WORKS:
         return f"it kept {load:.1f} CPUs busy"

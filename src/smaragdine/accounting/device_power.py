@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.idle import idle_w
 from smaragdine.accounting.power import PowerTrace, Readings, from_log, within
 from smaragdine.accounting.spans import Spans
-from smaragdine.accounting.traces import main_channels
+from smaragdine.accounting.split import RunPower, foreign_load
 from smaragdine.accounting.uncertainty import SensorModel, sensor_of
-from smaragdine.accounting.virtual import foreign_load, split
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
@@ -95,25 +93,19 @@ def from_power_table(
 
 def from_recording(
     recording: Recording,
-    traces: Mapping[str, PowerTrace],
+    power: RunPower,
+    quiet_w: Mapping[str, float],
     spans_of: Callable[[str], Spans],
-    baseline: Recording | None = None,
-    facts: SensorFacts = NOTHING_KNOWN,
+    facts: SensorFacts,
 ) -> DevicePowers:
-    """A meter for every device of a recording, whose power traces are `traces`, over its spans.
-
-    Sockets and memory are virtualised: the program's share is accounted, the rest is other processes'.
-    """
-    channels = main_channels(recording)
-    adding = {device: traces[device] for device in traces if channels[device].scope == "device"}
-    splits, remarks = split(recording, adding, baseline)
-    quiet_w = idle_w(recording, {d: trace for d, trace in adding.items() if d.startswith("gpu:")})
+    """For every device of a recording that adds up the program's power over its spans. `quiet_w` is what GPUs
+    draw while nothing runs, where that is known."""
     meters: dict[str, DevicePower] = {}
-    for device, trace in adding.items():
-        channel = channels[device]
-        whose = splits.get(device)
+    for device, trace in power.accounted.items():
+        channel = power.channels[device]
+        whose = power.splits.get(device)
         spans = spans_of(device)
-        mine = within(whose.program if whose else trace, spans)
+        mine = within(trace, spans)
         known = SensorFacts(
             # A share of a socket goes down to nothing.
             facts.idle_w if facts.idle_w is not None else 0.0 if whose else quiet_w.get(device),
@@ -134,7 +126,7 @@ def from_recording(
         lost = recording.lost("power")
         remedy = "Copy it anew" if lost else "smaragdine doctor says what can be measured"
         raise UserError(f"{recording.path} has no power of any device", lost, remedy)
-    return DevicePowers(meters, remarks)
+    return DevicePowers(meters, power.remarks)
 
 
 def _energy_j(trace: PowerTrace, spans: Spans) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 
 from smaragdine.accounting.engine import sum_by
 from smaragdine.accounting.power import PowerTrace, distinct
-from smaragdine.accounting.spans import Steps, mean_s, resumed_ns, steps_of
+from smaragdine.accounting.spans import Steps, mean_s, resumed_ns
 from smaragdine.accounting.uncertainty import Windows
 from smaragdine.arrays import Ints
 from smaragdine.recording.reader import Recording
@@ -29,16 +29,13 @@ _NEAR = 3  # untraced steps for each traced one, those next to them: a GPU warms
 _WORKED = 1.2  # times what steps say: whoever read so much was not idle all the while
 
 
-def idle_w(recording: Recording, traces: Mapping[str, PowerTrace]) -> dict[str, float]:
+def idle_w(recording: Recording, traces: Mapping[str, PowerTrace], steps: Steps | None) -> dict[str, float]:
     """The power of each of these GPUs while nothing runs; of those left out, nobody could see it.
 
     Only where one process traced: the others' work would go on.
     """
     windows = [window for window in recording.windows.to_pylist() if window["steps"] and window["source"]]
-    if not traces or len({window["pid"] for window in windows}) != 1:
-        return {}
-    steps = steps_of(recording)
-    if steps is None:
+    if steps is None or not traces or len({window["pid"] for window in windows}) != 1:
         return {}
     last_ns = max(int(each_ns.max()) for each_ns in (steps.traced_ns, steps.untraced_ns) if each_ns.size)
     end_ns = int(recording.marks["t_ns"].to_numpy().max(initial=last_ns))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.activity import activity_and_unseen
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.spans import Spans, joined, region_spans
 from smaragdine.recording.reader import Recording
@@ -49,11 +48,13 @@ class RegionTimes:
 def regions_of(
     recording: Recording,
     traces: Mapping[str, PowerTrace],
-    program: Mapping[str, PowerTrace] | None = None,
+    program: Mapping[str, PowerTrace],
+    unseen: float,
 ) -> list[RegionTimes]:
-    """In the order in which they first began. `program`: the program's part of each device."""
-    parts = list((program or {}).values())
-    found = _thinned_regions(recording, list(traces))
+    """In the order in which they first began. `program`: the program's part of each device; `unseen`: the
+    part of the time that nobody is known to have used that the program was given."""
+    parts = list(program.values())
+    found = _thinned_regions(recording, list(traces), unseen)
     for name, spans_ns in named_spans(recording.marks).items():
         region = region_of(name, spans_ns, traces, parts)
         found[name] = _both(found[name], region) if name in found else region
@@ -84,7 +85,7 @@ def region_of(
     )
 
 
-def _thinned_regions(recording: Recording, devices: Sequence[str]) -> dict[str, RegionTimes]:
+def _thinned_regions(recording: Recording, devices: Sequence[str], unseen: float) -> dict[str, RegionTimes]:
     """What they used was worked out from all readings, when these were thinned."""
     thinned = recording.thinned
     if thinned is None:
@@ -92,7 +93,6 @@ def _thinned_regions(recording: Recording, devices: Sequence[str]) -> dict[str, 
     table = thinned.table("regions")
     if not table.num_rows:
         return {}
-    _, unseen = activity_and_unseen(recording)
     known = list(thinned.state.devices)
     found: dict[str, RegionTimes] = {}
     for row in table.to_pylist():

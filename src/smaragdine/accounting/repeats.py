@@ -17,9 +17,9 @@ import pyarrow as pa
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.run import Overview
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.similarity import select
-from smaragdine.accounting.spans import Spans, Steps, joined
+from smaragdine.accounting.spans import Spans, joined
 from smaragdine.arrays import Floats
 from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
@@ -52,24 +52,24 @@ class Repeated:
 
 
 def laid_over(
-    runs: Sequence[tuple[Recording, Overview, PowerTrace]], device: str, layer: str | None = None
+    runs: Sequence[Run], device: str, layer: str | None = None
 ) -> tuple[Repeated, LayerTimes | None] | None:
     """Epochs of runs of one setting, or where none has any their traced steps; and when a layer ran in the
     first run that was traced, the main one unless one is named. None: nothing repeats."""
-    spans = [[(epoch.start_ns, epoch.end_ns) for epoch in found.summary.epochs] for _, found, _ in runs]
+    spans = [[(epoch.start_ns, epoch.end_ns) for epoch in run.summary.epochs] for run in runs]
     of = "epoch"
     if not any(spans):
-        spans = [traced_steps(recording, found.steps, device) for recording, found, _ in runs]
+        spans = [traced_steps(run, device) for run in runs]
         of = "step"
-    known = [(trace, each) for (_, _, trace), each in zip(runs, spans, strict=True) if each]
+    known = [(run.traces[device], each) for run, each in zip(runs, spans, strict=True) if each]
     if not known:
         return None
     ran = None
-    for (recording, found, _), each in zip(runs, spans, strict=True):
-        footprint = found.shown
+    for run, each in zip(runs, spans, strict=True):
+        footprint = run.shown
         if footprint is not None and device in footprint.devices:
             alike = layers_alike(select(footprint, device), layer)
-            ran = when(recording.events, device, alike, each) if alike else None
+            ran = when(run.recording.events, device, alike, each) if alike else None
             break
     return averaged(known, of), ran
 
@@ -99,11 +99,11 @@ def averaged(traces: Sequence[tuple[PowerTrace, Spans]], of: str = "epoch") -> R
     return Repeated(of, len(rows), edges_ns / 1e9, mean_w, std_w)
 
 
-def traced_steps(recording: Recording, steps: Steps | None, device: str) -> list[tuple[int, int]]:
+def traced_steps(run: Run, device: str) -> list[tuple[int, int]]:
     """A GPU lags behind the marks, now more, now less: there a step begins with its first kernel."""
     if device.startswith("gpu"):
-        return _by_kernels(recording, device)
-    return [] if steps is None else [(int(begin), int(end)) for begin, end in steps.traced_ns]
+        return _by_kernels(run.recording, device)
+    return [] if run.steps is None else [(int(begin), int(end)) for begin, end in run.steps.traced_ns]
 
 
 def _by_kernels(recording: Recording, device: str) -> list[tuple[int, int]]:

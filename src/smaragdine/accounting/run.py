@@ -1,43 +1,73 @@
-"""All there is to say of a recording: energy, what was traced of it, what a step costs, what to export."""
+"""Everything that is known of a recording.
+
+run = Run.open("runs/first")
+run.summary.program_j                    # what the program used
+run.step                                 # one step: which operation takes how much of it
+run.footprint                            # the same of all that was traced
+
+Whoever shows, exports or compares a recording takes a `Run`. Each thing is worked out once, when it is first
+asked for. The other files of this folder take what they need as arguments; this one puts them together.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import PurePath
+from functools import cached_property
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.account import account_meters, event_energies_j, recording_inputs
-from smaragdine.accounting.device_power import NOTHING_KNOWN, SensorFacts, from_recording
+from smaragdine.accounting.account import account_meters, check_times, event_energies_j
+from smaragdine.accounting.activity import SocketUse, activity, run_bounds
+from smaragdine.accounting.device_power import NOTHING_KNOWN, DevicePowers, SensorFacts, from_recording
+from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint, to_json
-from smaragdine.accounting.merge import MergeRule, merge_edges, renamed, renaming
+from smaragdine.accounting.idle import idle_w
+from smaragdine.accounting.ledger import columns
+from smaragdine.accounting.merge import merge_edges, renamed
+from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.spans import (
     FAR,
     HANDED,
     UNTRACED,
+    Span,
+    Spans,
     Steps,
     StepTable,
     far_from_median,
     step_table,
     steps_of,
+    traced_spans,
     without_pauses,
 )
-from smaragdine.accounting.steps import UntracedStep, at_level, handed_over, runs_behind, untraced_step
+from smaragdine.accounting.split import IdleMachine, RunPower, idle_machine, run_power, when
+from smaragdine.accounting.steps import (
+    StepEnergies,
+    UntracedStep,
+    announced_steps,
+    at_level,
+    handed_over,
+    runs_behind,
+    step_energies,
+    untraced_step,
+)
 from smaragdine.accounting.summary import RunSummary, summarise
 from smaragdine.accounting.summary import to_json as summary_json
-from smaragdine.accounting.traces import device_traces
+from smaragdine.accounting.traces import beyond, device_traces
 from smaragdine.arrays import Floats
 from smaragdine.arrow import pc
+from smaragdine.display import Shown
 from smaragdine.errors import UserError
-from smaragdine.recording.reader import Recording
+from smaragdine.recording.reader import Recording, open_recording
+from smaragdine.recording.writer import one_dictionary
+from smaragdine.sensors.base import Channel
 from smaragdine.tracing.absence import why_no_operations
 from smaragdine.units import joules, plain, seconds
-
-# All there is to say about a recording: its energy, what was traced of it, and what one step costs.
 
 _LEVEL = (0.8, 1.25)  # outside, traced and untraced steps are not the same work
 _WAITS = 2.0  # times a traced step's length: tracing makes steps longer, not shorter
@@ -45,6 +75,7 @@ _BEHIND = (
     "steps are announced when they are handed to the device, long before they are done: how long one takes "
     "without tracing is not known"
 )
+_COARSE_NS = 2_000_000_000  # longer than any sensor looks
 
 
 @dataclass(frozen=True)
@@ -60,21 +91,219 @@ class Tracing:
 
 
 @dataclass(frozen=True)
-class Overview:
-    summary: RunSummary
-    tracing: Tracing | None = None
-    footprint: Footprint | None = None  # of all that was traced
+class _Levels:
+    """Traced steps beside untraced ones."""
+
+    table: StepTable | None  # every step, and what it counts for
     steps: Steps | None = None
     untraced: Mapping[str, UntracedStep] = field(default_factory=dict[str, UntracedStep])
-    step: Footprint | None = None  # of one step, at the level of the untraced ones where there are any
-    absent: str | None = None  # why there are no footprints, though there are events
-    table: StepTable | None = None  # every step, and what it counts for
     unresolved: Mapping[str, UntracedStep] = field(default_factory=dict[str, UntracedStep])
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Run(Shown):
+    """A recording, and all that follows from it. `baseline` is a run of the idle machine; `facts` are what a
+    user knows about the sensors."""
+
+    recording: Recording
+    baseline: Run | None = None
+    facts: SensorFacts = NOTHING_KNOWN
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], baseline: str | os.PathLike[str] | None = None) -> Run:
+        return cls(open_recording(path), None if baseline is None else cls.open(baseline))
+
+    @property
+    def path(self) -> Path:
+        return self.recording.path
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What run.json says."""
+        return self.recording.info
+
+    @property
+    def bounds_ns(self) -> tuple[int, int]:
+        return run_bounds(self.recording)
+
+    # Power.
+
+    @cached_property
+    def traces(self) -> Mapping[str, PowerTrace]:
+        """The power of every device with a reading, parts of devices included."""
+        return device_traces(self.recording)
+
+    @cached_property
+    def activity(self) -> SocketUse:
+        """Who used each socket."""
+        return activity(self.recording)
+
+    @cached_property
+    def power(self) -> RunPower:
+        """Whose the power was."""
+        idle = None if self.baseline is None else self.baseline.at_rest
+        return run_power(self.recording, self.traces, self.activity, idle)
+
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        """Per device the channel that its power rests on."""
+        return self.power.channels
+
+    @cached_property
+    def at_rest(self) -> IdleMachine:
+        """What it says of the idle machine, as the baseline of another run."""
+        return idle_machine(self.recording, self.traces, self.activity)
+
+    @property
+    def baseline_remarks(self) -> Sequence[str]:
+        return () if self.baseline is None else self.baseline.at_rest.remarks
+
+    @cached_property
+    def summary(self) -> RunSummary:
+        return summarise(self.recording, self.power, self.baseline_remarks)
+
+    # Operations.
+
+    @cached_property
+    def inputs(self) -> tuple[pa.Table, DevicePowers]:
+        """Events, and the power they share. Raises `UserError` where there are none, or no power."""
+        recording = self.recording
+        return self._inputs(recording.events, recording.windows.num_rows > 0)
+
+    def inputs_of(self, events: pa.Table) -> tuple[pa.Table, DevicePowers]:
+        """The same for another tool's trace of this run."""
+        return self._inputs(events, False)
+
+    @cached_property
+    def accounted(self) -> Footprint:
+        """The footprint of all that was traced, with every remark. Raises as `inputs` does."""
+        return account_meters(*self.inputs)
+
+    @cached_property
+    def footprint(self) -> Footprint | None:
+        """The same, without remarks that `summary` makes. None: nothing was traced, or see `absent`."""
+        return self._footprint_or_why[0]
+
+    @property
+    def absent(self) -> str | None:
+        """Why there are no footprints, though there are events."""
+        return self._footprint_or_why[1]
+
+    @cached_property
+    def step(self) -> Footprint | None:
+        """One step, at the level of untraced ones where there are any. None: nothing tells steps apart."""
+        if self.footprint is None or self.steps is None:
+            return None
+        return at_level(self.footprint, self.untraced)
 
     @property
     def shown(self) -> Footprint | None:
         """What is shown: one step where there are steps, else all that was traced."""
         return self.footprint if self.step is None else self.step
+
+    @property
+    def needed(self) -> Footprint:
+        """The same, for who can do nothing without."""
+        if self.shown is None:
+            raise UserError(f"{self.path} has no footprint", self.why_none)
+        return self.shown
+
+    @property
+    def why_none(self) -> str:
+        """Why there is no footprint; empty where there is one."""
+        if self.absent is not None:
+            return self.absent
+        if self.footprint is not None:
+            return ""
+        return why_no_operations(self.recording)
+
+    @cached_property
+    def edges(self) -> pa.Table:
+        """The dataflow between operations."""
+        return self.recording.edges
+
+    @cached_property
+    def diagram(self) -> Node:
+        """Layers as a tree, with the dataflow between siblings."""
+        return diagram(self.needed, self.edges if self.edges.num_rows else None)
+
+    def renamed(self, names: Mapping[str, str]) -> Run:
+        """The same run with operations under other names: name → what it is called."""
+        found = Run(self.recording, self.baseline, self.facts)
+        called = {
+            name: None if footprint is None else renamed(footprint, names)
+            for name, footprint in (("step", self.step), ("footprint", self.footprint))
+        }
+        vars(found).update(vars(self) | called | {"edges": merge_edges(self.edges, names)})
+        return found
+
+    def accounted_as(self, names: Mapping[str, str], by_phase: bool = True) -> Footprint:
+        """What is shown, accounted anew with events under other names. Unlike `renamed`, this knows how a sum
+        of parts spreads over steps."""
+        events, meters = self.events_as(names, by_phase)
+        again = account_meters(events, meters)
+        return again if self.step is None else at_level(again, self.untraced)
+
+    def events_as(self, names: Mapping[str, str], by_phase: bool = True) -> tuple[pa.Table, DevicePowers]:
+        """`inputs` with events under other names."""
+        events, meters = self.inputs
+        name = events["name"].cast(pa.string()).combine_chunks().dictionary_encode()
+        called = pa.array([names.get(each, each) for each in name.dictionary.to_pylist()], pa.string())
+        columns = {"name": pa.DictionaryArray.from_arrays(name.indices, called)}
+        if not by_phase:
+            columns["phase"] = pa.nulls(events.num_rows, events.schema.field("phase").type)
+        for column, values in columns.items():
+            events = events.set_column(events.schema.get_field_index(column), column, values)
+        return one_dictionary(events), meters
+
+    @cached_property
+    def event_energies(self) -> tuple[pa.Table, Floats, list[str]]:
+        """Events, the energy of each (nan: not known), and what is to be said about those without."""
+        events = self.recording.events
+        nothing = np.full(events.num_rows, np.nan)
+        if not events.num_rows:
+            return events, nothing, ["no events: nothing was traced"]
+        try:
+            traced, meters = self.inputs
+        except UserError as error:
+            return events, nothing, [f"events have no energy: {error}"]
+        energy_j = event_energies_j(traced, meters)
+        without = int(np.isnan(energy_j).sum())
+        said = [f"{without:,} events have no energy: no power is known while they ran"] if without else []
+        return traced, energy_j, said
+
+    # Steps.
+
+    @cached_property
+    def tracing(self) -> Tracing | None:
+        """What the profiler saw. None: it never ran."""
+        found = _tracing(self.recording)
+        return found and dataclasses.replace(found, remarks=(*found.remarks, *self._levels.remarks))
+
+    @property
+    def table(self) -> StepTable | None:
+        """Every step of the process and the source that speak for all, and what it counts for."""
+        return self._levels.table
+
+    @property
+    def steps(self) -> Steps | None:
+        """Traced steps beside untraced ones. None where no steps were traced."""
+        return self._levels.steps
+
+    @property
+    def untraced(self) -> Mapping[str, UntracedStep]:
+        """What an untraced step takes of each device where that is known."""
+        return self._levels.untraced
+
+    @property
+    def unresolved(self) -> Mapping[str, UntracedStep]:
+        """The same of devices where it cannot be told what of it is idle: these show a traced step."""
+        return self._levels.unresolved
 
     @property
     def step_s(self) -> float | None:
@@ -87,62 +316,132 @@ class Overview:
         """What kind of step `step` has of a device."""
         return "one step" if device in self.untraced else "one traced step"
 
+    @cached_property
+    def announced_steps(self) -> list[tuple[Span, str | None]]:
+        """Every step of every process, by its end, and its kind where that is known."""
+        return announced_steps(self.recording, self.table)
 
-def overview(
-    recording: Recording, baseline: Recording | None = None, facts: SensorFacts = NOTHING_KNOWN
-) -> Overview:
-    traces = device_traces(recording)
-    summary = summarise(recording, traces, baseline)
-    tracing = _tracing(recording)
-    if not recording.events.num_rows:
-        return Overview(summary, tracing)
-    try:
-        events, meters = recording_inputs(recording, None, baseline, facts, traces)
-        footprint = account_meters(events, meters)
+    @cached_property
+    def step_energies(self) -> StepEnergies | None:
+        """What the program used in each step. None where no steps were announced."""
+        return None if self.table is None else step_energies(self.table, self.power.accounted)
+
+    def to_json(self) -> dict[str, Any]:
+        steps = self.steps
+        return {
+            **summary_json(self.summary),
+            "tracing": None if self.tracing is None else asdict(self.tracing),
+            "steps": None
+            if steps is None
+            else {
+                "announced": steps.count,
+                "traced": len(steps.traced_ns),
+                "traced_s": steps.traced_s,
+                "untraced": steps.untraced_count,
+                "untraced_s": steps.untraced_s,
+                "kinds": {} if self.table is None else self.table.counts(),
+                "slower": steps.slower,
+                "early": steps.early,
+                "paused_s": steps.paused_s,
+                "cost": steps.cost,
+            },
+            "untraced_step": {device: asdict(step) for device, step in self.untraced.items()},
+            "unresolved_step": {device: asdict(step) for device, step in self.unresolved.items()},
+            "step": None if self.step is None else to_json(self.step),
+            "traced": None if self.footprint is None else to_json(self.footprint),
+            "absent": self.absent,
+        }
+
+    @cached_property
+    def _announced(self) -> tuple[StepTable | None, Steps | None]:
+        """Before anything is known of power."""
+        table = step_table(self.recording)
+        return table, steps_of(self.recording, table)
+
+    @cached_property
+    def _quiet_w(self) -> dict[str, float]:
+        """What GPUs draw while nothing runs."""
+        gpus = {d: trace for d, trace in self.power.adding.items() if d.startswith("gpu:")}
+        return idle_w(self.recording, gpus, self._announced[1])
+
+    def _over(self, spans_of: Callable[[str], Spans]) -> DevicePowers:
+        return from_recording(self.recording, self.power, self._quiet_w, spans_of, self.facts)
+
+    def _inputs(self, events: pa.Table, in_windows: bool) -> tuple[pa.Table, DevicePowers]:
+        recording = self.recording
+        if not events.num_rows:
+            raise UserError(
+                f"{self.path} has no events",
+                recording.lost("events") or "no steps were traced",
+                "smaragdine report says why; with a trace of that run: smaragdine account RUN --events TRACE",
+            )
+        source = columns(events)
+        check_times(source, list(self.traces.values()))
+        spans: Mapping[str, Spans] = {"": [(source.first_ns, source.last_ns)]}
+        if in_windows:
+            spans = traced_spans(recording, events)
+        meters = self._over(lambda device: spans.get(device, spans[""]))
+        said = (
+            *meters.remarks,
+            *_thinned_remarks(recording, meters),
+            *recording.damage,
+            *beyond(recording),
+            *self.baseline_remarks,
+        )
+        return events, _known(dataclasses.replace(meters, remarks=said), recording)
+
+    @cached_property
+    def _footprint_or_why(self) -> tuple[Footprint | None, str | None]:
+        if not self.recording.events.num_rows:
+            return None, None
+        try:
+            footprint = self.accounted
+        except UserError as error:
+            return None, str(error)
         # What is wrong with the recording is said of the whole run, and once.
-        others = tuple(remark for remark in footprint.remarks if remark not in summary.problems)
-        footprint = dataclasses.replace(footprint, remarks=others)
-    except UserError as error:
-        return Overview(summary, tracing, absent=str(error))
-    table = step_table(recording)
-    steps = None if table is None else steps_of(recording, table)
-    if table is None or steps is None or not any(total.steps for total in footprint.devices.values()):
-        return Overview(summary, tracing, footprint, table=table)
+        others = tuple(remark for remark in footprint.remarks if remark not in self.summary.problems)
+        return dataclasses.replace(footprint, remarks=others), None
 
-    def untraced_of(steps: Steps) -> dict[str, UntracedStep]:
-        without = from_recording(recording, traces, lambda _: steps.untraced_spans, baseline, facts)
-        return untraced_step(footprint, without, steps, events)
+    @cached_property
+    def _levels(self) -> _Levels:
+        footprint = self._footprint_or_why[0]
+        table, steps = self._announced
+        if footprint is None or table is None or steps is None:
+            return _Levels(table)
+        if not any(total.steps for total in footprint.devices.values()):
+            return _Levels(table)
+        events, _ = self.inputs
 
-    untraced = untraced_of(steps)
-    if steps.uneven or (steps.far and runs_behind(steps, untraced)):
-        # Steps are handed to the device until its queue is full, then one waits: it belongs to the mean.
-        first, known = steps, untraced
-        table = without_pauses(table, lambda mean_s: not runs_behind(first, _as_long(known, mean_s)))
-        steps = steps_of(recording, table) or steps
+        def untraced_of(steps: Steps) -> dict[str, UntracedStep]:
+            return untraced_step(footprint, self._over(lambda _: steps.untraced_spans), steps, events)
+
         untraced = untraced_of(steps)
-    steps = dataclasses.replace(steps, early=handed_over(steps, untraced))
-    remarks = _step_remarks(steps)
-    if runs_behind(steps, untraced):
-        table = table.called(UNTRACED, HANDED)
-        steps = steps.without_untraced()
-        untraced, remarks = {}, [_BEHIND]
-    unresolved = {device: step for device, step in untraced.items() if not step.resolved}
-    untraced = {device: step for device, step in untraced.items() if step.resolved}
-    if unresolved and all(step.factor is None for step in untraced.values()):
-        untraced = {}  # a traced step of one device is not put beside an untraced one of its memory
-    remarks += [_unresolved(device, step) for device, step in unresolved.items()]
-    remarks += _level_remarks(untraced)
-    if tracing is not None:
-        tracing = dataclasses.replace(tracing, remarks=(*tracing.remarks, *remarks))
-    step = at_level(footprint, untraced)
-    return Overview(summary, tracing, footprint, steps, untraced, step, table=table, unresolved=unresolved)
+        if steps.uneven or (steps.far and runs_behind(steps, untraced)):
+            # Steps are handed to the device until its queue is full, then one waits: it belongs to the mean.
+            first, known = steps, untraced
+            table = without_pauses(table, lambda mean_s: not runs_behind(first, _as_long(known, mean_s)))
+            steps = steps_of(self.recording, table) or steps
+            untraced = untraced_of(steps)
+        steps = dataclasses.replace(steps, early=handed_over(steps, untraced))
+        said = _step_remarks(steps)
+        if runs_behind(steps, untraced):
+            table = table.called(UNTRACED, HANDED)
+            steps = steps.without_untraced()
+            untraced, said = {}, [_BEHIND]
+        unresolved = {device: step for device, step in untraced.items() if not step.resolved}
+        untraced = {device: step for device, step in untraced.items() if step.resolved}
+        if unresolved and all(step.factor is None for step in untraced.values()):
+            untraced = {}  # a traced step of one device is not put beside an untraced one of its memory
+        said += [_unresolved(device, step) for device, step in unresolved.items()]
+        said += _level_remarks(untraced)
+        return _Levels(table, steps, untraced, unresolved, tuple(said))
 
 
 def _as_long(untraced: Mapping[str, UntracedStep], length_s: float) -> dict[str, UntracedStep]:
     return {device: dataclasses.replace(step, length_s=length_s) for device, step in untraced.items()}
 
 
-def alike(a: Overview, b: Overview) -> tuple[Footprint, Footprint] | None:
+def alike(a: Run, b: Run) -> tuple[Footprint, Footprint] | None:
     """One step of each, to compare: of a device that one of them knows only traced, a traced one of both.
     None where one has no steps."""
     if a.step is None or b.step is None or a.footprint is None or b.footprint is None:
@@ -223,128 +522,6 @@ def phases_j(footprint: Footprint, devices: Sequence[str]) -> dict[str, float]:
     }
 
 
-def overview_json(found: Overview) -> dict[str, Any]:
-    steps = found.steps
-    return {
-        **summary_json(found.summary),
-        "tracing": None if found.tracing is None else asdict(found.tracing),
-        "steps": None
-        if steps is None
-        else {
-            "announced": steps.count,
-            "traced": len(steps.traced_ns),
-            "traced_s": steps.traced_s,
-            "untraced": steps.untraced_count,
-            "untraced_s": steps.untraced_s,
-            "kinds": {} if found.table is None else found.table.counts(),
-            "slower": steps.slower,
-            "early": steps.early,
-            "paused_s": steps.paused_s,
-            "cost": steps.cost,
-        },
-        "untraced_step": {device: asdict(step) for device, step in found.untraced.items()},
-        "unresolved_step": {device: asdict(step) for device, step in found.unresolved.items()},
-        "step": None if found.step is None else to_json(found.step),
-        "traced": None if found.footprint is None else to_json(found.footprint),
-        "absent": found.absent,
-    }
-
-
-@dataclass(frozen=True)
-class ExportedRun:
-    recording: Recording
-    found: Overview
-    footprint: Footprint | None  # merged, of the devices asked for
-    of: Mapping[str, str]  # device → what its footprint is of: one step, 20 traced steps …
-    edges: pa.Table  # dataflow between the footprint's names
-    why_none: str  # why there is no footprint
-    devices: tuple[str, ...]  # asked for; none: all
-    baseline: Recording | None = None
-
-    @property
-    def name(self) -> str:
-        return self.recording.path.resolve().name
-
-    @property
-    def summary(self) -> RunSummary:
-        return self.found.summary
-
-    @property
-    def what(self) -> str:
-        """What the footprint is of, over all devices."""
-        return " and ".join(dict.fromkeys(self.of.values()))
-
-    def wants(self, device: str) -> bool:
-        return not self.devices or device in self.devices
-
-    def needs_footprint(self) -> Footprint:
-        if self.footprint is None:
-            raise UserError(f"{self.recording.path} has no footprint", self.why_none)
-        return self.footprint
-
-
-def gather(
-    recording: Recording,
-    *,
-    traced: bool = False,
-    merged: bool = False,
-    rules: Sequence[MergeRule] = (),
-    devices: Sequence[str] = (),
-    baseline: Recording | None = None,
-) -> ExportedRun:
-    """A recording without events, or without power, is exported as far as it goes."""
-    found = overview(recording, baseline)
-    why_none = found.absent or ""
-    traced = traced or found.step is None
-    footprint = found.footprint if traced else found.shown
-    if footprint is None and not why_none:
-        untraced = not recording.events.num_rows
-        why_none = why_no_operations(recording) if untraced else "its power was not recorded"
-    _check_devices(recording, found, devices)
-    edges = recording.edges
-    if footprint is not None:
-        footprint = _of_devices(footprint, devices)
-        if merged or rules:
-            names = renaming([footprint], rules)
-            edges = merge_edges(edges, names)
-            footprint = renamed(footprint, names)
-    what = {device: _what(found, traced, device) for device in footprint.devices} if footprint else {}
-    return ExportedRun(recording, found, footprint, what, edges, why_none, tuple(devices), baseline)
-
-
-def _what(found: Overview, traced: bool, device: str) -> str:
-    if not traced:
-        return found.what(device)
-    count = len(found.steps.traced_ns) if found.steps is not None else 0
-    return f"{count} traced step{'s' if count > 1 else ''}" if count else "the time traced"
-
-
-def _check_devices(recording: Recording, found: Overview, devices: Sequence[str]) -> None:
-    known = dict.fromkeys([*found.summary.devices, *_event_devices(recording)])
-    for device in devices:
-        if device not in known:
-            there = f"There are: {', '.join(known)}" if known else ""
-            raise UserError(f"{recording.path} has no device {device}", remedy=there)
-
-
-def _event_devices(recording: Recording) -> list[str]:
-    events = recording.events
-    return events["device"].unique().to_pylist() if events.num_rows else []
-
-
-def _of_devices(footprint: Footprint, devices: Sequence[str]) -> Footprint:
-    if not devices:
-        return footprint
-    from smaragdine.arrow import pc
-
-    return dataclasses.replace(
-        footprint,
-        rows=footprint.rows.filter(pc.field("device").isin(list(devices))),
-        devices={device: total for device, total in footprint.devices.items() if device in devices},
-        without_power={d: count for d, count in footprint.without_power.items() if d in devices},
-    )
-
-
 def hardware(info: dict[str, Any], device: str) -> str | None:
     """What a device is: NVIDIA H200."""
     host: dict[str, Any] = info.get("host") or {}
@@ -363,17 +540,26 @@ def program(info: dict[str, Any]) -> str:
     return PurePath((scripts or words or ["the program"])[0]).name
 
 
-def traced_energies(run: ExportedRun) -> tuple[pa.Table, Floats, list[str]]:
-    """Events, the energy of each (nan: not known), and what is to be said about those without."""
-    events = run.recording.events
-    nothing = np.full(events.num_rows, np.nan)
-    if not events.num_rows:
-        return events, nothing, ["no events: nothing was traced"]
-    try:
-        traced, meters = recording_inputs(run.recording, baseline=run.baseline)
-    except UserError as error:
-        return events, nothing, [f"events have no energy: {error}"]
-    energy_j = event_energies_j(traced, meters)
-    without = int(np.isnan(energy_j).sum())
-    remarks = [f"{without:,} events have no energy: no power is known while they ran"] if without else []
-    return traced, energy_j, remarks
+def _thinned_remarks(recording: Recording, meters: DevicePowers) -> list[str]:
+    """Of events of another tool, in time of which only means are left."""
+    if recording.thinned is None:
+        return []
+    lengths_ns = [meter.trace.end_ns - meter.trace.start_ns for meter in meters.of.values()]
+    longest_ns = max((int(each_ns.max()) for each_ns in lengths_ns if each_ns.size), default=0)
+    if longest_ns < _COARSE_NS:
+        return []
+    return [
+        f"readings before {when(recording.thinned.state.cut_ns)} were thinned: power is a mean over up to "
+        f"{seconds(longest_ns * 1e-9)}, and energy goes by time alone; "
+        "smaragdine run --keep-readings all keeps them"
+    ]
+
+
+def _known(meters: DevicePowers, recording: Recording) -> DevicePowers:
+    """Without devices of which no power is known in that time: what they used is not 0 J."""
+    known = {device: meter for device, meter in meters.of.items() if meter.trace.start_ns.size}
+    unknown = [device for device in meters.of if device not in known]
+    why = f"no power is known of {', '.join(unknown)} while these events ran"
+    if not known:
+        raise UserError(f"{recording.path} cannot be accounted", why, "smaragdine show says what is missing")
+    return DevicePowers(known, (*meters.remarks, why) if unknown else meters.remarks)

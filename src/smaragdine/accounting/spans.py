@@ -343,10 +343,6 @@ def mean_s(spans_ns: Ints) -> float:
 def step_table(recording: Recording) -> StepTable | None:
     """Of the process and source whose steps were traced, else of those that announced most; None where there
     are no steps."""
-    return recording.once("step_table", lambda: _step_table(recording))
-
-
-def _step_table(recording: Recording) -> StepTable | None:
     windows = _windows(recording)
     if windows:
         rank, pid, source = (windows[0][who] for who in ("rank", "pid", "source"))
@@ -521,14 +517,8 @@ def _outlasting(lengths: npt.NDArray[np.float32], stretch: int) -> npt.NDArray[n
     return None if (sums > most).sum() > FEW * count else np.asarray(lengths > most, dtype=np.bool_)
 
 
-def steps_of(recording: Recording, table: StepTable | None = None) -> Steps | None:
+def steps_of(recording: Recording, table: StepTable | None) -> Steps | None:
     """None where no steps were traced."""
-    if table is None or table is step_table(recording):
-        return recording.once("steps", lambda: _steps_of(recording, step_table(recording)))
-    return _steps_of(recording, table)
-
-
-def _steps_of(recording: Recording, table: StepTable | None) -> Steps | None:
     windows = _windows(recording)
     if not windows or table is None:
         return None

@@ -32,10 +32,7 @@ from smaragdine.accounting.spans import (
     all_spans,
     joined,
     mean_s,
-    step_table,
 )
-from smaragdine.accounting.traces import device_traces, main_channels
-from smaragdine.accounting.virtual import split
 from smaragdine.arrays import Floats, Ints
 from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
@@ -176,14 +173,8 @@ class StepEnergies:
         return np.sum([np.zeros(len(self.steps.kind)), *self.energy_j.values()], axis=0)
 
 
-def step_energies(
-    recording: Recording, steps: StepTable | None = None, traces: Mapping[str, PowerTrace] | None = None
-) -> StepEnergies | None:
-    """Of whole devices, whoever used them, unless `traces` are of a part. None where there are no steps."""
-    steps = step_table(recording) if steps is None else steps
-    if steps is None:
-        return None
-    traces = device_traces(recording) if traces is None else traces
+def step_energies(steps: StepTable, traces: Mapping[str, PowerTrace]) -> StepEnergies:
+    """What each step used of these traces: of whole devices, or of the program's part of them."""
     means_j: dict[str, float] = {}
     if steps.thinned.count.size:
         own_ns = steps.of(UNTRACED)
@@ -208,13 +199,11 @@ def step_energies(
     )
 
 
-def announced_steps(recording: Recording, table: StepTable | None = None) -> list[tuple[Span, str | None]]:
-    """Every step of every process and source, by its end; with its kind where it is in the table of steps:
-    the overview's, where there is one, which knows what the profiler saw."""
+def announced_steps(recording: Recording, table: StepTable | None) -> list[tuple[Span, str | None]]:
+    """Every step of every process and source, by its end; with its kind where it is in the table of steps."""
     found: list[tuple[Span, str | None]] = [
         (span, None) for span in all_spans(recording) if span.name == "step"
     ]
-    table = step_table(recording) if table is None else table
     if table is None:
         return found
     first_ns = int(table.spans_ns[0, 1]) if len(table.spans_ns) else 0
@@ -231,14 +220,6 @@ def announced_steps(recording: Recording, table: StepTable | None = None) -> lis
         for index, (begin_ns, end_ns), kind in rows
     ]
     return sorted(told, key=lambda step: step[0].end_ns)
-
-
-def program_traces(recording: Recording, baseline: Recording | None = None) -> dict[str, PowerTrace]:
-    """What the program itself used of each device that adds up, as the accounting of operations has it."""
-    channels = main_channels(recording)
-    adding = {d: trace for d, trace in device_traces(recording).items() if channels[d].scope == "device"}
-    whose, _ = split(recording, adding, baseline)
-    return {device: whose[device].program if device in whose else trace for device, trace in adding.items()}
 
 
 def _was_read(trace: PowerTrace, spans_ns: Ints) -> npt.NDArray[np.bool_]:

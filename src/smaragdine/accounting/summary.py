@@ -17,33 +17,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.activity import activity_and_unseen, run_bounds, thinned_activity
-from smaragdine.accounting.at_rest import baseline_remarks
+from smaragdine.accounting.activity import SocketUse, run_bounds
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.regions import RegionTimes, regions_of, sum_of_each, too_short
-from smaragdine.accounting.traces import beyond, device_traces, left_out, main_channels
-from smaragdine.accounting.virtual import Split, split
+from smaragdine.accounting.split import RunPower, Split
+from smaragdine.accounting.traces import beyond, left_out
 from smaragdine.arrays import Ints
 from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.thinned import Arrays
 from smaragdine.sensors.base import Channel
 from smaragdine.units import joules, seconds
-
-# GPUs that were not the program's, or not its alone: a GPU's power is not split.
-
-
-def unused_gpus(recording: Recording, run_ns: tuple[int, int]) -> list[str]:
-    """GPUs that nobody used during the run: no process was seen on them, no kernel ran, no event is theirs.
-    Where one of the first two was not looked at, the GPU may have been used."""
-    quiet: dict[str, set[str]] = {}
-    for series in recording.series("telemetry"):
-        during = (series.t_ns >= run_ns[0]) & (series.t_ns <= run_ns[1])
-        if during.any() and not series.value[during].any():
-            quiet.setdefault(series.channel.device, set()).add(series.channel.quantity)
-    silent = [device for device, said in quiet.items() if {"processes", "gpu_utilisation"} <= said]
-    busy = set(recording.events["device"].cast(pa.string()).unique().to_pylist()) if silent else set[str]()
-    return sorted(device for device in silent if device not in busy)
 
 
 def shared_gpus(recording: Recording, begin_ns: int) -> list[str]:
@@ -152,48 +136,32 @@ class RunSummary:
         return (self.end_ns - self.begin_ns) * 1e-9
 
 
-@dataclass(frozen=True)
-class Whose:
-    """What is known of whose the power was."""
-
-    splits: Mapping[str, Split]
-    program: Mapping[str, PowerTrace]  # the program's part of each device whose users are known
-    unused: Sequence[str]  # GPUs
-    remarks: Sequence[str]  # what could not be split
-
-
-def summarise(
-    recording: Recording,
-    traces: Mapping[str, PowerTrace] | None = None,
-    baseline: Recording | None = None,
-) -> RunSummary:
-    """`traces`: of that recording, where somebody has them already; `baseline`: one of the idle machine."""
-    traces = device_traces(recording) if traces is None else traces
-    channels = main_channels(recording)
+def summarise(recording: Recording, power: RunPower, remarks: Sequence[str]) -> RunSummary:
+    """`remarks` are on the baseline, where there is one."""
+    traces, channels = power.traces, power.channels
     marks = recording.marks
     begin_ns, end_ns = run_bounds(recording)
-    whose = whose_power(recording, traces, baseline)
     ordered = sorted(traces, key=_device_order)
     peaks = {} if recording.thinned is None else recording.thinned.stretches
 
     def devices_in(start_ns: int, end_ns: int) -> dict[str, DeviceSummary]:
         return {
             d: summarise_device(
-                d, traces[d], channels[d], start_ns, end_ns, whose.program.get(d), peaks.get(d)
+                d, traces[d], channels[d], start_ns, end_ns, power.program.get(d), peaks.get(d)
             )
             for d in ordered
         }
 
     devices = devices_in(begin_ns, end_ns)
     known = {d: trace for d, trace in traces.items() if devices[d].energy_j is not None}
-    program = {d: trace for d, trace in whose.program.items() if devices[d].program_j is not None}
-    regions = regions_of(recording, known, program)
+    program = {d: trace for d, trace in power.program.items() if devices[d].program_j is not None}
+    regions = regions_of(recording, known, program, power.activity.unseen)
     epochs: list[Epoch] = []
     for index, start, end in epoch_bounds(_named(marks, ("epoch_begin", "epoch_end"))):
         each = devices_in(start, end)
         [program_j] = sum_of_each([[each[d].program_j] for d in program]) or [None]
         epochs.append(Epoch(index, start, end, each, program_j))
-    owned = owners(whose.splits, begin_ns, end_ns)
+    owned = owners(power.splits, begin_ns, end_ns)
     return RunSummary(
         status=recording.status,
         begin_ns=begin_ns,
@@ -201,7 +169,7 @@ def summarise(
         missing_s=max((device.missing_s for device in devices.values()), default=(end_ns - begin_ns) * 1e-9),
         devices=devices,
         total_j=sum_known(d.energy_j for d in devices.values() if d.scope == "device"),
-        shares=shares(recording, begin_ns, end_ns),
+        shares=shares(power.activity, begin_ns, end_ns),
         epochs=epochs,
         marks=marks,
         problems=[
@@ -213,33 +181,14 @@ def summarise(
             *left_out(recording),
             *too_short(regions, channels),
             *shared_gpus(recording, begin_ns),
-            *baseline_remarks(baseline),
+            *remarks,
         ],
         owners=owned,
         regions=regions,
         exit_code=recording.info.get("exit_code"),
         signal=recording.info.get("signal"),
-        **_sums(devices, whose, owned),
+        **_sums(devices, power, owned),
     )
-
-
-def whose_power(
-    recording: Recording, traces: Mapping[str, PowerTrace], baseline: Recording | None = None
-) -> Whose:
-    """Sockets and memory are split, a GPU is all the program's unless nobody used it; of any other device it
-    is not known."""
-    splits, remarks = split(recording, traces, baseline)
-    unused = [device for device in unused_gpus(recording, run_bounds(recording)) if device in traces]
-    program = {device: found.program for device, found in splits.items()}
-    for device, channel in main_channels(recording).items():
-        if device.startswith("gpu:") and channel.scope == "device" and device in traces:
-            program[device] = _nothing_of(traces[device]) if device in unused else traces[device]
-    return Whose(splits, program, unused, remarks)
-
-
-def _nothing_of(trace: PowerTrace) -> PowerTrace:
-    zeros = np.zeros_like(trace.power_w)
-    return PowerTrace(trace.start_ns, trace.end_ns, zeros, trace.hold_ns, restarts_ns=trace.restarts_ns)
 
 
 def owners(splits: Mapping[str, Split], begin_ns: int, end_ns: int) -> dict[str, Owners]:
@@ -252,7 +201,9 @@ def owners(splits: Mapping[str, Split], begin_ns: int, end_ns: int) -> dict[str,
     }
 
 
-def _sums(devices: Mapping[str, DeviceSummary], whose: Whose, owned: Mapping[str, Owners]) -> dict[str, Any]:
+def _sums(
+    devices: Mapping[str, DeviceSummary], power: RunPower, owned: Mapping[str, Owners]
+) -> dict[str, Any]:
     """Of all devices that add up: whose it was, and what is to be said of the rest."""
     energy_j = {
         name: device.energy_j
@@ -264,15 +215,15 @@ def _sums(devices: Mapping[str, DeviceSummary], whose: Whose, owned: Mapping[str
     least_j = _WORTH_SAYING * sum(energy_j.values())
     of = {name: owned[name] for name in energy_j if name in owned}
     unknown = [name for name in energy_j if devices[name].program_j is None]
-    partly = {name: whose.splits[name] for name in of if name not in unknown}
-    why = {name: remark for remark in whose.remarks for name in unknown if remark.startswith(f"{name}: ")}
+    partly = {name: power.splits[name] for name in of if name not in unknown}
+    why = {name: remark for remark in power.remarks for name in unknown if remark.startswith(f"{name}: ")}
     notes = [why.get(name, f"{name}: not split, nobody knows who used it") for name in unknown]
     notes += [
         f"{name}: whose {joules(part.unsplit_j)} in {seconds(part.unsplit_s)} were is not known"
         for name, part in partly.items()
         if part.unsplit_j > least_j
     ]
-    unused_j = {name: energy_j[name] for name in whose.unused if name in energy_j}
+    unused_j = {name: energy_j[name] for name in power.unused if name in energy_j}
     notes += [
         f"{name}: nobody used it; its {joules(used)} are the machine's" for name, used in unused_j.items()
     ]
@@ -368,14 +319,13 @@ def _between(t_ns: Ints, first_ns: int, last_ns: int) -> Ints:
     return t_ns[begin:end]
 
 
-def shares(recording: Recording, start_ns: int, end_ns: int) -> dict[str, SocketShare]:
+def shares(activity: SocketUse, start_ns: int, end_ns: int) -> dict[str, SocketShare]:
     """Of each socket's busy time: the program's, ours, everybody else's."""
     found: dict[str, SocketShare] = {}
-    sockets, unseen = activity_and_unseen(recording)
-    earlier = thinned_activity(recording)
+    sockets, earlier = activity.sockets, activity.earlier
     for socket in sorted({*sockets, *earlier}):
         busy_s = program_s = monitor_s = 0.0
-        for spent, given in ((earlier.get(socket), unseen), (sockets.get(socket), 0.0)):
+        for spent, given in ((earlier.get(socket), activity.unseen), (sockets.get(socket), 0.0)):
             if spent is None:
                 continue
             inside = (spent.start_ns >= start_ns) & (spent.end_ns <= end_ns)

@@ -35,9 +35,9 @@ from smaragdine.accounting.power import (
 )
 from smaragdine.accounting.regions import RegionTimes, named_spans, region_of
 from smaragdine.accounting.spans import BOUNDARIES, FEW, far_from_median, is_region, joined, region_pairs
+from smaragdine.accounting.split import FineSplit, split_fine
 from smaragdine.accounting.summary import PEAK_OVER_NS
 from smaragdine.accounting.traces import count_beyond, fine_traces, main_channels
-from smaragdine.accounting.virtual import FineSplit, split_fine
 from smaragdine.arrays import Floats, Ints
 from smaragdine.arrow import pc
 from smaragdine.errors import UserError

@@ -35,10 +35,6 @@ FOREVER_NS = 1 << 62
 
 def device_traces(recording: Recording) -> dict[str, PowerTrace]:
     """The power trace of every device with a reading, parts of devices (`cpu:0/core`) included."""
-    return dict(recording.once("device_traces", lambda: _device_traces(recording)))
-
-
-def _device_traces(recording: Recording) -> dict[str, PowerTrace]:
     fine = fine_traces(recording)
     if recording.thinned is None:
         return fine

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from smaragdine.accounting.run import Run
 from smaragdine.allocate.profile import profile_table
 from smaragdine.allocate.profiler import (
     UPDATES,
@@ -37,7 +38,6 @@ from smaragdine.jobs.setting import Setting
 from smaragdine.recording.asked import BASELINE, asked
 from smaragdine.recording.command import build_command, without_secrets
 from smaragdine.recording.format import INFO_FILE
-from smaragdine.recording.reader import open_recording
 from smaragdine.recording.session import RecordOptions, record_here
 from smaragdine.sensors.discover import settings_from_environment, socket_limit_w
 from smaragdine.sensors.nvml.gpus import ask, nvml, text
@@ -274,13 +274,13 @@ def _measured(
     else:
         raise UserError(f"{limit_w:g} W does not stand", "something takes the limit back")
     _refuse(ran, at, folder / f"{name}.log", need)
-    recording = open_recording(folder / name)
-    for line in recording.damage:
+    run = Run.open(folder / name)
+    for line in run.recording.damage:
         say(f"{at}: {line}")
-    steps = steps_of(recording, need.device, need.warm_up, blocks)
+    steps = steps_of(run, need.device, need.warm_up, blocks)
     if steps.updates < UPDATES or steps.count < need.steps:
         why = f"the program ended after {steps.count} steps, {steps.updates:.0f} updates of the counter"
-        least_s = UPDATES * (update_period_s(recording.channels, need.device) or 0.0)
+        least_s = UPDATES * (update_period_s(run.recording.channels, need.device) or 0.0)
         least = f"{need.steps} steps and {UPDATES} updates, {seconds(least_s)}"
         remedy = f"Let it run longer: {least} after the first {need.warm_up} steps"
         raise UserError(f"{at} is too short", why, remedy)
@@ -334,9 +334,9 @@ def idle_power(folder: Path, device: str) -> tuple[float | None, float | None]:
             begin_ns = time.time_ns()
             time.sleep(max(needed_s(channels, device) or 0.0, _AT_LEAST_S))
             end_ns = time.time_ns()
-        recording = open_recording(folder)
-        power_w = mean_power_w(recording, device, begin_ns, end_ns)
-        known = {"power_w": power_w, "period_s": update_period_s(recording.channels, device)}
+        run = Run.open(folder)
+        power_w = mean_power_w(run, device, begin_ns, end_ns)
+        known = {"power_w": power_w, "period_s": update_period_s(run.recording.channels, device)}
         write_json(_file(folder), known)
     return known["power_w"], known["period_s"]
 
@@ -358,7 +358,7 @@ def wait_power(
     if spun is not None:
         with contextlib.suppress(UserError, ValueError):
             begin_ns = int(spun[2]) + int(_SETTLE_S * 1e9)
-            power_w = mean_power_w(open_recording(folder), device, begin_ns, int(spun[3]))
+            power_w = mean_power_w(Run.open(folder), device, begin_ns, int(spun[3]))
             write_json(_file(folder), {"power_w": power_w})
             return power_w, ""
     errors = [line.strip() for line in lines if "Error" in line]

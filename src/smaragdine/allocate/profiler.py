@@ -23,10 +23,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.spans import BOUNDARIES, main_steps
 from smaragdine.accounting.steps import step_energies
-from smaragdine.accounting.traces import device_traces, main_channels
 from smaragdine.arrays import Ints
 from smaragdine.errors import UserError
 from smaragdine.files import lines_of, tail
@@ -110,25 +109,25 @@ def update_period_s(channels: Sequence[Channel], device: str) -> float | None:
     return None
 
 
-def steps_of(recording: Recording, device: str, warm_up: int, blocks: int) -> ProfiledSteps:
+def steps_of(run: Run, device: str, warm_up: int, blocks: int) -> ProfiledSteps:
     """Raises `UserError` where the recording does not make a point."""
-    channel = main_channels(recording).get(device)
-    period_s = update_period_s(recording.channels, device)
-    announced = step_energies(recording)
+    channel = run.channels.get(device)
+    period_s = update_period_s(run.recording.channels, device)
+    announced = None if run.table is None else step_energies(run.table, run.traces)
     if channel is None or period_s is None or announced is None or device not in announced.energy_j:
         what = "no steps" if channel is not None and announced is None else f"nothing of {device}"
         remedy = 'Mark them with smaragdine.mark("step_end", i)' if what == "no steps" else ""
-        raise UserError(f"{recording.path} has {what}", remedy=remedy)
+        raise UserError(f"{run.path} has {what}", remedy=remedy)
     spans_ns = announced.steps.spans_ns[max(warm_up - 1, 0) :]
     energy_j = announced.energy_j[device][max(warm_up - 1, 0) :]
-    plain = _plain(recording, spans_ns)
+    plain = _plain(run.recording, spans_ns)
     spans_ns, energy_j = spans_ns[plain], energy_j[plain]
     if not len(spans_ns):
         raise UserError(
-            f"{recording.path} has no steps after the first {warm_up}",
+            f"{run.path} has no steps after the first {warm_up}",
             remedy="Let the program run longer, or drop fewer: --warm-up N",
         )
-    refuse_gaps(recording, device_traces(recording)[device], spans_ns, device)
+    refuse_gaps(run, spans_ns, device)
     known = np.isfinite(energy_j)
     spans_ns, energy_j = spans_ns[known], energy_j[known]
     length_s = (spans_ns[:, 1] - spans_ns[:, 0]) * 1e-9
@@ -143,9 +142,9 @@ def steps_of(recording: Recording, device: str, warm_up: int, blocks: int) -> Pr
     return ProfiledSteps(tuple(found), float(length_s.sum()) / period_s, channel.provenance)
 
 
-def mean_power_w(recording: Recording, device: str, begin_ns: int, end_ns: int) -> float | None:
+def mean_power_w(run: Run, device: str, begin_ns: int, end_ns: int) -> float | None:
     """None where no reading covers that time."""
-    trace = device_traces(recording).get(device)
+    trace = run.traces.get(device)
     covered_s = 0.0 if trace is None else trace.covered_s(begin_ns, end_ns)
     return trace.energy_j(begin_ns, end_ns) / covered_s if trace is not None and covered_s > 0 else None
 
@@ -158,14 +157,14 @@ def _plain(recording: Recording, spans_ns: Ints) -> npt.NDArray[np.bool_]:
     return np.searchsorted(t_ns, spans_ns[:, 0]) == np.searchsorted(t_ns, spans_ns[:, 1])
 
 
-def refuse_gaps(recording: Recording, trace: PowerTrace, spans_ns: Ints, device: str) -> None:
+def refuse_gaps(run: Run, spans_ns: Ints, device: str) -> None:
     """Time that no reading covers would count as time without power."""
-    covered_ns = np.diff(trace.covered_until_ns(spans_ns), axis=1).sum()
+    covered_ns = np.diff(run.traces[device].covered_until_ns(spans_ns), axis=1).sum()
     length_ns = (spans_ns[:, 1] - spans_ns[:, 0]).sum()
     if covered_ns < (1 - _MOST_MISSING) * length_ns:
         missing_s = float(length_ns - covered_ns) * 1e-9
         why = f"{seconds(missing_s)} of {device} are missing"
-        raise UserError(f"{recording.path} cannot be used", why, "Profile it again")
+        raise UserError(f"{run.path} cannot be used", why, "Profile it again")
 
 
 def _standard_error(values: Sequence[float]) -> float | None:

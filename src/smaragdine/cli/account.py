@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from smaragdine.accounting.account import account_meters, recording_inputs, thinned
+from smaragdine.accounting.account import account_meters, thinned
 from smaragdine.accounting.device_power import DevicePowers, SensorFacts
 from smaragdine.accounting.diagram import diagram, zoom
 from smaragdine.accounting.footprint import Footprint, save, to_json, write_json
 from smaragdine.accounting.precision import Score, score_json
+from smaragdine.accounting.run import Run
 from smaragdine.cli.parsing import (
     Parser,
     add_merge_options,
@@ -160,8 +161,9 @@ def _inputs(options: argparse.Namespace) -> tuple[pa.Table, DevicePowers, pa.Tab
     recording = open_recording(options.recording)
     events = read_events(options.events) if options.events else None
     baseline = opened_baseline(options.baseline, say=False) if options.baseline else None
-    edges = recording.edges
-    return *recording_inputs(recording, events, baseline, facts), edges if edges.num_rows else None
+    run = Run(recording, baseline, facts)
+    inputs = run.inputs if events is None else run.inputs_of(events)
+    return *inputs, run.edges if run.edges.num_rows else None
 
 
 def _write_json(footprint: Footprint, precision: Mapping[str, Sequence[Score]], where: str) -> None:

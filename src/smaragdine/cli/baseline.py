@@ -34,8 +34,7 @@ def main(words: list[str]) -> int:
     )
     options = parser.parse_args(words)
     from smaragdine.accounting.at_rest import not_idle
-    from smaragdine.accounting.summary import summarise
-    from smaragdine.recording.reader import open_recording
+    from smaragdine.accounting.run import Run
     from smaragdine.report.terminal import console, run_tables, shortest_path
 
     output = Path(options.output) if options.output else None
@@ -50,9 +49,9 @@ def main(words: list[str]) -> int:
             out.print("\ninterrupted: the recording holds what was measured until then")
             out.print(f"recording: {shortest_path(folder)}", markup=False, soft_wrap=True)
         raise
-    recording = open_recording(folder)
-    out.print(run_tables(summarise(recording), idle=True))
-    for line in not_idle(recording):
+    run = Run.open(folder)
+    out.print(run_tables(run.summary, idle=True))
+    for line in not_idle(run.recording, run.activity.sockets):
         out.print(f"! {line}", markup=False, soft_wrap=True)
     out.print(f"recording: {shortest_path(folder)}", markup=False, soft_wrap=True)
     return 0

@@ -109,10 +109,9 @@ def _parser() -> Parser:
 
 def _footprint(path: str) -> Footprint:
     if Path(path).is_dir():
-        from smaragdine.accounting.account import account_recording
-        from smaragdine.recording.reader import open_recording
+        from smaragdine.accounting.run import Run
 
-        return account_recording(open_recording(path))
+        return Run.open(path).accounted
     from smaragdine.accounting.footprint import load
 
     return load(path)

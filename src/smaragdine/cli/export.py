@@ -12,7 +12,7 @@ from smaragdine.cli.parsing import Parser, add_merge_options, opened, opened_bas
 from smaragdine.errors import UserError, visible
 
 if TYPE_CHECKING:
-    from smaragdine.accounting.run import ExportedRun
+    from smaragdine.report.export.selection import Selection
 
 _EXAMPLE = """\
   smaragdine export runs/2026-11-15-train --to perfetto
@@ -76,21 +76,21 @@ def main(words: list[str]) -> int:
     if options.output == "-" and options.to not in _TEXT:
         raise UserError(f"{options.to} is no text", remedy="Name a file or a folder with -o")
     from smaragdine.accounting.merge import parse_rule
-    from smaragdine.accounting.run import gather
+    from smaragdine.report.export.selection import select
 
-    run = gather(
-        opened(options.recording),
+    baseline = opened_baseline(options.baseline) if options.baseline else None
+    chosen = select(
+        opened(options.recording, baseline),
         traced=options.traced,
         merged=options.summary,
         rules=[parse_rule(text) for text in options.merge],
         devices=options.device,
-        baseline=opened_baseline(options.baseline) if options.baseline else None,
     )
     if options.output == "-":
-        sys.stdout.write(_text(run, options))
+        sys.stdout.write(_text(chosen, options))
         return 0
-    where = Path(options.output) if options.output else _default(run, options.to)
-    for remark in _write(run, where, options):
+    where = Path(options.output) if options.output else _default(chosen, options.to)
+    for remark in _write(chosen, where, options):
         print(f"smaragdine: {visible(remark)}", file=sys.stderr)
     if not (where.is_file() or where.is_dir()):
         return 0  # a pipe or a device has what was asked for, and no more
@@ -99,56 +99,56 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _default(run: ExportedRun, to: str) -> Path:
+def _default(chosen: Selection, to: str) -> Path:
     if to == "tensorboard":
         from smaragdine.report.export.tensorboard import log_folder
 
-        own = log_folder(run.recording)
+        own = log_folder(chosen.run.recording)
         if own is not None:
             return own / "energy"
-    return Path(run.name + _FORMATS[to][0])
+    return Path(chosen.run.name + _FORMATS[to][0])
 
 
-def _write(run: ExportedRun, where: Path, options: argparse.Namespace) -> list[str]:
+def _write(chosen: Selection, where: Path, options: argparse.Namespace) -> list[str]:
     """Returns what the file does not have, and why."""
     from smaragdine.report.export.output import new_file, new_folder
 
-    without = [f"no footprint: {run.why_none}"] if run.footprint is None else []
+    without = [f"no footprint: {chosen.run.why_none}"] if chosen.footprint is None else []
     if options.to in ("csv", "parquet"):
         from smaragdine.report.export.tables import TABLES, write_tables
 
         with new_folder(where, options.force, [f"{name}.{options.to}" for name in TABLES]) as part:
-            return write_tables(run, part, options.to)
+            return write_tables(chosen, part, options.to)
     if options.to == "tensorboard":
         from smaragdine.report.export.tensorboard import devices_with_power, file_name, write_tensorboard
 
-        devices_with_power(run)  # before a folder is made
+        devices_with_power(chosen)  # before a folder is made
         if where.exists() and not where.is_dir():
             raise UserError(f"{where} is a file", remedy="Name a folder with -o DIR")
         where.mkdir(parents=True, exist_ok=True)
-        with new_file(where / file_name(run.recording), options.force) as part:
-            write_tensorboard(run, part)
+        with new_file(where / file_name(chosen.run.recording), options.force) as part:
+            write_tensorboard(chosen, part)
         return []
     if options.to == "perfetto":
         from smaragdine.report.export.perfetto import write_perfetto
 
         with new_file(where, options.force) as part:
-            return write_perfetto(run, part)
-    text = _text(run, options)
+            return write_perfetto(chosen, part)
+    text = _text(chosen, options)
     with new_file(where, options.force) as part:
         part.write_text(text, encoding="utf-8")
     return without
 
 
-def _text(run: ExportedRun, options: argparse.Namespace) -> str:
+def _text(chosen: Selection, options: argparse.Namespace) -> str:
     if options.to == "speedscope":
         from smaragdine.report.export.speedscope import speedscope_json
 
-        return json.dumps(speedscope_json(run), allow_nan=False) + "\n"
+        return json.dumps(speedscope_json(chosen), allow_nan=False) + "\n"
     if options.to == "prometheus":
         from smaragdine.report.export.prometheus import prometheus_text
 
-        return prometheus_text(run, options.depth)
+        return prometheus_text(chosen, options.depth)
     from smaragdine.report.export.paper import latex_text, markdown_text
 
-    return (latex_text if options.to == "latex" else markdown_text)(run, options.top)
+    return (latex_text if options.to == "latex" else markdown_text)(chosen, options.top)

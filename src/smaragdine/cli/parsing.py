@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from smaragdine.errors import UserError, visible
 
 if TYPE_CHECKING:
+    from smaragdine.accounting.run import Run
     from smaragdine.recording.reader import Recording
 
 
@@ -104,25 +105,26 @@ def _value(word: str) -> str | int | float:
     return word
 
 
-def opened(path: str | os.PathLike[str]) -> Recording:
+def opened(path: str | os.PathLike[str], baseline: Run | None = None) -> Run:
     """A recording for a verb that shows no remarks of its own: what is wrong with it goes to stderr."""
+    from smaragdine.accounting.run import Run
     from smaragdine.recording.reader import open_recording
 
-    recording = open_recording(path)
-    say_damage(recording)
-    return recording
+    run = Run(open_recording(path), baseline)
+    say_damage(run.recording)
+    return run
 
 
-def opened_baseline(path: str | os.PathLike[str], say: bool = True) -> Recording:
+def opened_baseline(path: str | os.PathLike[str], say: bool = True) -> Run:
     """What is wrong with it goes to stderr too, unless the figures that rest on it `say` so themselves."""
-    from smaragdine.accounting.at_rest import baseline_remarks, refuse_work
-    from smaragdine.recording.reader import open_recording
+    from smaragdine.accounting.at_rest import refuse_work
+    from smaragdine.accounting.run import Run
 
-    recording = open_recording(path)
-    refuse_work(recording)
-    for line in baseline_remarks(recording) if say else ():
-        print(f"smaragdine: {recording.path}: {visible(line)}", file=sys.stderr)
-    return recording
+    run = Run.open(path)
+    refuse_work(run.recording, run.activity.sockets)
+    for line in run.at_rest.remarks if say else ():
+        print(f"smaragdine: {run.path}: {visible(line)}", file=sys.stderr)
+    return run
 
 
 def say_damage(recording: Recording) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 
 from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.run import Overview, alike, overview, overview_json
+from smaragdine.accounting.run import Run, alike
 from smaragdine.cli.parsing import Parser, add_merge_options, count, opened_baseline, say_damage
 from smaragdine.errors import UserError, visible
 from smaragdine.recording.format import TRACES_FOLDER
-from smaragdine.recording.reader import Recording, open_recording
 
 _EXAMPLE = """\
   smaragdine report runs/2026-11-15-train
@@ -71,126 +70,118 @@ def main(words: list[str]) -> int:
         raise UserError(
             "--json prints a report", f"{files[0]} writes one to a file", "Ask for one after the other"
         )
-    recordings = [_opened(path) for path in options.recordings]
-    if options.figures or options.by == "step" or (len(recordings) == 2 and not options.json):
+    silent = options.by == "step" or len(options.recordings) == 2
+    runs = [_opened(path) for path in options.recordings]
+    if options.figures or options.by == "step" or (len(runs) == 2 and not options.json):
         # These have no room for remarks.
-        for recording in recordings:
-            say_damage(recording)
+        for run in runs:
+            say_damage(run.recording)
     if options.figures:
-        _draw(recordings, options)
+        _draw(runs, options)
+    baseline = None
+    if options.baseline and (options.html or not options.figures):
+        baseline = opened_baseline(options.baseline, say=silent and not options.html)
+        runs = [replace(run, baseline=baseline) for run in runs]
     if options.html:
-        _write_html(recordings, options)
+        _write_html(runs, options)
     if options.figures or options.html:
         return 0
-    if len(recordings) > 2:
+    if len(runs) > 2:
         raise UserError(
             "a report is of one run, or of two side by side",
-            f"{len(recordings)} were given",
+            f"{len(runs)} were given",
             "smaragdine compare takes more; so does --figures",
         )
-    if len(recordings) == 2 and options.by in ("device", "step"):
+    if len(runs) == 2 and options.by in ("device", "step"):
         raise UserError(
             f"two runs are not compared by {options.by}", remedy="Use --by name, --by layer or --by phase"
         )
-    silent = options.by == "step" or len(recordings) == 2
-    baseline = opened_baseline(options.baseline, say=silent) if options.baseline else None
-    found = _merged([overview(recording, baseline) for recording in recordings], options)
-    if len(found) == 2:
-        return _print_both(recordings, found, options)
+    runs = _merged(runs, options)
+    if len(runs) == 2:
+        return _print_both(runs[0], runs[1], options)
     if options.json:
-        return _print_json(overview_json(found[0]))
-    _print_one(recordings[0], found[0], options, baseline)
+        return _print_json(runs[0].to_json())
+    _print_one(runs[0], options)
     return 0
 
 
-def _opened(path: str) -> Recording:
+def _opened(path: str) -> Run:
     """A run that died before its trace was read, or all of it, still has it."""
-    recording = open_recording(path)
-    if recording.status == "running" or not (recording.path / TRACES_FOLDER).is_dir():
-        return recording
+    run = Run.open(path)
+    if run.recording.status == "running" or not (run.path / TRACES_FOLDER).is_dir():
+        return run
     from smaragdine.tracing.assemble import assemble, is_left
 
-    if not is_left(recording):
-        return recording
-    for remark in assemble(recording.path):
+    if not is_left(run.recording):
+        return run
+    for remark in assemble(run.path):
         print(f"trace: {visible(remark)}", file=sys.stderr)
-    return open_recording(path)
+    return Run.open(path)
 
 
-def _merged(found: Sequence[Overview], options: argparse.Namespace) -> Sequence[Overview]:
+def _merged(runs: Sequence[Run], options: argparse.Namespace) -> Sequence[Run]:
     """With self-similar names merged where that is asked for, in all alike."""
     if not (options.summary or options.merge):
-        return found
-    from smaragdine.accounting.merge import parse_rule, renamed, renaming
+        return runs
+    from smaragdine.accounting.merge import parse_rule, renaming
 
     rules = [parse_rule(text) for text in options.merge]
-    known = [part for each in found for part in (each.step, each.footprint) if part is not None]
+    known = [part for run in runs for part in (run.step, run.footprint) if part is not None]
     names = renaming(known, rules) if known else {}
-
-    def called(footprint: Footprint | None) -> Footprint | None:
-        return None if footprint is None else renamed(footprint, names)
-
-    return [replace(each, step=called(each.step), footprint=called(each.footprint)) for each in found]
+    return [run.renamed(names) for run in runs]
 
 
-def _print_one(
-    recording: Recording, found: Overview, options: argparse.Namespace, baseline: Recording | None
-) -> None:
+def _print_one(run: Run, options: argparse.Namespace) -> None:
     from smaragdine.accounting.footprint import in_order
     from smaragdine.accounting.joint import grouped
     from smaragdine.report.tables import overview_tables, step_tables
     from smaragdine.report.terminal import console, run_tables
 
-    shown = found.footprint if options.traced else found.shown
+    shown = run.footprint if options.traced else run.shown
     out = console()
-    command = visible(" ".join(recording.info.get("command", [])))
+    command = visible(" ".join(run.info.get("command", [])))
     out.print(command, style="bold", markup=False, soft_wrap=True)
     if options.by == "device":
-        out.print(run_tables(found.summary, idle=is_baseline(recording)))
+        out.print(run_tables(run.summary, idle=is_baseline(run.recording)))
         return
     if options.by == "step":
-        out.print(step_tables(recording, found, options.top, baseline))
+        out.print(step_tables(run, options.top))
         return
     tree = min(options.depth, 100) if options.by == "name" else 0
     rows = shown
     if rows is not None:
         rows = in_order(grouped(rows, options.by, max(options.depth, 1)), options.sort)
-    out.print(overview_tables(recording, found, shown, rows, options.top, tree))
+    out.print(overview_tables(run, shown, rows, options.top, tree))
 
 
-def _print_both(
-    recordings: Sequence[Recording], found: Sequence[Overview], options: argparse.Namespace
-) -> int:
+def _print_both(a: Run, b: Run, options: argparse.Namespace) -> int:
     from smaragdine.accounting.comparison import compare, to_json
     from smaragdine.accounting.joint import grouped
 
     sides: list[Footprint] = []
     alone: list[UserError] = []
-    steps = None if options.traced else alike(found[0], found[1])
-    for recording, each, footprint in zip(
-        recordings, found, steps or [each.footprint for each in found], strict=True
-    ):
+    steps = None if options.traced else alike(a, b)
+    for run, footprint in zip((a, b), steps or (a.footprint, b.footprint), strict=True):
         if footprint is None:
-            why = "it has no events" if each.absent is None else each.absent
-            alone.append(UserError(f"{recording.path} cannot be compared by operation", why))
+            why = "it has no events" if run.absent is None else run.absent
+            alone.append(UserError(f"{run.path} cannot be compared by operation", why))
         else:
             sides.append(grouped(footprint, options.by, max(options.depth, 1)))
     if alone and options.json:
         raise alone[0]
     comparison = None if alone else compare(sides[:1], sides[1:], by_step=None if steps else False)
     if comparison is not None and options.json:
-        paths = [str(recording.path) for recording in recordings]
-        reports = [overview_json(each) for each in found]
-        return _print_json({"a": paths[0], "b": paths[1], **to_json(comparison), "reports": reports})
+        reports = [run.to_json() for run in (a, b)]
+        return _print_json({"a": str(a.path), "b": str(b.path), **to_json(comparison), "reports": reports})
     from smaragdine.report.comparison import comparison_tables, what_is_compared
     from smaragdine.report.tables import both_summaries
     from smaragdine.report.terminal import console
 
     out = console()
-    for side, recording in zip("AB", recordings, strict=True):
-        out.print(f"{side}  {recording.path}", markup=False, soft_wrap=True)
+    for side, run in (("A", a), ("B", b)):
+        out.print(f"{side}  {run.path}", markup=False, soft_wrap=True)
     out.print()
-    out.print(both_summaries(found[0].summary, found[1].summary))
+    out.print(both_summaries(a.summary, b.summary))
     if comparison is not None:
         of_step = "energy of the operations of one step"
         compared = of_step if steps else what_is_compared(comparison, sides[:1], sides[1:])
@@ -201,22 +192,20 @@ def _print_both(
     return 0
 
 
-def _write_html(recordings: Sequence[Recording], options: argparse.Namespace) -> None:
+def _write_html(runs: Sequence[Run], options: argparse.Namespace) -> None:
     from smaragdine.accounting.merge import parse_rule
     from smaragdine.report.html.page import write_html
 
-    baseline = opened_baseline(options.baseline, say=False) if options.baseline else None
-    overviews = [overview(recording, baseline) for recording in recordings] if baseline else None
     path = Path(options.html)
-    write_html(recordings, path, overviews, [parse_rule(text) for text in options.merge])
+    write_html(runs, path, [parse_rule(text) for text in options.merge])
     print(path)
 
 
-def _draw(recordings: Sequence[Recording], options: argparse.Namespace) -> None:
+def _draw(runs: Sequence[Run], options: argparse.Namespace) -> None:
     from smaragdine.report.figures.draw import draw
 
     names = options.only.split(",") if options.only else None
-    drawn = draw(recordings, Path(options.figures), names, options.format.split(","))
+    drawn = draw(runs, Path(options.figures), names, options.format.split(","))
     for name, why in drawn.left_out.items():
         print(f"not drawn: {name}: {visible(why)}", file=sys.stderr)
     for path in drawn.files:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from smaragdine.accounting.summary import summarise
+from smaragdine.accounting.run import Run
 from smaragdine.cli.parsing import Parser, count, percentage, period_ms
 from smaragdine.errors import UserError, visible
 from smaragdine.recording.asked import UNTRACED, TraceAsked, asked
@@ -271,7 +271,7 @@ def _print_tables(recorded: Recorded, said: Sequence[str]) -> None:
     out = console(sys.stderr)
     try:
         # What run.json should say, also where it could not be written.
-        summary = summarise(Recording(recorded.folder, recorded.info))
+        summary = Run(Recording(recorded.folder, recorded.info)).summary
     except Exception as error:
         print(f"smaragdine: the recording cannot be summarised: {visible(str(error))}", file=sys.stderr)
         for problem in recorded.problems:

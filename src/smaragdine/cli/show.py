@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 
-from smaragdine.accounting.at_rest import baseline_remarks, is_baseline
+from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.baseline import subtract
-from smaragdine.accounting.summary import summarise, to_json
+from smaragdine.accounting.run import Run
+from smaragdine.accounting.summary import to_json
 from smaragdine.cli.parsing import Parser, grams_per_kwh, opened_baseline
 from smaragdine.errors import visible
-from smaragdine.recording.reader import open_recording
 from smaragdine.units import carbon_g
 
 
@@ -32,11 +32,11 @@ def main(words: list[str]) -> int:
         help="also show CO₂, at so many grams per kWh: your grid's, which changes by place, hour and year",
     )
     options = parser.parse_args(words)
-    recording = open_recording(options.recording)
-    summary = summarise(recording)
+    run = Run.open(options.recording)
+    summary = run.summary
     idle = opened_baseline(options.subtract, say=False) if options.subtract else None
-    net = subtract(summary, summarise(idle)) if idle is not None else []
-    said = baseline_remarks(idle)
+    net = subtract(summary, idle.summary) if idle is not None else []
+    said = idle.at_rest.remarks if idle is not None else ()
     if options.json:
         values = to_json(summary)
         if options.subtract:
@@ -54,9 +54,9 @@ def main(words: list[str]) -> int:
     from smaragdine.report.terminal import carbon_line, console, run_tables
 
     out = console()
-    command = visible(" ".join(recording.info.get("command", [])))
+    command = visible(" ".join(run.info.get("command", [])))
     out.print(command, style="bold", markup=False, soft_wrap=True)
-    out.print(run_tables(summary, net, idle=is_baseline(recording)))
+    out.print(run_tables(summary, net, idle=is_baseline(run.recording)))
     for line in said:
         out.print(f"! {visible(line)}", markup=False, soft_wrap=True)
     if options.carbon is not None:

@@ -115,10 +115,9 @@ class MeasuredBlock:
     def _used(self) -> MachineUse | None:
         if self._recording is None:
             return None
-        from smaragdine.accounting.summary import summarise
-        from smaragdine.recording.reader import open_recording
+        from smaragdine.accounting.run import Run
 
-        devices = summarise(open_recording(self._recording)).devices
+        devices = Run.open(self._recording).summary.devices
         counted = {name: d for name, d in devices.items() if d.scope == "device" and d.energy_j is not None}
         return MachineUse(
             self._machine,

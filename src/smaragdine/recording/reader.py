@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Required, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, Required, TypedDict
 
 import msgspec
 import numpy as np
@@ -51,9 +51,6 @@ from smaragdine.system import boot_id, start_ticks
 _SILENT_S = 60.0  # tables are written every second
 
 
-_T = TypeVar("_T")
-
-
 @dataclass(frozen=True)
 class Series:
     """One channel's readings by time. A restarted sampler begins a new segment: nothing is known between."""
@@ -84,14 +81,6 @@ class Recording(Shown):
         return list(
             dict.fromkeys([*known, *(series.channel for t in READING_TABLES for series in self.series(t))])
         )
-
-    def once(self, what: str, work_out: Callable[[], _T]) -> _T:
-        """What others make of this recording: worked out when first asked, and kept with it."""
-        known: dict[str, Any] = self.__dict__.setdefault("_worked_out", {})
-        if what not in known:
-            known[what] = work_out()
-        found: _T = known[what]
-        return found
 
     @property
     def power(self) -> pa.Table:

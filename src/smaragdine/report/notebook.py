@@ -9,7 +9,7 @@ from typing import Any
 from smaragdine.accounting.diagram import Node
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
 from smaragdine.accounting.merge import merge
-from smaragdine.accounting.run import Overview, overview
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.errors import visible
 from smaragdine.recording.reader import Recording
@@ -41,19 +41,19 @@ _STYLE = """<style>
 
 
 def html(shown: Any) -> str:
-    """What `_repr_html_` gives for a Footprint, a Node, a Recording or an Overview."""
+    """What `_repr_html_` gives for a Footprint, a Node, a Recording or a Run."""
     if isinstance(shown, Footprint):
         return _whole(footprint_html(shown))
     if isinstance(shown, Node):
         return _whole(_tree(shown))
-    if isinstance(shown, Overview):
-        return _whole(overview_html(shown))
+    if isinstance(shown, Run):
+        return _whole(_titled(shown))
     if isinstance(shown, Recording):
-        return _whole(_recording(shown))
+        return _whole(_titled(Run(shown)))
     raise TypeError(f"{type(shown).__name__} is not shown")
 
 
-def text(found: Overview) -> str:
+def text(run: Run) -> str:
     """The same in a terminal."""
     import io
 
@@ -62,50 +62,55 @@ def text(found: Overview) -> str:
 
     written = io.StringIO()
     out = console(written, _TERMINAL)
-    out.print(run_tables(found.summary))
-    shown = found.shown
+    out.print(run_tables(run.summary))
+    shown = run.shown
     if shown is not None:
-        out.print(f"\n{_what(found)}; self-similar layers merged", style="dim")
+        out.print(f"\n{_what(run)}; self-similar layers merged", style="dim")
         out.print(footprint_tables(merge(shown), _TOP))
     return written.getvalue().rstrip()
 
 
-def _what(found: Overview) -> str:
+def _what(run: Run) -> str:
     """What the operations' energy is of."""
-    if found.step is None or found.steps is None:
+    if run.step is None or run.steps is None:
         return "all that was traced"
-    in_all = f"; {found.steps.count} steps in all" if found.steps.count else ""
-    kinds = " and ".join(dict.fromkeys(found.what(device) for device in found.step.devices))
-    return f"{kinds}, of {len(found.steps.traced_ns)} traced{in_all}"
+    in_all = f"; {run.steps.count} steps in all" if run.steps.count else ""
+    kinds = " and ".join(dict.fromkeys(run.what(device) for device in run.step.devices))
+    return f"{kinds}, of {len(run.steps.traced_ns)} traced{in_all}"
 
 
 def _whole(parts: Iterable[str]) -> str:
     return f'{_STYLE}<div class="smg">{"".join(parts)}</div>'
 
 
-def _recording(recording: Recording) -> list[str]:
-    command = " ".join(word for word in recording.info.get("command", []) if isinstance(word, str))
-    parts = [f"<div><b>{_text(command or str(recording.path))}</b></div>", _line(str(recording.path), "dim")]
-    return parts + overview_html(overview(recording))
+def cell_html(run: Run) -> str:
+    """Below a cell, which says itself what was run."""
+    return _whole(_parts(run))
 
 
-def overview_html(found: Overview) -> list[str]:
+def _titled(run: Run) -> list[str]:
+    command = " ".join(word for word in run.info.get("command", []) if isinstance(word, str))
+    parts = [f"<div><b>{_text(command or str(run.path))}</b></div>", _line(str(run.path), "dim")]
+    return parts + _parts(run)
+
+
+def _parts(run: Run) -> list[str]:
     """The run's energy per device, and where a step's, or all that was traced, went."""
-    parts = _run(found.summary)
-    shown = found.shown
-    if found.absent is not None:
-        return [*parts, _line(found.absent, "warn")]
+    parts = _devices(run.summary)
+    shown = run.shown
+    if run.absent is not None:
+        return [*parts, _line(run.absent, "warn")]
     if shown is None:
         return [*parts, _line("no operations: nothing was traced", "dim")]
-    parts.append(_line(f"{_what(found)}; self-similar layers merged", "dim"))
+    parts.append(_line(f"{_what(run)}; self-similar layers merged", "dim"))
     # Twelve layers alike would fill the table with the same operation.
     parts += footprint_html(merge(shown))
-    if found.tracing is not None:
-        parts += [_line(remark, "warn") for remark in found.tracing.remarks]
+    if run.tracing is not None:
+        parts += [_line(remark, "warn") for remark in run.tracing.remarks]
     return parts
 
 
-def _run(summary: RunSummary) -> list[str]:
+def _devices(summary: RunSummary) -> list[str]:
     rows: list[str] = []
     split = summary.program_j is not None
     for device in summary.devices.values():

@@ -14,7 +14,7 @@ from rich.tree import Tree
 from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
-from smaragdine.accounting.run import Overview, Tracing, phases_j
+from smaragdine.accounting.run import Run, Tracing, phases_j
 from smaragdine.accounting.spans import (
     ANOTHER,
     BEFORE,
@@ -27,11 +27,9 @@ from smaragdine.accounting.spans import (
     WRITING,
     Steps,
 )
-from smaragdine.accounting.steps import program_traces, step_energies
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.arrays import Floats
 from smaragdine.errors import visible
-from smaragdine.recording.reader import Recording
 from smaragdine.report.terminal import FittingTable, Line, how_it_ended, run_tables
 from smaragdine.tracing.absence import why_no_operations
 from smaragdine.units import joules, plain, plus_minus, seconds, si, watts
@@ -180,8 +178,7 @@ _LEAST_SHARE = 0.02  # of its parent; smaller ones are summed up in the tree
 
 
 def overview_tables(
-    recording: Recording,
-    found: Overview,
+    run: Run,
     shown: Footprint | None,
     rows: Footprint | None,
     top: int,
@@ -190,21 +187,21 @@ def overview_tables(
     """`shown` is the footprint to print: a step's, or what was traced, merged or not; `rows` the same in the
     groups and the order asked for."""
     parts: list[RenderableType] = [
-        run_tables(found.summary, idle=is_baseline(recording)),
+        run_tables(run.summary, idle=is_baseline(run.recording)),
         Text(""),
     ]
-    if found.tracing is not None:
-        parts += [_dim(line) for line in tracing_lines(found.tracing, found.steps)]
-    elif shown is None and found.absent is None:
-        parts.append(_dim(f"no operations: {why_no_operations(recording)}"))
+    if run.tracing is not None:
+        parts += [_dim(line) for line in tracing_lines(run.tracing, run.steps)]
+    elif shown is None and run.absent is None:
+        parts.append(_dim(f"no operations: {why_no_operations(run.recording)}"))
     remarks: list[RenderableType] = []
-    if found.absent is not None:
-        parts.append(_warning(f"no energy per operation: {found.absent}"))
+    if run.absent is not None:
+        parts.append(_warning(f"no energy per operation: {run.absent}"))
     if shown is not None and rows is not None:
-        parts += _operations(found, shown, rows, top, depth)
+        parts += _operations(run, shown, rows, top, depth)
         remarks += footprint_remarks(shown)
-    if found.tracing is not None:
-        remarks += [_warning(remark) for remark in found.tracing.remarks]
+    if run.tracing is not None:
+        remarks += [_warning(remark) for remark in run.tracing.remarks]
     return Group(*parts, Text(""), *remarks) if remarks else Group(*parts)
 
 
@@ -257,15 +254,13 @@ def _part(part: float) -> str:
     return f"{part:.1%}" if part == 1 else f"{min(part, 0.999):.1%}"
 
 
-def _operations(
-    found: Overview, shown: Footprint, rows: Footprint, top: int, depth: int
-) -> list[RenderableType]:
+def _operations(run: Run, shown: Footprint, rows: Footprint, top: int, depth: int) -> list[RenderableType]:
     parts: list[RenderableType] = []
     devices = [device for device in shown.devices if shown.device_rows(device).num_rows]
     devices.sort(key=lambda device: -shown.devices[device].total_j)
     for device in devices:
         table = device_table(device, rows.devices[device], rows, top)
-        parts += [Text(""), _heading(device, found, shown), dataclasses.replace(table, title="")]
+        parts += [Text(""), _heading(device, run, shown), dataclasses.replace(table, title="")]
     for device in [device for device in shown.devices if device not in devices]:
         total_j = shown.devices[device].total_j
         parts.append(_dim(f"{visible(device)}: {joules(total_j)}, shared by no operation"))
@@ -280,11 +275,11 @@ def _operations(
     return parts
 
 
-def _heading(device: str, found: Overview, shown: Footprint) -> Text:
-    step = found.untraced.get(device)
+def _heading(device: str, run: Run, shown: Footprint) -> Text:
+    step = run.untraced.get(device)
     total = shown.devices[device]
     if total.per_step:
-        what = found.what(device)
+        what = run.what(device)
     else:
         what = _count(total.steps, "traced step") if total.steps else "while traced"
     line = Text.assemble(
@@ -347,15 +342,12 @@ _SAID = {
 }
 
 
-def step_tables(
-    recording: Recording, found: Overview, top: int, baseline: Recording | None = None
-) -> RenderableType:
+def step_tables(run: Run, top: int) -> RenderableType:
     """The steps that took most energy, the mean of those that one step is the mean of, and how many others
     there are; the program's part of each device, as elsewhere in the report."""
-    if found.table is None:
+    table = run.step_energies
+    if table is None:
         return _dim("the program announced no steps")
-    table = step_energies(recording, found.table, program_traces(recording, baseline))
-    assert table is not None
     steps, devices = table.steps, list(table.energy_j)
     length_s = steps.length_s
     lines = [
@@ -369,7 +361,7 @@ def step_tables(
         for i in np.argsort(-np.nan_to_num(table.sum_j), kind="stable")[:top].tolist()
     ]
     # Where some of a step was not read its mean is the mean power of the rest, as above the operations.
-    known_j = {device: step.energy_j for device, step in {**found.unresolved, **found.untraced}.items()}
+    known_j = {device: step.energy_j for device, step in {**run.unresolved, **run.untraced}.items()}
     counts, thinned = steps.counts(), steps.thinned
     for kind, means_j in ((UNTRACED, table.thinned_mean_j | known_j), (TRACED, {})):
         chosen = steps.kind == kind

@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import adding_devices, working_device
 from smaragdine.accounting.footprint import Footprint, column
-from smaragdine.accounting.run import overview
+from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError, visible
-from smaragdine.recording.reader import open_recording
 from smaragdine.recording.tables import guarded
 from smaragdine.report.export.paper import latex_escaped
 from smaragdine.report.figures.runs import NotDrawn
@@ -400,8 +399,7 @@ class Material:
         path = self.out / RUNS / name
         if not path.is_dir():
             return None
-        recording = open_recording(path)
-        return sketch_of(name, recording, overview(recording))
+        return sketch_of(name, Run.open(path))
 
 
 def materials(out: Path, results: Sequence[Result]) -> list[Material]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from smaragdine.accounting.footprint import write_json
-from smaragdine.accounting.summary import summarise
+from smaragdine.accounting.run import Run
 from smaragdine.arrays import Ints
 from smaragdine.clock import SYSTEM
 from smaragdine.errors import UserError
@@ -318,7 +318,7 @@ class _Measuring:
         if not figures:
             why = "; ".join(recording.info.get("problems", [])) or "it left no figures"
             raise UserError("the monitor did not run beside the program", why, "See smaragdine doctor")
-        summary = summarise(recording)
+        summary = Run(recording).summary
         self.last = recording
         estimated = {
             device: owners

@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.account import account, recording_inputs, thinned
+from smaragdine.accounting.account import account, thinned
 from smaragdine.accounting.arithmetic import per_step, working_device
-from smaragdine.accounting.device_power import DevicePower, DevicePowers
+from smaragdine.accounting.device_power import DevicePower
 from smaragdine.accounting.footprint import Footprint, load, save, write_json
 from smaragdine.accounting.merge import renaming
 from smaragdine.accounting.precision import KS, score_json, thin
 from smaragdine.accounting.repeats import LayerTimes, Repeated, Stretches, laid_over
-from smaragdine.accounting.run import Overview
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.similarity import select
-from smaragdine.accounting.traces import device_traces, main_channels
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 from smaragdine.files import read_json
@@ -69,40 +68,39 @@ class Result:
 
 def result_of(
     run: StudyRun,
-    recording: Recording,
-    found: Overview,
+    recorded: Run,
     log: str = "",
     assemble_s: float | None = None,
     account_s: float | None = None,
 ) -> Result:
     """`log` is what the program printed: it says `data: …`. CPU seconds: `assemble_s` for the events,
-    `account_s` from the recording's files to what was `found`."""
-    if found.step is None or found.steps is None:
-        why = found.absent or "no step of it was traced"
+    `account_s` from the recording's files to its figures."""
+    if recorded.step is None or recorded.steps is None:
+        why = recorded.absent or "no step of it was traced"
         raise UserError("no footprint of a step", why)
-    devices = {name: device for name, device in found.summary.devices.items() if device.scope == "device"}
-    few = _few_traced(len(found.steps.traced_ns), run.setting.trace_steps)
+    devices = {name: device for name, device in recorded.summary.devices.items() if device.scope == "device"}
+    few = _few_traced(len(recorded.steps.traced_ns), run.setting.trace_steps)
     return Result(
         name=run.name,
         setting=run.setting.name,
         number=run.number,
         facts=dict(run.setting.facts),
-        step=found.step,
-        steps=found.steps.count,
-        step_s=found.step_s,
-        traced_steps=len(found.steps.traced_ns),
-        slower=found.steps.slower,
-        duration_s=found.summary.duration_s,
+        step=recorded.step,
+        steps=recorded.steps.count,
+        step_s=recorded.step_s,
+        traced_steps=len(recorded.steps.traced_ns),
+        slower=recorded.steps.slower,
+        duration_s=recorded.summary.duration_s,
         energy_j={name: device.energy_j for name, device in devices.items()},
         provenance={name: device.provenance for name, device in devices.items()},
         data=_said(log, "data: ") or "not said by the program",
-        hardware=hardware_of(recording),
-        asss=_asss(recording, found.step),
-        remarks=(*found.summary.problems, *(found.tracing.remarks if found.tracing else ()), *few),
-        command=tuple(recording.info.get("command", [])),
-        period_ms={name: channel.period_ms for name, channel in main_channels(recording).items()},
-        cost=_cost(recording, found, assemble_s, account_s),
-        cards=_cards_of(recording),
+        hardware=hardware_of(recorded.recording),
+        asss=_asss(recorded),
+        remarks=(*recorded.summary.problems, *(recorded.tracing.remarks if recorded.tracing else ()), *few),
+        command=tuple(recorded.info.get("command", [])),
+        period_ms={name: channel.period_ms for name, channel in recorded.channels.items()},
+        cost=_cost(recorded, assemble_s, account_s),
+        cards=_cards_of(recorded.recording),
     )
 
 
@@ -114,27 +112,25 @@ def _few_traced(traced: int, asked: int) -> tuple[str, ...]:
     return (f"{traced} of {asked} steps were traced: {why}",)
 
 
-def _cost(
-    recording: Recording, found: Overview, assemble_s: float | None, account_s: float | None
-) -> dict[str, float | int | None]:
+def _cost(run: Run, assemble_s: float | None, account_s: float | None) -> dict[str, float | int | None]:
     """Of monitoring, tracing, assembling events and accounting them: in CPU seconds, which a busy machine
     does not change."""
-    monitors: list[dict[str, Any]] = recording.info.get("monitor") or []
+    monitors: list[dict[str, Any]] = run.info.get("monitor") or []
     wall_s = sum(each["wall_s"] for each in monitors)
-    steps = found.steps
+    steps = run.steps
     return {
-        "devices": len({channel.device for channel in recording.channels if channel.scope == "device"}),
-        "channels": len(recording.channels),
+        "devices": len({channel.device for channel in run.recording.channels if channel.scope == "device"}),
+        "channels": len(run.recording.channels),
         "readings": sum(each["readings"] for each in monitors) if monitors else None,
         "monitor_cpu_s": sum(each["cpu_s"] for each in monitors) if monitors else None,
         "monitor_s": wall_s or None,
         "traced_step_s": steps.traced_s if steps else None,
         "paused_s": steps.paused_s if steps else None,
         "tracing_part": steps.cost if steps else None,  # longer, as a part of all steps untraced
-        "events": recording.events.num_rows,
+        "events": run.recording.events.num_rows,
         "assemble_s": assemble_s,
         "account_s": account_s,
-        "bytes": _size_bytes(recording.path),
+        "bytes": _size_bytes(run.path),
     }
 
 
@@ -220,21 +216,9 @@ def hardware_named(gpus: Sequence[str], cpu: object) -> str:
     return ", ".join([*gpus, str(cpu or "")]).strip(", ")
 
 
-def summary_inputs(recording: Recording, step: Footprint) -> tuple[pa.Table, DevicePowers]:
-    """Events and power, as for summary footprints: the same operation of all layers is one."""
-    events, meters = recording_inputs(recording)
-    called = renaming([step])
-    texts = events["name"].combine_chunks()
-    names = pa.array([called.get(name, name) for name in texts.dictionary.to_pylist()], pa.string())
-    at = events.schema.get_field_index("name")
-    summed = names.take(texts.indices).dictionary_encode()
-    field = events.schema.field(at)
-    return events.set_column(at, field, summed.cast(field.type)), meters
-
-
-def _asss(recording: Recording, step: Footprint) -> dict[str, list[dict[str, float | int | None]]]:
-    """Of summary footprints, as the paper has it."""
-    events, meters = summary_inputs(recording, step)
+def _asss(run: Run) -> dict[str, list[dict[str, float | int | None]]]:
+    """Of summary footprints, as the paper has it: the same operation of all layers is one."""
+    events, meters = run.events_as(renaming([run.needed]))
     return {
         device: [score_json("every", score) for score in scores]
         for device, scores in thinned(events, meters, KS).items()
@@ -265,19 +249,17 @@ class Sketch:
     half_readings: Footprint
 
 
-def sketch_of(name: str, recording: Recording, found: Overview) -> Sketch | None:
+def sketch_of(name: str, run: Run) -> Sketch | None:
     """None where no device's operations have energy."""
-    step = found.step
-    device = working_device([step]) if step is not None else None
-    if step is None or device is None:
+    device = working_device([run.step]) if run.step is not None else None
+    if device is None:
         return None
-    repeated = laid_over([(recording, found, device_traces(recording)[device])], device)
-    power, ran = repeated or (None, None)
-    return Sketch(name, device, recording.edges, power, ran, *_by_readings(recording, step, device))
+    power, ran = laid_over([run], device) or (None, None)
+    return Sketch(name, device, run.edges, power, ran, *_by_readings(run, device))
 
 
-def _by_readings(recording: Recording, step: Footprint, device: str) -> tuple[Footprint, Footprint]:
-    events, meters = summary_inputs(recording, step)
+def _by_readings(run: Run, device: str) -> tuple[Footprint, Footprint]:
+    events, meters = run.events_as(renaming([run.needed]))
     meter = meters.of[device]
 
     def every(k: int) -> Footprint:

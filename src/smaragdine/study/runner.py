@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from smaragdine.accounting.run import Overview, overview
+from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError, signal_name
 from smaragdine.jobs.job import RunRequest, Stop, record
 from smaragdine.recording.format import TRACES_FOLDER
-from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.supervise import dying_with_us
 from smaragdine.study.folder import (
     Keep,
@@ -80,15 +79,15 @@ def finish(folder: Path, run: StudyRun) -> Finished:
     except NotWritten as error:
         return Finished(error=str(error))
     try:
-        opened = open_recording(recording)
+        recorded = Run.open(recording)
         begin_s = time.process_time()
-        found = overview(opened)
+        _ = recorded.summary, recorded.step
         account_s = time.process_time() - begin_s
-        result = result_of(run, opened, found, text, assemble_s, account_s)
+        result = result_of(run, recorded, text, assemble_s, account_s)
     except UserError as error:
         return Finished(said=said, error=error.reason, useless=True)
     if not has_sketch(folder, run.setting.name):
-        said = (*said, *sketched(folder, run.name, opened, found))
+        said = (*said, *sketched(folder, run.name, recorded))
     try:
         save_result(folder, result)  # last: what has a result is not made again
     except (UserError, OSError) as error:
@@ -96,10 +95,10 @@ def finish(folder: Path, run: StudyRun) -> Finished:
     return Finished(result, said)
 
 
-def sketched(folder: Path, name: str, recording: Recording, found: Overview) -> tuple[str, ...]:
+def sketched(folder: Path, name: str, run: Run) -> tuple[str, ...]:
     """Keep the sketch of a run; why it cannot be. It never costs the result."""
     try:
-        sketch = sketch_of(name, recording, found)
+        sketch = sketch_of(name, run)
         if sketch is not None:
             save_sketch(folder, sketch)
     except Exception as error:

@@ -16,10 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.accounting.power import PowerTrace, add, from_counter, from_samples
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.spans import main_steps
 from smaragdine.accounting.steps import MOST_MISSED
-from smaragdine.accounting.summary import summarise
-from smaragdine.accounting.traces import main_channels
 from smaragdine.errors import UserError
 from smaragdine.files import parse_json, users_file
 from smaragdine.jobs.setting import LimitKind
@@ -202,7 +201,8 @@ class Measured(MeasuredSteps):
 
 def measure(recording: Recording, devices: Sequence[str] | None = None) -> Measured:
     """Time and energy of a recording on `devices`: its GPUs unless given, or all that add up without one."""
-    summary = summarise(recording)
+    run = Run(recording)
+    summary = run.summary
     adding = [name for name, device in summary.devices.items() if device.scope == "device"]
     gpus = [name for name in adding if name.startswith("gpu:")]
     chosen = list(devices) if devices is not None else gpus or adding
@@ -212,14 +212,13 @@ def measure(recording: Recording, devices: Sequence[str] | None = None) -> Measu
             f"{recording.path} has no power of {missing[0] if missing else 'any device'}",
             f"it has {', '.join(summary.devices) or 'none'}",
         )
-    channels = main_channels(recording)
     span = summary.begin_ns, summary.end_ns
     sampled, counted = zip(*(_traces(recording, device) for device in chosen), strict=True)
     epochs = [[epoch.devices[device].energy_j for device in chosen] for epoch in summary.epochs]
     return Measured(
         device=" + ".join(chosen),
         device_name=_name(recording, chosen),
-        provenance=" + ".join(sorted({channels[device].provenance for device in chosen})),
+        provenance=" + ".join(sorted({run.channels[device].provenance for device in chosen})),
         time_s=summary.duration_s,
         energy_j=_energy_j(recording.marks, sampled, *span),
         energy_counter_j=_energy_j(recording.marks, counted, *span),

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
-from smaragdine.accounting.run import ExportedRun, hardware, program
+from smaragdine.accounting.run import hardware, program
 from smaragdine.errors import UserError, visible
+from smaragdine.report.export.selection import Selection
 from smaragdine.units import joules, si
 from smaragdine.version import __version__
 
@@ -54,12 +55,12 @@ class PaperTable:
     sums: list[tuple[str, ...]]  # what is not among the rows, and the total
 
 
-def latex_text(run: ExportedRun, top: int) -> str:
-    return "\n\n".join(_latex(table) for table in _tables(run, top)) + "\n"
+def latex_text(chosen: Selection, top: int) -> str:
+    return "\n\n".join(_latex(table) for table in _tables(chosen, top)) + "\n"
 
 
-def markdown_text(run: ExportedRun, top: int) -> str:
-    return "\n\n".join(_markdown(table) for table in _tables(run, top)) + "\n"
+def markdown_text(chosen: Selection, top: int) -> str:
+    return "\n\n".join(_markdown(table) for table in _tables(chosen, top)) + "\n"
 
 
 def latex_escaped(text: str) -> str:
@@ -67,15 +68,15 @@ def latex_escaped(text: str) -> str:
     return _signs(text, _LATEX)
 
 
-def _tables(run: ExportedRun, top: int) -> list[PaperTable]:
-    footprint = run.needs_footprint()
+def _tables(chosen: Selection, top: int) -> list[PaperTable]:
+    footprint = chosen.needs_footprint()
     devices = [device for device in footprint.devices if footprint.device_rows(device).num_rows]
     if not devices:
-        raise UserError(f"{run.recording.path} has no operations with energy", run.why_none)
-    return [_table(run, footprint, device, top) for device in devices]
+        raise UserError(f"{chosen.run.recording.path} has no operations with energy", chosen.run.why_none)
+    return [_table(chosen, footprint, device, top) for device in devices]
 
 
-def _table(run: ExportedRun, footprint: Footprint, device: str, top: int) -> PaperTable:
+def _table(chosen: Selection, footprint: Footprint, device: str, top: int) -> PaperTable:
     total = footprint.devices[device]
     rows = with_power(footprint.device_rows(device))
     shown, hidden = rows.slice(0, top).to_pylist(), rows.slice(top)
@@ -88,8 +89,8 @@ def _table(run: ExportedRun, footprint: Footprint, device: str, top: int) -> Pap
         sums.append(_sum(f"{hidden.num_rows} more", left_j, scale, total))
     sums += [_sum("(idle)", total.idle_j, scale, total), _sum("total", total.total_j, scale, total)]
     return PaperTable(
-        label="".join(c if c.isascii() and c.isalnum() else "-" for c in f"{run.name}-{device}"),
-        caption=_caption(run, device, total, len(shown) if hidden.num_rows else 0),
+        label="".join(c if c.isascii() and c.isalnum() else "-" for c in f"{chosen.run.name}-{device}"),
+        caption=_caption(chosen, device, total, len(shown) if hidden.num_rows else 0),
         headers=("Operation", "Phase", f"Energy ({unit})", "Share (%)", "Power (W)", "Busy (ms)", "Count"),
         rows=[_row(row, scale, total) for row in shown],
         sums=sums,
@@ -141,9 +142,9 @@ def _digits(value: float | None, off: float | None, place: int | None = None, le
     return f"{grouped}.{rest}" if rest else grouped
 
 
-def _caption(run: ExportedRun, device: str, total: DeviceTotal, shown: int) -> str:
+def _caption(chosen: Selection, device: str, total: DeviceTotal, shown: int) -> str:
     """`shown` rows of more; 0: all of them."""
-    info, found = run.recording.info, run.found
+    run, info = chosen.run, chosen.run.info
     what = hardware(info, device)
     limits = [
         f"limit {gpu['power_limit_w']:g} W"
@@ -152,7 +153,7 @@ def _caption(run: ExportedRun, device: str, total: DeviceTotal, shown: int) -> s
     ]
     where = ", ".join([device, *([what] if what else []), *limits])
     sentences = [
-        f"Energy of {run.of[device]} of {program(info)} on {where}: {joules(total.total_j)}"
+        f"Energy of {chosen.of[device]} of {program(info)} on {where}: {joules(total.total_j)}"
         f"{f', the {shown} largest rows' if shown else ''}",
         "± is half the 95 % interval",
     ]
@@ -160,12 +161,12 @@ def _caption(run: ExportedRun, device: str, total: DeviceTotal, shown: int) -> s
     measured = known is not None and known.provenance == "measured"
     sensor = f" ({known.source.partition(':')[0]})" if known is not None and measured else ""
     sentences.append(f"Power {total.provenance or 'of unknown provenance'}{sensor}")
-    if found.steps is not None and found.tracing is not None:
+    if run.steps is not None and run.tracing is not None:
         libraries: dict[str, str] = info.get("libraries") or {}
-        by = [f"{name} {libraries[name]}" if name in libraries else name for name in found.tracing.frameworks]
+        by = [f"{name} {libraries[name]}" if name in libraries else name for name in run.tracing.frameworks]
         # Steps found in slices of time were announced by nobody, and have no count.
-        of_all = f" of {found.steps.count}" if found.steps.count else ""
-        traced = f"{len(found.steps.traced_ns)}{of_all} steps traced"
+        of_all = f" of {run.steps.count}" if run.steps.count else ""
+        traced = f"{len(run.steps.traced_ns)}{of_all} steps traced"
         sentences.append(f"{traced} with {' and '.join(by)}, smaragdine {__version__}")
     else:
         sentences.append(f"smaragdine {__version__}")

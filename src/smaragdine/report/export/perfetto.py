@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.power import coarse, within
-from smaragdine.accounting.run import ExportedRun, hardware, program, traced_energies
+from smaragdine.accounting.run import hardware, program
 from smaragdine.accounting.spans import REGION, Span, all_spans, region_spans
 from smaragdine.accounting.summary import DeviceSummary
-from smaragdine.accounting.traces import device_traces
 from smaragdine.arrays import Floats, Ints
 from smaragdine.protobuf import Fields, build_class
 from smaragdine.recording.reader import Recording
+from smaragdine.report.export.selection import Selection
 
 # Slices on tracks: what is drawn must nest, so what merely overlaps goes to another track of its lane.
 
@@ -279,38 +279,38 @@ _MOST_POINTS = 500_000  # of a counter: the browser has to hold them
 _SPAN_ORDER = {"experiment": 1, "train": 2, "evaluate": 3, "predict": 4, "epoch": 5, "step": 6}
 
 
-def write_perfetto(run: ExportedRun, path: Path) -> list[str]:
+def write_perfetto(chosen: Selection, path: Path) -> list[str]:
     """The remarks say what is not in the file, and why."""
-    events, energy_j, remarks = traced_energies(run)
+    events, energy_j, remarks = chosen.run.event_energies
     with path.open("wb") as file:
-        trace = Packets(file, run.recording)
-        _write_marks(trace, run)
-        devices = [device for device in _devices(run, events) if run.wants(device)]
-        tracks = {device: _describe_device(trace, run, device, i + 1) for i, device in enumerate(devices)}
+        trace = Packets(file, chosen.run.recording)
+        _write_marks(trace, chosen)
+        devices = [device for device in _devices(chosen, events) if chosen.wants(device)]
+        tracks = {device: _describe_device(trace, chosen, device, i + 1) for i, device in enumerate(devices)}
         for device in devices:
-            if device in run.summary.devices:
-                _write_counters(trace, run, run.summary.devices[device], tracks[device])
+            if device in chosen.run.summary.devices:
+                _write_counters(trace, chosen, chosen.run.summary.devices[device], tracks[device])
         _write_events(trace, events, energy_j, tracks)
     return remarks
 
 
-def _devices(run: ExportedRun, events: pa.Table) -> Sequence[str]:
+def _devices(chosen: Selection, events: pa.Table) -> Sequence[str]:
     traced: list[str] = events["device"].unique().to_pylist()
-    return list(dict.fromkeys([*run.summary.devices, *sorted(traced)]))
+    return list(dict.fromkeys([*chosen.run.summary.devices, *sorted(traced)]))
 
 
-def _describe_device(trace: Packets, run: ExportedRun, device: str, pid: int) -> int:
-    known = run.summary.devices.get(device)
-    what = hardware(run.recording.info, device)
+def _describe_device(trace: Packets, chosen: Selection, device: str, pid: int) -> int:
+    known = chosen.run.summary.devices.get(device)
+    what = hardware(chosen.run.info, device)
     labels = [known.provenance if known is not None else "power not recorded"]
     return trace.track(f"{device} {what}" if what else device, pid=pid, labels=labels, order=pid)
 
 
-def _write_counters(trace: Packets, run: ExportedRun, device: DeviceSummary, parent: int) -> None:
+def _write_counters(trace: Packets, chosen: Selection, device: DeviceSummary, parent: int) -> None:
     if device.energy_j is None:
         return
-    begin_ns, end_ns = run.summary.begin_ns, run.summary.end_ns
-    whole = device_traces(run.recording)[device.device]
+    begin_ns, end_ns = chosen.run.summary.begin_ns, chosen.run.summary.end_ns
+    whole = chosen.run.traces[device.device]
     drawn = coarse(within(whole, [(begin_ns, end_ns)]), _MOST_POINTS)
     suffix = "" if device.provenance == "measured" else f", {device.provenance}"
     about = device.source + ("" if device.scope == "device" else "; not in the sum over devices")
@@ -376,10 +376,10 @@ class _Reading:
         return self._batch[item - self._first]
 
 
-def _write_marks(trace: Packets, run: ExportedRun) -> None:
+def _write_marks(trace: Packets, chosen: Selection) -> None:
     """Marks in pairs as slices, others as instants; when the profiler ran, and over which steps."""
-    top = trace.track(program(run.recording.info))
-    spans = [*all_spans(run.recording), *region_spans(run.recording.marks)]
+    top = trace.track(program(chosen.run.info))
+    spans = [*all_spans(chosen.run.recording), *region_spans(chosen.run.recording.marks)]
     spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
     kinds = sorted({_kind(span) for span in spans}, key=lambda kind: (_SPAN_ORDER.get(kind[0], 9), kind))
     lanes = {kind: (_called(kind), order) for order, kind in enumerate(kinds, start=1)}
@@ -388,7 +388,7 @@ def _write_marks(trace: Packets, run: ExportedRun) -> None:
         (span.name if span.index is None else f"{span.name} {span.index}", {"source": span.source})
         for span in spans
     ]
-    for window in run.recording.windows.to_pylist():
+    for window in chosen.run.recording.windows.to_pylist():
         lane = (f"tracing, process {window['pid']}", 20)
         texts = [(window["asked_ns"], window["begin_ns"], "profiler starts")]
         texts.append((window["begin_ns"], window["end_ns"], f"traced by {window['framework']}"))
@@ -401,7 +401,7 @@ def _write_marks(trace: Packets, run: ExportedRun) -> None:
     tracks: dict[object, int] = {}
     for edge in edges(slices):
         _write_mark_edge(trace, edge, tracks, top, notes)
-    _write_instants(trace, run.recording.marks, spans, top)
+    _write_instants(trace, chosen.run.recording.marks, spans, top)
 
 
 def _write_mark_edge(

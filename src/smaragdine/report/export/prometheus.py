@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.run import ExportedRun
 from smaragdine.errors import visible
+from smaragdine.report.export.selection import Selection
 from smaragdine.version import __version__
 
 Labels = Mapping[str, str]
 
 
-def prometheus_text(run: ExportedRun, depth: int = 2) -> str:
+def prometheus_text(chosen: Selection, depth: int = 2) -> str:
     """Energy, power and time per device, and the energy of its layers, `depth` segments of a path deep.
 
-    The layers of a device and its `(idle)` add up to its energy in `run.footprint`.
+    The layers of a device and its `(idle)` add up to its energy in `chosen.footprint`.
     """
-    summary, name = run.summary, {"run": run.name}
-    devices = [device for device in summary.devices.values() if run.wants(device.device)]
+    summary, name = chosen.run.summary, {"run": chosen.run.name}
+    devices = [device for device in summary.devices.values() if chosen.wants(device.device)]
 
     def each(figure: str) -> Iterable[tuple[Labels, float]]:
         for device in devices:
@@ -42,7 +42,7 @@ def prometheus_text(run: ExportedRun, depth: int = 2) -> str:
             "run_program_energy_joules",
             "gauge",
             "What the program used: its part of sockets and memory, and GPUs.",
-            [] if summary.program_j is None or run.devices else [(name, summary.program_j)],
+            [] if summary.program_j is None or chosen.devices else [(name, summary.program_j)],
         ),
         *_family(
             "device_program_energy_joules",
@@ -60,13 +60,13 @@ def prometheus_text(run: ExportedRun, depth: int = 2) -> str:
         *_family("device_peak_power_watts", "gauge", "The highest mean over 100 ms.", each("peak_w")),
         *_family("device_missing_seconds", "gauge", "Time without readings.", each("missing_s")),
     ]
-    if run.footprint is not None:
-        of_step = any(total.per_step for total in run.footprint.devices.values())
+    if chosen.footprint is not None:
+        of_step = any(total.per_step for total in chosen.footprint.devices.values())
         lines += _family(
             "step_energy_joules" if of_step else "traced_energy_joules",
             "gauge",
-            f"Energy of a layer: {run.what}. With (idle), it adds up to the device's.",
-            [({**name, **labels}, value) for labels, value in _layers(run.footprint, depth)],
+            f"Energy of a layer: {chosen.what}. With (idle), it adds up to the device's.",
+            [({**name, **labels}, value) for labels, value in _layers(chosen.footprint, depth)],
         )
     return "\n".join(lines) + "\n"
 

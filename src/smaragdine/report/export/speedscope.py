@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from smaragdine.accounting.diagram import diagram, walk
-from smaragdine.accounting.run import ExportedRun, hardware
+from smaragdine.accounting.run import Run, hardware
+from smaragdine.report.export.selection import Selection
 from smaragdine.version import __version__
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _SMALL_J = 1000.0
 
 
-def speedscope_json(run: ExportedRun) -> dict[str, Any]:
-    """Weights and the idle rest add up to the device's energy in `run.footprint`."""
-    footprint = run.needs_footprint()
-    root = diagram(footprint, run.edges if run.edges.num_rows else None)
+def speedscope_json(chosen: Selection) -> dict[str, Any]:
+    """Weights and the idle rest add up to the device's energy in `chosen.footprint`."""
+    footprint = chosen.needs_footprint()
+    root = diagram(footprint, chosen.edges if chosen.edges.num_rows else None)
     rows = footprint.rows.to_pylist()
     drawn = [(node.path, rows[row]) for node in walk(root) for row in node.rows]
     frames: dict[str, int] = {}
@@ -32,7 +33,8 @@ def speedscope_json(run: ExportedRun) -> dict[str, Any]:
         profiles.append(
             {
                 "type": "sampled",
-                "name": f"{_called(run, device)}, {run.of[device]}{_provenance(total.provenance)} ({unit})",
+                "name": f"{_called(chosen.run, device)}, {chosen.of[device]}"
+                f"{_provenance(total.provenance)} ({unit})",
                 "unit": "none",
                 "startValue": 0,
                 "endValue": sum(weights),
@@ -43,7 +45,7 @@ def speedscope_json(run: ExportedRun) -> dict[str, Any]:
     largest = max(footprint.devices, key=lambda device: footprint.devices[device].total_j, default=None)
     return {
         "$schema": _SCHEMA,
-        "name": f"{run.name}: energy of {run.what}",
+        "name": f"{chosen.run.name}: energy of {chosen.what}",
         "exporter": f"smaragdine@{__version__}",
         "activeProfileIndex": 0 if largest is None else list(footprint.devices).index(largest),
         "shared": {"frames": [{"name": word} for word in frames]},
@@ -57,8 +59,8 @@ def _stack(path: str, phase: str | None) -> list[str]:
     return [*layers, f"{operation} ({phase})" if phase else operation]
 
 
-def _called(run: ExportedRun, device: str) -> str:
-    what = hardware(run.recording.info, device)
+def _called(run: Run, device: str) -> str:
+    what = hardware(run.info, device)
     return f"{device} {what}" if what else device
 
 

@@ -15,15 +15,13 @@ from smaragdine.accounting.power import (
     PowerTrace,
     within,
 )
-from smaragdine.accounting.run import ExportedRun, traced_energies
 from smaragdine.accounting.spans import TRACED, Span, joined, resumed_ns
-from smaragdine.accounting.steps import announced_steps
-from smaragdine.accounting.summary import DeviceSummary, whose_power
-from smaragdine.accounting.traces import device_traces
-from smaragdine.accounting.virtual import when
+from smaragdine.accounting.split import when
+from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.arrays import Floats, Ints
 from smaragdine.arrow import pc
 from smaragdine.recording.tables import write_csv
+from smaragdine.report.export.selection import Selection
 
 TABLES = ("devices", "footprint", "totals", "epochs", "steps", "regions", "power", "marks", "events", "edges")
 
@@ -50,27 +48,28 @@ _TOTALS = {
 }
 
 
-def tables(run: ExportedRun) -> tuple[dict[str, pa.Table], list[str]]:
+def tables(chosen: Selection) -> tuple[dict[str, pa.Table], list[str]]:
     """Name → table, those with nothing to say left out; and why they have nothing to say.
 
     In `devices`, `epochs`, `steps` and `regions` `program_j` is the program's part of a device's energy and
     `energy_j` all of it; `footprint` and `totals` are of the program's part.
     """
-    events, remarks = _events(run)
-    found = {"devices": _devices(run), **_footprint(run), **_spans(run), "power": _power(run)}
-    found |= {"marks": run.recording.marks, "events": events, "edges": run.recording.edges}
-    if run.recording.thinned is not None:
+    events, remarks = _events(chosen)
+    found = {"devices": _devices(chosen), **_footprint(chosen), **_spans(chosen), "power": _power(chosen)}
+    found |= {"marks": chosen.run.recording.marks, "events": events, "edges": chosen.run.recording.edges}
+    thinned = chosen.run.recording.thinned
+    if thinned is not None:
         remarks = [
             *remarks,
-            f"readings before {when(run.recording.thinned.state.cut_ns)} were thinned: of that time steps "
+            f"readings before {when(thinned.state.cut_ns)} were thinned: of that time steps "
             "that are like all others are left out, and power is a mean over ten seconds",
         ]
     return {name: table for name, table in found.items() if table.num_rows}, remarks
 
 
-def write_tables(run: ExportedRun, folder: Path, kind: str) -> list[str]:
+def write_tables(chosen: Selection, folder: Path, kind: str) -> list[str]:
     """`kind` is csv or parquet. The remarks say what is not there, and why."""
-    found, remarks = tables(run)
+    found, remarks = tables(chosen)
     for name, table in found.items():
         path = folder / f"{name}.{kind}"
         if kind == "csv":
@@ -82,17 +81,17 @@ def write_tables(run: ExportedRun, folder: Path, kind: str) -> list[str]:
     return remarks
 
 
-def _devices(run: ExportedRun) -> pa.Table:
-    known = [device for device in run.summary.devices.values() if run.wants(device.device)]
+def _devices(chosen: Selection) -> pa.Table:
+    known = [device for device in chosen.run.summary.devices.values() if chosen.wants(device.device)]
     columns: dict[str, Any] = {"device": pa.array([device.device for device in known], pa.string())}
     for name, kind in _DEVICES.items():
         columns[name] = pa.array([getattr(device, name) for device in known], kind)
     return pa.table(columns)
 
 
-def _footprint(run: ExportedRun) -> dict[str, pa.Table]:
+def _footprint(chosen: Selection) -> dict[str, pa.Table]:
     """Rows and totals of the footprint: Σ energy_j + idle_j = total_j on each device."""
-    footprint = run.footprint
+    footprint = chosen.footprint
     if footprint is None:
         return {"footprint": ROWS.empty_table()}
     totals: dict[str, Any] = {"device": pa.array(list(footprint.devices), pa.string())}
@@ -102,20 +101,19 @@ def _footprint(run: ExportedRun) -> dict[str, pa.Table]:
     return {"footprint": with_power(footprint.rows), "totals": pa.table(totals)}
 
 
-def _spans(run: ExportedRun) -> dict[str, pa.Table]:
+def _spans(chosen: Selection) -> dict[str, pa.Table]:
     """Epochs, steps and regions, a row for each device."""
-    every = device_traces(run.recording)
-    traces = {device: every[device] for device in _adding(run)}
-    program = whose_power(run.recording, every, run.baseline).program
+    traces = {device: chosen.run.traces[device] for device in _adding(chosen)}
+    program = chosen.run.power.program
     epochs = [
         Span("epoch", epoch.index, None, None, None, epoch.start_ns, epoch.end_ns)
-        for epoch in run.summary.epochs
+        for epoch in chosen.run.summary.epochs
     ]
-    told = announced_steps(run.recording, run.found.table)
+    told = chosen.run.announced_steps
     steps = [span for span, _ in told]
     table = _span_table(steps, traces, program)
     # Of a process or a source that does not speak for all it is not known better than by the time.
-    windows = joined([(w["asked_ns"], resumed_ns(w)) for w in run.recording.windows.to_pylist()])
+    windows = joined([(w["asked_ns"], resumed_ns(w)) for w in chosen.run.recording.windows.to_pylist()])
     kinds = [kind for _ in traces for _, kind in told]
     overlaps = _overlaps(table, windows).tolist()
     traced = [kind == TRACED if kind else over for kind, over in zip(kinds, overlaps, strict=True)]
@@ -124,23 +122,25 @@ def _spans(run: ExportedRun) -> dict[str, pa.Table]:
     return {
         "epochs": _span_table(epochs, traces, program).drop_columns(["rank", "source"]),
         "steps": table,
-        "regions": _regions(run, traces, program),
+        "regions": _regions(chosen, traces, program),
     }
 
 
 def _regions(
-    run: ExportedRun, traces: Mapping[str, PowerTrace], program: Mapping[str, PowerTrace]
+    chosen: Selection, traces: Mapping[str, PowerTrace], program: Mapping[str, PowerTrace]
 ) -> pa.Table:
     spans = [
         Span(region.name, None, None, None, None, *span_ns)
-        for region in run.summary.regions
+        for region in chosen.run.summary.regions
         for span_ns in region.spans_ns
     ]
     table = _span_table(spans, traces, program).drop_columns(["index", "rank", "source"])
     names = [span.name for _ in traces for span in spans]
     # As they were worked out, which of thinned readings nobody could any more.
-    energies_j = [each for d in traces for region in run.summary.regions for each in region.energies_j[d]]
-    thinned = run.recording.thinned
+    energies_j = [
+        each for d in traces for region in chosen.run.summary.regions for each in region.energies_j[d]
+    ]
+    thinned = chosen.run.recording.thinned
     known = pc.greater_equal(table["begin_ns"], -1 if thinned is None else thinned.state.cut_ns)
     program_j = pc.if_else(known, table["program_j"], pa.scalar(None, pa.float64()))
     for name, column in (("energy_j", pa.array(energies_j, pa.float64())), ("program_j", program_j)):
@@ -148,11 +148,11 @@ def _regions(
     return table.add_column(0, "name", pa.array(names, pa.string()))
 
 
-def _adding(run: ExportedRun) -> list[str]:
+def _adding(chosen: Selection) -> list[str]:
     def counts(device: DeviceSummary) -> bool:
-        return device.scope == "device" and device.energy_j is not None and run.wants(device.device)
+        return device.scope == "device" and device.energy_j is not None and chosen.wants(device.device)
 
-    return [name for name, device in run.summary.devices.items() if counts(device)]
+    return [name for name, device in chosen.run.summary.devices.items() if counts(device)]
 
 
 def _span_table(
@@ -194,10 +194,10 @@ def _overlaps(table: pa.Table, windows: Sequence[tuple[int, int]]) -> np.ndarray
     return np.searchsorted(begins, table["end_ns"].to_numpy(), side="left") > first
 
 
-def _power(run: ExportedRun) -> pa.Table:
+def _power(chosen: Selection) -> pa.Table:
     """The power of each device from t_ns on, for duration_ns; between two rows of it nothing is known."""
-    spans = [(run.summary.begin_ns, run.summary.end_ns)]
-    traces = [(d, t) for d, t in device_traces(run.recording).items() if run.wants(d)]
+    spans = [(chosen.run.summary.begin_ns, chosen.run.summary.end_ns)]
+    traces = [(d, t) for d, t in chosen.run.traces.items() if chosen.wants(d)]
     parts: list[pa.Table] = []
     for device, trace in traces:
         here = within(trace, spans)
@@ -214,12 +214,12 @@ def _power(run: ExportedRun) -> pa.Table:
     return pa.concat_tables(parts) if parts else pa.table({"t_ns": pa.array([], pa.int64())})
 
 
-def _events(run: ExportedRun) -> tuple[pa.Table, list[str]]:
+def _events(chosen: Selection) -> tuple[pa.Table, list[str]]:
     """Every event with its energy; null where no power is known."""
-    events, energy_j, remarks = traced_energies(run)
+    events, energy_j, remarks = chosen.run.event_energies
     events = events.append_column("energy_j", pa.array(energy_j, mask=np.isnan(energy_j)))
-    if run.devices:
+    if chosen.devices:
         events = events.filter(
-            pc.is_in(events["device"].cast(pa.string()), pa.array(run.devices, pa.string()))
+            pc.is_in(events["device"].cast(pa.string()), pa.array(chosen.devices, pa.string()))
         )
     return events, remarks

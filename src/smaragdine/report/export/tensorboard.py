@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.accounting.power import coarse, within
-from smaragdine.accounting.run import ExportedRun
 from smaragdine.accounting.spans import MORE
-from smaragdine.accounting.steps import announced_steps
-from smaragdine.accounting.traces import device_traces
 from smaragdine.errors import UserError
 from smaragdine.protobuf import Fields, build_class
 from smaragdine.recording.reader import Recording
+from smaragdine.report.export.selection import Selection
 
 # Of tensorflow/core/util/event.proto and framework/summary.proto: the fields we write.
 FIELDS: Fields = {
@@ -52,40 +50,40 @@ def file_name(recording: Recording) -> str:
     return f"events.out.tfevents.{begin_s:010d}.{recording.info.get('run_id', 'run')}.smaragdine"
 
 
-def devices_with_power(run: ExportedRun) -> list[str]:
+def devices_with_power(chosen: Selection) -> list[str]:
     known = [
         name
-        for name, device in run.summary.devices.items()
-        if device.scope == "device" and device.energy_j is not None and run.wants(name)
+        for name, device in chosen.run.summary.devices.items()
+        if device.scope == "device" and device.energy_j is not None and chosen.wants(name)
     ]
     if not known:
-        raise UserError(f"{run.recording.path} has no power to show", remedy="See smaragdine doctor")
+        raise UserError(f"{chosen.run.recording.path} has no power to show", remedy="See smaragdine doctor")
     return known
 
 
-def write_tensorboard(run: ExportedRun, path: Path) -> None:
+def write_tensorboard(chosen: Selection, path: Path) -> None:
     with path.open("wb") as file:
-        first = event_class()(wall_time=run.summary.begin_ns * 1e-9, file_version="brain.Event:2")
+        first = event_class()(wall_time=chosen.run.summary.begin_ns * 1e-9, file_version="brain.Event:2")
         file.write(_record(first.SerializeToString()))
-        for t_ns, step, tag, value in _scalars(run):
+        for t_ns, step, tag, value in _scalars(chosen):
             event = event_class()(wall_time=t_ns * 1e-9, step=step)
             event.summary.value.add(tag=tag, simple_value=value)
             file.write(_record(event.SerializeToString()))
 
 
-def _scalars(run: ExportedRun) -> Iterator[tuple[int, int, str, float]]:
+def _scalars(chosen: Selection) -> Iterator[tuple[int, int, str, float]]:
     """When, step, tag, value. Power's step is the millisecond of the run."""
-    begin_ns, end_ns = run.summary.begin_ns, run.summary.end_ns
-    traces = device_traces(run.recording)
-    known = devices_with_power(run)
-    for number, epoch in enumerate(run.summary.epochs):
+    begin_ns, end_ns = chosen.run.summary.begin_ns, chosen.run.summary.end_ns
+    traces = chosen.run.traces
+    known = devices_with_power(chosen)
+    for number, epoch in enumerate(chosen.run.summary.epochs):
         for device in known:
             energy_j = epoch.devices[device].energy_j
             if energy_j is not None:
                 index = number if epoch.index is None else epoch.index
                 yield epoch.end_ns, index, f"energy_per_epoch_j/{device}", energy_j
     # What an epoch or an evaluation takes besides would be a spike.
-    steps = [span for span, kind in announced_steps(run.recording, run.found.table) if kind != MORE]
+    steps = [span for span, kind in chosen.run.announced_steps if kind != MORE]
     sources = list(dict.fromkeys((span.rank or 0, span.source) for span in steps))
     for span in steps:
         # Several ranks, or a second optimizer, count steps of their own.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from smaragdine.accounting.diagram import Node, zoom
 from smaragdine.report.figures import style
-from smaragdine.report.figures.runs import FigureRun, NotDrawn, footprint_notes, working_device
+from smaragdine.report.figures.runs import LabelledRun, NotDrawn, footprint_notes, working_device
 from smaragdine.report.figures.style import styled
 from smaragdine.units import joules, plus_minus
 
@@ -325,13 +325,13 @@ def diagram(
     return style.describe(figure, "Energy distribution diagram", text, notes)
 
 
-def diagram_of_runs(runs: Sequence[FigureRun], path: str | None = None) -> Figure:
+def diagram_of_runs(runs: Sequence[LabelledRun], path: str | None = None) -> Figure:
     """Of the first run: the level at `path`, or those that lead to where most of the energy goes."""
     root = runs[0].diagram
     levels = [zoom(root, path)] if path is not None else main_levels(root)
     if not levels or not levels[0].children:
         raise NotDrawn(f"{runs[0].label} has no layer with parts")
-    of = ["of one step" if runs[0].overview.step is not None else "of all that was traced", "idle left out"]
+    of = ["of one step" if runs[0].run.step is not None else "of all that was traced", "idle left out"]
     first = [f"of {len(runs)} runs: {runs[0].label}"] if len(runs) > 1 else []
     return diagram(levels, working_device([runs[0].footprint]), None, [*of, *first])
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError
 from smaragdine.files import users_file
-from smaragdine.recording.reader import Recording
 from smaragdine.report.figures.diagram import diagram_of_runs
 from smaragdine.report.figures.epochs import cumulative_of_runs, epoch_power_of_runs, epochs_of_runs
 from smaragdine.report.figures.layers import (
@@ -27,13 +27,13 @@ from smaragdine.report.figures.layers import (
 from smaragdine.report.figures.matrices import difference_of_runs, similarity_of_runs
 from smaragdine.report.figures.power import power_of_runs, sampling_of_runs
 from smaragdine.report.figures.precision import asss_of_runs, assw_of_runs
-from smaragdine.report.figures.runs import FigureRun, NotDrawn, runs_of
+from smaragdine.report.figures.runs import LabelledRun, NotDrawn, labelled
 from smaragdine.report.figures.style import alt_text, look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURES: Mapping[str, Callable[[Sequence[FigureRun]], Figure]] = {
+FIGURES: Mapping[str, Callable[[Sequence[LabelledRun]], Figure]] = {
     "stages": stages_of_runs,
     "diagram": diagram_of_runs,
     "epoch_power": epoch_power_of_runs,
@@ -62,7 +62,7 @@ class Drawn:
 
 
 def draw(
-    recordings: Sequence[Recording],
+    runs: Sequence[Run],
     folder: Path,
     names: Sequence[str] | None = None,
     formats: Sequence[str] = FORMATS,
@@ -73,17 +73,17 @@ def draw(
     """
     _check("figure", names or (), FIGURES)
     _check("format", formats, FORMATS)
-    if not recordings:
+    if not runs:
         raise UserError("no recording to draw", remedy="Name one or more")
     with look():
         pass  # says what is missing before minutes of accounting
-    runs = runs_of(recordings)
+    shown = labelled(runs)
     files: list[Path] = []
     captions: dict[str, str] = {}
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(names or FIGURES):
         try:
-            figure = FIGURES[name](runs)
+            figure = FIGURES[name](shown)
         except (NotDrawn, UserError) as error:
             if names:
                 raise UserError(f"figure {name} cannot be drawn", str(error)) from None

@@ -14,7 +14,7 @@ from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
 from smaragdine.report.figures.power import Traced, common_device
 from smaragdine.report.figures.runs import (
-    FigureRun,
+    LabelledRun,
     NotDrawn,
     by_setting,
     one_setting,
@@ -68,16 +68,16 @@ def epochs(
     return style.describe(figure, "Energy and time of an epoch", text, said)
 
 
-def epochs_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def epochs_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     for run in runs:
-        if not run.overview.summary.epochs:
+        if not run.run.summary.epochs:
             raise NotDrawn(f"{run.label} has no epochs: none was announced by a framework or marked")
     shared = [device for device in runs[0].traces if all(device in run.traces for run in runs)]
     settings = {
         name: [
             epoch
             for run in each
-            for epoch in run.overview.summary.epochs
+            for epoch in run.run.summary.epochs
             if all(epoch.devices[device].energy_j is not None for device in shared)
         ]
         for name, each in by_setting(runs).items()
@@ -165,7 +165,7 @@ def cumulative(settings: Mapping[str, Sequence[Powered]], of: str, notes: Sequen
     return style.describe(figure, f"Energy of {of} over time", "; ".join(said), [of, spread, *key, *notes])
 
 
-def cumulative_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def cumulative_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     shared = [device for device in runs[0].traces if all(device in run.traces for run in runs)]
     settings = {
         name: [([run.traces[device] for device in shared], *run.bounds_ns) for run in each]
@@ -237,12 +237,12 @@ def epoch_power(
     return style.describe(figure, f"Power of {device} during one {of}", text, [*said, *notes])
 
 
-def epoch_power_of_runs(runs: Sequence[FigureRun], layer: str | None = None) -> Figure:
+def epoch_power_of_runs(runs: Sequence[LabelledRun], layer: str | None = None) -> Figure:
     """Highlights the first of the layers that repeat, or the one named; of the first run that traced it."""
     one_setting(runs)
-    traced = [run for run in runs if run.overview.footprint is not None]
+    traced = [run for run in runs if run.run.footprint is not None]
     device = working_device([run.footprint for run in traced]) if traced else common_device(runs)
-    found = laid_over([(run.recording, run.overview, run.traces[device]) for run in runs], device, layer)
+    found = laid_over([run.run for run in runs], device, layer)
     if found is None:
         raise NotDrawn("no run has epochs or traced steps")
     repeated, ran = found
@@ -319,7 +319,7 @@ def mean_power(settings: Mapping[str, Sequence[Traced]], device: str, notes: Seq
     return style.describe(figure, f"Mean power of {device} over time", "; ".join(said), notes)
 
 
-def mean_power_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def mean_power_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     device = common_device(runs)
     settings = {
         name: [(run.traces[device], *run.bounds_ns) for run in each]

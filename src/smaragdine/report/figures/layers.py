@@ -16,11 +16,11 @@ from smaragdine.accounting.diagram import Node, diagram, walk
 from smaragdine.accounting.footprint import Footprint, column
 from smaragdine.accounting.merge import renaming
 from smaragdine.accounting.repeats import repeating
-from smaragdine.accounting.run import Overview, phases_j
+from smaragdine.accounting.run import Run, phases_j
 from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
 from smaragdine.report.figures.runs import (
-    FigureRun,
+    LabelledRun,
     NotDrawn,
     by_folder,
     footprint_notes,
@@ -85,7 +85,7 @@ def layers(
     return style.describe(figure, "Energy by layer and phase", text, said)
 
 
-def layers_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def layers_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     one_setting(runs)
     footprints = [run.footprint for run in runs]
     device = working_device(footprints)
@@ -110,7 +110,7 @@ def family_of(footprints: Sequence[Footprint], device: str, label: str) -> list[
     return [sorted(nodes, key=lambda node: paths[node.path]) for nodes in found]
 
 
-def _over_steps(run: FigureRun, paths: Sequence[str], device: str) -> dict[str, float]:
+def _over_steps(run: LabelledRun, paths: Sequence[str], device: str) -> dict[str, float]:
     """The standard deviation of each layer's energy over steps, at the level of the footprint."""
     names = {
         name: path
@@ -118,7 +118,7 @@ def _over_steps(run: FigureRun, paths: Sequence[str], device: str) -> dict[str, 
         for path in paths
         if name == path or name.startswith(path + "/")
     }
-    rows = run.accounted_as(names, by_phase=False).device_rows(device).to_pylist()
+    rows = run.run.accounted_as(names, by_phase=False).device_rows(device).to_pylist()
     return {
         row["name"]: row["step_std_j"] / row["step_mean_j"] * row["energy_j"]
         for row in rows
@@ -187,25 +187,25 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step", more: Se
     return style.describe(figure, f"Energy of {of} by stage and phase", text, notes)
 
 
-def stages_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def stages_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     """All steps that were announced, as if each were the mean one, where every run has such a step; else one
     step, be it a traced one."""
     groups = by_folder(runs)
-    counts = [_untraced_steps(run.overview) for run in runs]
+    counts = [_untraced_steps(run.run) for run in runs]
     if all(counts):
         whole = {id(run): scale(run.footprint, count) for run, count in zip(runs, counts, strict=True)}
         each_run = {stage: [whole[id(run)] for run in each] for stage, each in groups.items()}
         return stages(each_run, "all steps", ["steps × the mean of untraced ones"])
-    of = "a step" if all(run.overview.step is not None for run in runs) else "what was traced"
+    of = "a step" if all(run.run.step is not None for run in runs) else "what was traced"
     return stages({stage: [run.footprint for run in each] for stage, each in groups.items()}, of)
 
 
-def _untraced_steps(found: Overview) -> int:
+def _untraced_steps(run: Run) -> int:
     """How many steps there were, where one of them is known as it is without tracing, on every device."""
-    if found.steps is None or found.step is None:
+    if run.steps is None or run.step is None:
         return 0
-    known = all(device in found.untraced for device in adding_devices(found.step))
-    return found.steps.count if known else 0
+    known = all(device in run.untraced for device in adding_devices(run.step))
+    return run.steps.count if known else 0
 
 
 def phase_energies_j(footprint: Footprint) -> dict[str, float]:
@@ -269,7 +269,7 @@ def phases(runs: Sequence[Footprint]) -> Figure:
     return style.describe(figure, "Energy of each device by phase", text, notes)
 
 
-def phases_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def phases_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     one_setting(runs)
     return phases([run.footprint for run in runs])
 
@@ -325,15 +325,15 @@ def top_powers(
     return _draw(bars, groups, device, "Power", "W", top)
 
 
-def top_energy_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def top_energy_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     return top_energy(_summaries(runs))
 
 
-def top_power_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def top_power_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     return top_power(_summaries(runs))
 
 
-def _summaries(runs: Sequence[FigureRun]) -> list[Footprint]:
+def _summaries(runs: Sequence[LabelledRun]) -> list[Footprint]:
     one_setting(runs)
     names = renaming([run.footprint for run in runs])
     return [run.summary_footprint(names) for run in runs]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError
-from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures import style
 from smaragdine.report.figures.draw import FORMATS, Drawn, save, write_captions
 from smaragdine.report.figures.epochs import cumulative_of_runs, epochs_of_runs, mean_power_of_runs
 from smaragdine.report.figures.power import power_of_runs, sampling_of_runs
-from smaragdine.report.figures.runs import FigureRun, NotDrawn
+from smaragdine.report.figures.runs import LabelledRun, NotDrawn
 from smaragdine.report.figures.style import alt_text, styled
 from smaragdine.report.limits import TITLES, label, limit_text, of_words, telling, value_text
 from smaragdine.sweep.fit import QUANTITIES, Analysis, GroupFit, Parabola, judge, means, rests_on
@@ -202,7 +202,7 @@ def _said(of: GroupFit, quantity: str) -> str:
 
 # The figures of a sweep's recordings: those of each group that is fitted, drawn by limit.
 
-OF_RUNS: Mapping[str, Callable[[Sequence[FigureRun]], Figure]] = {
+OF_RUNS: Mapping[str, Callable[[Sequence[LabelledRun]], Figure]] = {
     "power": power_of_runs,
     "mean_power": mean_power_of_runs,
     "cumulative": cumulative_of_runs,
@@ -261,9 +261,9 @@ def _swept_words(group: Group, settings: Mapping[str, Sequence[Repetition]]) -> 
     return f"A sweep of {label(group.by)}{where}: {span}, {often}{' each' * several}."
 
 
-def _run(sweep: Path, row: Repetition, setting: str, of: Of | None) -> FigureRun:
-    recording = open_recording(sweep / row.recording)
-    steps_ns = steps_span_ns(recording) if of == "steps" else None
+def _run(sweep: Path, row: Repetition, setting: str, of: Of | None) -> LabelledRun:
+    run = Run.open(sweep / row.recording)
+    steps_ns = steps_span_ns(run.recording) if of == "steps" else None
     if of == "steps" and steps_ns is None:
-        raise UserError(f"{recording.path} has no steps", "the sweep's table has them", "Was it replaced?")
-    return FigureRun(recording, recording.path.name, setting, setting, steps_ns)
+        raise UserError(f"{run.path} has no steps", "the sweep's table has them", "Was it replaced?")
+    return LabelledRun(run, run.path.name, setting, setting, steps_ns)

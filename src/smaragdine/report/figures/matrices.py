@@ -14,7 +14,7 @@ from smaragdine.accounting.similarity import constant_power, matrix, mean_differ
 from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
 from smaragdine.report.figures.runs import (
-    FigureRun,
+    LabelledRun,
     NotDrawn,
     by_folder,
     footprint_notes,
@@ -85,17 +85,17 @@ def difference(footprints: Mapping[str, Footprint], device: str | None = None) -
     return style.describe(figure, "Difference of footprints", text, [*notes, *footprint_notes(runs)])
 
 
-def similarity_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def similarity_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     footprints, device = _of(runs)
     return similarity(footprints, device)
 
 
-def difference_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def difference_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     footprints, device = _of(runs)
     return difference(footprints, device)
 
 
-def _of(runs: Sequence[FigureRun]) -> tuple[dict[str, Footprint], str]:
+def _of(runs: Sequence[LabelledRun]) -> tuple[dict[str, Footprint], str]:
     """The mean of each setting where there are several, else every run."""
     if len(runs) < 2:
         raise NotDrawn("it takes two runs or more")

@@ -12,7 +12,7 @@ from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.reader import Series
 from smaragdine.report.figures import style
 from smaragdine.report.figures.runs import (
-    FigureRun,
+    LabelledRun,
     NotDrawn,
     by_setting,
     power_notes,
@@ -100,7 +100,7 @@ def _panels(count: int) -> tuple[Figure, list[Axes], list[Axes]]:
     return figure, panels[:count], bottom
 
 
-def power_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def power_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     device = common_device(runs)
     settings = by_setting(runs)
     traced = {name: [(run.traces[device], *run.bounds_ns) for run in each] for name, each in settings.items()}
@@ -109,7 +109,7 @@ def power_of_runs(runs: Sequence[FigureRun]) -> Figure:
     return power(traced, device, known, [*time_notes(runs), *power_notes(runs, [device])])
 
 
-def common_device(runs: Sequence[FigureRun]) -> str:
+def common_device(runs: Sequence[LabelledRun]) -> str:
     """The one that every run has power of and that takes the most: a GPU where there is one."""
     shared = [device for device in runs[0].traces if all(device in run.traces for run in runs)]
     if not shared:
@@ -229,16 +229,16 @@ def _ratio(axes: Axes) -> None:
     axes.grid(axis="y")
 
 
-def sampling_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def sampling_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     channels: dict[str, list[Series]] = {}
     for run in runs:
-        for series in run.recording.series("power"):
+        for series in run.run.recording.series("power"):
             channels.setdefault(series.channel.name, []).append(series)
     if not channels:
         raise NotDrawn(f"{runs[0].label} has no power of any device")
     order = sorted(channels, key=lambda name: (not name.startswith("gpu"), name))
     whole = ["of the whole program"] if runs[0].steps_ns else []
-    return sampling({name: channels[name] for name in order}, runs[0].overview.summary.begin_ns, whole)
+    return sampling({name: channels[name] for name in order}, runs[0].run.summary.begin_ns, whole)
 
 
 def intervals_s(series: Series) -> tuple[Ints, Floats]:

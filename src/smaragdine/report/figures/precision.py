@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smaragdine.accounting.account import recording_inputs, thinned
+from smaragdine.accounting.account import thinned
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.joint import grouped
 from smaragdine.accounting.merge import merge_all
@@ -20,7 +20,7 @@ from smaragdine.accounting.precision import assw as widened
 from smaragdine.accounting.similarity import correlation, values
 from smaragdine.report.figures import style
 from smaragdine.report.figures.runs import (
-    FigureRun,
+    LabelledRun,
     NotDrawn,
     footprint_notes,
     one_setting,
@@ -92,21 +92,21 @@ def assw(
     return style.describe(figure, title, f"{device}: {_ends(turns)}", [device, spread, *notes])
 
 
-def asss_of_runs(runs: Sequence[FigureRun], ks: Sequence[int] = KS) -> Figure:
+def asss_of_runs(runs: Sequence[LabelledRun], ks: Sequence[int] = KS) -> Figure:
     one_setting(runs)
     device = working_device([run.footprint for run in runs])
     found: list[list[Score]] = []
     for run in runs:
-        events, meters = recording_inputs(run.recording)
+        events, meters = run.run.inputs
         found.append(thinned(events, meters, ks)[device])
-    period_ms = runs[0].channels[device].period_ms
+    period_ms = runs[0].run.channels[device].period_ms
     shown = min(sum(score.scores.energy.value is not None for score in each) for each in found)
     if shown < 3:
         raise NotDrawn("the traced time has too few readings to leave any out")
     return asss([each[:shown] for each in found], device, period_ms, _notes(runs, device))
 
 
-def assw_of_runs(runs: Sequence[FigureRun]) -> Figure:
+def assw_of_runs(runs: Sequence[LabelledRun]) -> Figure:
     one_setting(runs)
     if len(runs) < 3:
         raise NotDrawn("it takes three runs of one setting or more")
@@ -121,7 +121,7 @@ def in_turns(experiments: Sequence[Experiment], device: str) -> list[list[Score]
     return [widened([*experiments[i:], *experiments[:i]], device).disjoint for i in range(len(experiments))]
 
 
-def _notes(runs: Sequence[FigureRun], device: str) -> list[str]:
+def _notes(runs: Sequence[LabelledRun], device: str) -> list[str]:
     footprints: list[Footprint] = [only(run.footprint, [device]) for run in runs]
     return footprint_notes(footprints)
 

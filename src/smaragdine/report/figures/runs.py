@@ -1,4 +1,4 @@
-"""Recordings as figures need them: each accounted once, with a label, in groups of repeated runs."""
+"""Runs as figures need them: with a label, in groups of repeated runs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting import arithmetic
-from smaragdine.accounting.account import account_meters, recording_inputs
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint, numbers, replace
 from smaragdine.accounting.merge import merge_edges, renamed, renaming
 from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.run import Overview, overview
-from smaragdine.accounting.steps import at_level
-from smaragdine.accounting.traces import device_traces, main_channels
-from smaragdine.recording.reader import Recording
-from smaragdine.recording.writer import one_dictionary
-from smaragdine.sensors.base import Channel
+from smaragdine.accounting.run import Run
 
 # base-2, base_run2, 2, auto2; not base512, nor lr-0.1
 _REPEAT = re.compile(
@@ -35,25 +29,20 @@ class NotDrawn(Exception):
     """A figure that recordings do not allow, and why."""
 
 
-@dataclass(frozen=True)
-class FigureRun:
-    recording: Recording
+@dataclass(frozen=True, eq=False)
+class LabelledRun:
+    run: Run
     label: str
     group: str  # runs of the same setting
     setting: str | None = None  # where a sweep says it
     steps_ns: tuple[int, int] | None = None  # curves over time are of these steps; None: of the whole program
 
     @cached_property
-    def overview(self) -> Overview:
-        return overview(self.recording)
-
-    @cached_property
     def footprint(self) -> Footprint:
         """Of one step where there are steps, else of what was traced."""
-        found = self.overview
-        footprint = found.shown
+        footprint = self.run.shown
         if footprint is None or not footprint.rows.num_rows:
-            raise NotDrawn(found.absent or f"{self.label} has no events: nothing was traced")
+            raise NotDrawn(self.run.absent or f"{self.label} has no events: nothing was traced")
         return footprint
 
     def summary_footprint(self, names: Mapping[str, str]) -> Footprint:
@@ -62,7 +51,7 @@ class FigureRun:
         That spread cannot be had from those of the parts: the events are accounted again by merged names.
         """
         merged = renamed(self.footprint, names)
-        again = self.accounted_as(names)
+        again = self.run.accounted_as(names)
         key = ("device", "name", "phase")
         spread_j = {
             tuple(row[part] for part in key): (row["step_mean_j"], row["step_std_j"])
@@ -73,68 +62,48 @@ class FigureRun:
         rows = replace(merged.rows, {"step_mean_j": numbers(mean_j), "step_std_j": numbers(std_j)})
         return dataclasses.replace(merged, rows=rows)
 
-    def accounted_as(self, names: Mapping[str, str], by_phase: bool = True) -> Footprint:
-        """The footprint with operations under other names: name → what it is called."""
-        events, meters = recording_inputs(self.recording)
-        name = events["name"].cast(pa.string()).combine_chunks().dictionary_encode()
-        renamed = pa.array([names.get(each, each) for each in name.dictionary.to_pylist()], pa.string())
-        columns = {"name": pa.DictionaryArray.from_arrays(name.indices, renamed)}
-        if not by_phase:
-            phase = events.schema.field("phase").type
-            columns["phase"] = pa.nulls(events.num_rows, phase)
-        for column, values in columns.items():
-            events = events.set_column(events.schema.get_field_index(column), column, values)
-        again = account_meters(one_dictionary(events), meters)
-        return again if self.overview.step is None else at_level(again, self.overview.untraced)
-
     @cached_property
     def diagram(self) -> Node:
         """Of the device that does the work: a share of joules over all devices says little about any."""
         names = renaming([self.footprint])
-        edges = _inside(self.recording.edges, merge_edges(self.recording.edges, names))
+        edges = _inside(self.run.edges, merge_edges(self.run.edges, names))
         one = only(renamed(self.footprint, names), [working_device([self.footprint])])
         return diagram(one, edges)
 
     @cached_property
     def traces(self) -> dict[str, PowerTrace]:
         """Of the devices that add up and have power."""
-        found = {d: t for d, t in device_traces(self.recording).items() if t.start_ns.size}
-        adding = {d: t for d, t in found.items() if self.channels[d].scope == "device"}
+        found = {d: t for d, t in self.run.traces.items() if t.start_ns.size}
         if not found:
             raise NotDrawn(f"{self.label} has no power of any device")
-        return adding or found
-
-    @cached_property
-    def channels(self) -> dict[str, Channel]:
-        """Per device the one its power rests on."""
-        return main_channels(self.recording)
+        return {d: t for d, t in found.items() if self.run.channels[d].scope == "device"} or found
 
     @property
     def bounds_ns(self) -> tuple[int, int]:
         """Of what is drawn over time."""
-        return self.steps_ns or (self.overview.summary.begin_ns, self.overview.summary.end_ns)
+        return self.steps_ns or self.run.bounds_ns
 
     @cached_property
     def limit_w(self) -> float | None:
         """The power limit of its GPUs, where they all have the same."""
         limits = {
             float(np.median(series.value))
-            for series in self.recording.series("telemetry")
+            for series in self.run.recording.series("telemetry")
             if series.channel.quantity == "power_limit" and series.value.size
         }
         return limits.pop() if len(limits) == 1 else None
 
 
-def runs_of(recordings: Sequence[Recording]) -> list[FigureRun]:
+def labelled(runs: Sequence[Run]) -> list[LabelledRun]:
     """Labels are the ends of the folders' paths that tell them apart."""
-    labels = _labels([recording.path.resolve().parts for recording in recordings])
+    labels = _labels([run.path.resolve().parts for run in runs])
     numbered = [_number(label) for label in labels]
-    runs: list[FigureRun] = []
-    for recording, label, (stem, _) in zip(recordings, labels, numbered, strict=True):
+    found: list[LabelledRun] = []
+    for run, label, (stem, _) in zip(runs, labels, numbered, strict=True):
         mates = [n for n, (other, _) in enumerate(numbered) if other == stem]
-        repeats = _repeated([recordings[n] for n in mates], [numbered[n][1] for n in mates])
-        runs.append(FigureRun(recording, label, stem if repeats else label))
-    return runs
+        repeats = _repeated([runs[n] for n in mates], [numbered[n][1] for n in mates])
+        found.append(LabelledRun(run, label, stem if repeats else label))
+    return found
 
 
 def _labels(paths: Sequence[tuple[str, ...]]) -> list[str]:
@@ -155,17 +124,17 @@ def _number(label: str) -> tuple[str, int]:
     return "/".join(part for part in (above, match[1]) if part) or label, int(number)
 
 
-def _repeated(recordings: Sequence[Recording], numbers: Sequence[int]) -> bool:
+def _repeated(runs: Sequence[Run], numbers: Sequence[int]) -> bool:
     """base-1 and base-2 repeat one setting; batch-32 and batch-64 do not, unless by the same command."""
-    if len(recordings) < 2:
+    if len(runs) < 2:
         return False
-    commands = {tuple(recording.info.get("command", [])) for recording in recordings}
+    commands = {tuple(run.info.get("command", [])) for run in runs}
     first = min(numbers)
     counted = sorted(numbers) == list(range(first, first + len(numbers))) and first in (0, 1)
     return counted or (len(commands) == 1 and commands != {()} and len(set(numbers)) == len(numbers))
 
 
-def by_setting(runs: Sequence[FigureRun]) -> dict[str, list[FigureRun]]:
+def by_setting(runs: Sequence[LabelledRun]) -> dict[str, list[LabelledRun]]:
     """As a sweep says it, in its order; else by power limit where runs differ in it, low to high; else by the
     folder's name without its number."""
     if all(run.setting is not None for run in runs):
@@ -180,14 +149,14 @@ def by_setting(runs: Sequence[FigureRun]) -> dict[str, list[FigureRun]]:
     return by_folder(runs)
 
 
-def one_setting(runs: Sequence[FigureRun]) -> None:
+def one_setting(runs: Sequence[LabelledRun]) -> None:
     settings = by_setting(runs)
     if len(settings) > 1:
         raise NotDrawn(f"runs of {len(settings)} settings cannot be averaged; give those of one")
 
 
-def by_folder(runs: Sequence[FigureRun]) -> dict[str, list[FigureRun]]:
-    groups: dict[str, list[FigureRun]] = {}
+def by_folder(runs: Sequence[LabelledRun]) -> dict[str, list[LabelledRun]]:
+    groups: dict[str, list[LabelledRun]] = {}
     for run in runs:
         groups.setdefault(run.group, []).append(run)
     return groups
@@ -235,11 +204,11 @@ def footprint_notes(footprints: Sequence[Footprint]) -> list[str]:
     return provenance_notes((d, t.provenance) for f in footprints for d, t in f.devices.items())
 
 
-def time_notes(runs: Sequence[FigureRun]) -> list[str]:
+def time_notes(runs: Sequence[LabelledRun]) -> list[str]:
     """What curves over time are of, where that is not the whole program."""
     return ["time: from the end of the first step to the end of the last"] if runs[0].steps_ns else []
 
 
-def power_notes(runs: Sequence[FigureRun], devices: Sequence[str]) -> list[str]:
-    found = [(d, run.channels[d].provenance) for run in runs for d in devices if d in run.channels]
+def power_notes(runs: Sequence[LabelledRun], devices: Sequence[str]) -> list[str]:
+    found = [(d, run.run.channels[d].provenance) for run in runs for d in devices if d in run.run.channels]
     return provenance_notes(found)

@@ -26,13 +26,11 @@ from smaragdine.accounting.joint import half_widths_j
 from smaragdine.accounting.merge import MergeRule, merge_edges, renamed, renaming
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.regions import longest
-from smaragdine.accounting.run import Overview, alike, overview_json
+from smaragdine.accounting.run import Run, alike
 from smaragdine.accounting.spans import joined
-from smaragdine.accounting.traces import device_traces
 from smaragdine.arrays import Floats, Ints
 from smaragdine.arrow import pc
 from smaragdine.errors import UserError, signal_name
-from smaragdine.recording.reader import Recording
 from smaragdine.report.tables import tracing_lines
 from smaragdine.report.terminal import headline
 from smaragdine.tracing.absence import why_no_operations
@@ -253,55 +251,51 @@ _MOST_EPOCHS = 1000
 _MOST_REGIONS = 200
 
 
-def run_data(recording: Recording, found: Overview, rules: Sequence[MergeRule] = ()) -> dict[str, Any]:
-    info = recording.info
-    figures = overview_json(found)
+def run_data(run: Run, rules: Sequence[MergeRule] = ()) -> dict[str, Any]:
+    info = run.info
+    figures = run.to_json()
     data: dict[str, Any] = {
-        "title": title_of(recording),
+        "title": run.name,
         "command": shlex.join(info.get("command", [])),
         "host": _host(info),
         "libraries": info.get("libraries", {}),
         "exit_code": info.get("exit_code"),
         "signal": signal_name(info["signal"]) if info.get("signal") else None,
-        "begin_ms": found.summary.begin_ns // 1_000_000,
+        "begin_ms": run.summary.begin_ns // 1_000_000,
         "absent": info.get("absent", []),
-        "headline": headline(found.summary, is_baseline(recording)),
-        "epochs": _epochs(found),
-        "regions": _regions(found),
+        "headline": headline(run.summary, is_baseline(run.recording)),
+        "epochs": _epochs(run),
+        "regions": _regions(run),
         # Rows are in columns below, marks in the power's picture.
         "figures": {
             name: value
             for name, value in figures.items()
             if name not in ("marks", "epochs", "regions", "step", "traced")
         },
-        "events": recording.events.num_rows,
+        "events": run.recording.events.num_rows,
         # Why nothing was traced stands where the operations would.
-        "traced_lines": [] if found.tracing is None else tracing_lines(found.tracing, found.steps),
-        "why_untraced": why_no_operations(recording),
-        "power": _power(recording, found),
+        "traced_lines": [] if run.tracing is None else tracing_lines(run.tracing, run.steps),
+        "why_untraced": why_no_operations(run.recording),
+        "power": _power(run),
         "windows": [
-            {key: window[key] - found.summary.begin_ns for key in ("begin_ns", "end_ns")}
+            {key: window[key] - run.summary.begin_ns for key in ("begin_ns", "end_ns")}
             | {"steps": len(window["steps"])}
-            for window in recording.windows.to_pylist()
+            for window in run.recording.windows.to_pylist()
         ],
     }
-    if found.footprint is not None:
-        edges = recording.edges if recording.edges.num_rows else None
-        tree = tree_of(found.footprint, edges)
-        merged = merged_tree(found.footprint, edges, tree, rules)
+    if run.footprint is not None:
+        edges = run.edges if run.edges.num_rows else None
+        tree = tree_of(run.footprint, edges)
+        merged = merged_tree(run.footprint, edges, tree, rules)
         data["tree"] = tree.columns
         data["merged"] = None if merged is None else {**merged[0].columns, "of_node": merged[1]}
-        data["rows"] = _rows(found.footprint, tree)
-        data["levels"] = _levels(found, figures, tree, merged)
-        data["layers"] = _layers(recording, found, tree)
+        data["rows"] = _rows(run.footprint, tree)
+        data["levels"] = _levels(run, figures, tree, merged)
+        data["layers"] = _layers(run, tree)
     return data
 
 
-def title_of(recording: Recording) -> str:
-    return recording.path.resolve().name
-
-
-def comparison_data(a: Overview, b: Overview, edges: pa.Table | None = None) -> dict[str, Any]:
+def comparison_data(a: Run, b: Run, edges: pa.Table | None = None) -> dict[str, Any]:
     """What changed: of one step where both have steps, else of all that was traced.
 
     Why there is none, where there is none.
@@ -384,10 +378,10 @@ def _host(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _epochs(found: Overview) -> dict[str, Any]:
-    epochs = found.summary.epochs
+def _epochs(run: Run) -> dict[str, Any]:
+    epochs = run.summary.epochs
     shown = epochs[:_MOST_EPOCHS]
-    begin_ns = found.summary.begin_ns
+    begin_ns = run.summary.begin_ns
     return {
         "count": len(epochs),
         "index": [epoch.index for epoch in shown],
@@ -396,19 +390,19 @@ def _epochs(found: Overview) -> dict[str, Any]:
         "program_j": np.array([epoch.program_j for epoch in shown], dtype=float),
         "energy_j": {
             name: np.array([epoch.devices[name].energy_j for epoch in shown], dtype=float)
-            for name in _adding(found)
+            for name in _adding(run)
         },
     }
 
 
-def _adding(found: Overview) -> list[str]:
-    return [name for name, device in found.summary.devices.items() if device.scope == "device"]
+def _adding(run: Run) -> list[str]:
+    return [name for name, device in run.summary.devices.items() if device.scope == "device"]
 
 
-def _regions(found: Overview) -> dict[str, Any]:
-    regions = found.summary.regions
+def _regions(run: Run) -> dict[str, Any]:
+    regions = run.summary.regions
     return {
-        "devices": _adding(found),
+        "devices": _adding(run),
         "count": len(regions),
         "rows": [
             {
@@ -416,32 +410,33 @@ def _regions(found: Overview) -> dict[str, Any]:
                 "times": region.count,
                 "duration_s": region.duration_s,
                 "program_j": region.program_j,
-                "energy_j": {name: region.total_j.get(name) for name in _adding(found)},
+                "energy_j": {name: region.total_j.get(name) for name in _adding(run)},
             }
             for region in longest(regions, _MOST_REGIONS)
         ],
     }
 
 
-def _power(recording: Recording, found: Overview) -> dict[str, Any]:
-    begin_ns, end_ns = found.summary.begin_ns, found.summary.end_ns
-    traces = device_traces(recording)
-    drawn = [name for name, device in found.summary.devices.items() if device.scope != "part"]
-    windows = [(window["asked_ns"], window["stopped_ns"]) for window in recording.windows.to_pylist()]
+def _power(run: Run) -> dict[str, Any]:
+    begin_ns, end_ns = run.summary.begin_ns, run.summary.end_ns
+    drawn = [name for name, device in run.summary.devices.items() if device.scope != "part"]
+    windows = [(window["asked_ns"], window["stopped_ns"]) for window in run.recording.windows.to_pylist()]
     most = MOST_POINTS // max(1, len(drawn))
     return {
-        name: power_columns(traces[name], begin_ns, end_ns, windows, most)
+        name: power_columns(run.traces[name], begin_ns, end_ns, windows, most)
         for name in drawn
-        if traces[name].start_ns.size and end_ns > begin_ns
+        if run.traces[name].start_ns.size and end_ns > begin_ns
     }
 
 
-def _layers(recording: Recording, found: Overview, tree: Tree) -> dict[str, Any]:
-    drawn = [name for name, device in found.summary.devices.items() if device.scope == "device"]
-    busy = set(recording.events["device"].cast(pa.string()).unique().to_pylist())
+def _layers(run: Run, tree: Tree) -> dict[str, Any]:
+    drawn = [name for name, device in run.summary.devices.items() if device.scope == "device"]
+    busy = set(run.recording.events["device"].cast(pa.string()).unique().to_pylist())
     drawn = [name for name in drawn if name in busy]
     most = MOST_STRETCHES // max(1, len(drawn))
-    return {name: layer_columns(recording.events, name, tree, found.summary.begin_ns, most) for name in drawn}
+    return {
+        name: layer_columns(run.recording.events, name, tree, run.summary.begin_ns, most) for name in drawn
+    }
 
 
 def _rows(footprint: Footprint, tree: Tree) -> dict[str, Any]:
@@ -457,22 +452,22 @@ def _rows(footprint: Footprint, tree: Tree) -> dict[str, Any]:
 
 
 def _levels(
-    found: Overview, figures: Mapping[str, Any], tree: Tree, merged: tuple[Tree, Ints] | None
+    run: Run, figures: Mapping[str, Any], tree: Tree, merged: tuple[Tree, Ints] | None
 ) -> dict[str, Any]:
     """Totals for both levels, and how the rows of one step follow from those traced."""
     levels: dict[str, Any] = {}
-    for name, footprint in (("step", found.step), ("traced", found.footprint)):
+    for name, footprint in (("step", run.step), ("traced", run.footprint)):
         if footprint is None:
             continue
         said = figures[name]
         totals = {d: {k: v for k, v in total.items() if k != "rows"} for d, total in said["devices"].items()}
         levels[name] = {**said, "devices": totals}
-    if found.step is not None and found.footprint is not None:
-        if found.footprint.rows.select(_TEXTS).equals(found.step.rows.select(_TEXTS)):
-            levels["step"]["columns"] = _factors(found.footprint, found.step, found)
+    if run.step is not None and run.footprint is not None:
+        if run.footprint.rows.select(_TEXTS).equals(run.step.rows.select(_TEXTS)):
+            levels["step"]["columns"] = _factors(run.footprint, run.step, run)
         else:
-            levels["step"]["rows"] = _rows(found.step, tree)
-    for name, footprint in (("step", found.step), ("traced", found.footprint)):
+            levels["step"]["rows"] = _rows(run.step, tree)
+    for name, footprint in (("step", run.step), ("traced", run.footprint)):
         # Where rows follow from those traced by a factor, so do their sums.
         if footprint is not None and not isinstance(_column(levels[name], "uncertainty_j"), dict):
             levels[name]["widths"] = interval_columns(footprint, tree, merged)
@@ -483,11 +478,11 @@ def _column(level: Mapping[str, Any], name: str) -> Any:
     return level.get("columns", {}).get(name)
 
 
-def _factors(traced: Footprint, step: Footprint, found: Overview) -> dict[str, Any]:
+def _factors(traced: Footprint, step: Footprint, run: Run) -> dict[str, Any]:
     """Per column, a factor or two for each device; the column itself where no factors give it exactly."""
     steps = max(total.steps for total in traced.devices.values())
     device = traced.rows["device"].to_numpy(zero_copy_only=False)
-    levelled = {name: of.factor for name, of in found.untraced.items()}
+    levelled = {name: of.factor for name, of in run.untraced.items()}
     chosen: dict[str, Any] = {}
     for name in _FIGURES:
         before, after = column(traced.rows, name), column(step.rows, name)

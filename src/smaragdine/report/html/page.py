@@ -23,11 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.accounting.merge import MergeRule
-from smaragdine.accounting.run import Overview, overview
+from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError
-from smaragdine.recording.reader import Recording
 from smaragdine.report.export.output import new_file
-from smaragdine.report.html.data import comparison_data, run_data, title_of
+from smaragdine.report.html.data import comparison_data, run_data
 from smaragdine.version import __version__
 
 # A document with numpy arrays in it as text for a page: small, and exact to the last bit.
@@ -134,43 +133,30 @@ SCRIPTS = (
 )
 
 
-def write_html(
-    recordings: Sequence[Recording],
-    path: Path,
-    overviews: Sequence[Overview] | None = None,
-    rules: Sequence[MergeRule] = (),
-) -> None:
-    """The report of one run, or of two side by side, as one file; whole or not at all.
-
-    `overviews` are those of the recordings, where they are there already.
-    """
-    page = html_page(recordings, overviews, rules)
+def write_html(runs: Sequence[Run], path: Path, rules: Sequence[MergeRule] = ()) -> None:
+    """The report of one run, or of two side by side, as one file; whole or not at all."""
+    page = html_page(runs, rules)
     with new_file(path, force=True) as part:
         part.write_text(page, encoding="utf-8")
 
 
-def html_page(
-    recordings: Sequence[Recording],
-    overviews: Sequence[Overview] | None = None,
-    rules: Sequence[MergeRule] = (),
-) -> str:
-    if not 1 <= len(recordings) <= 2:
+def html_page(runs: Sequence[Run], rules: Sequence[MergeRule] = ()) -> str:
+    if not 1 <= len(runs) <= 2:
         raise UserError(
-            f"a report of {len(recordings)} runs cannot be drawn",
+            f"a report of {len(runs)} runs cannot be drawn",
             remedy="Name one run, or two to see them side by side; smaragdine compare takes more",
         )
-    found = [overview(recording) for recording in recordings] if overviews is None else list(overviews)
-    changes = comparison_data(found[0], found[1], _all_edges(recordings)) if len(found) == 2 else None
+    changes = comparison_data(runs[0], runs[1], _all_edges(runs)) if len(runs) == 2 else None
     document: dict[str, Any] = {
         "version": __version__,
-        "runs": [run_data(run, seen, rules) for run, seen in zip(recordings, found, strict=True)],
+        "runs": [run_data(run, rules) for run in runs],
         "comparison": changes,
     }
-    return page_of(document, " and ".join(title_of(recording) for recording in recordings))
+    return page_of(document, " and ".join(run.name for run in runs))
 
 
-def _all_edges(recordings: Sequence[Recording]) -> pa.Table:
-    tables = [recording.edges for recording in recordings]
+def _all_edges(runs: Sequence[Run]) -> pa.Table:
+    tables = [run.edges for run in runs]
     return pa.concat_tables(tables).group_by(tables[0].column_names).aggregate([])
 
 

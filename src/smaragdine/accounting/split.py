@@ -1,4 +1,4 @@
-"""Whose a socket's power was: the program's, other processes', the monitor's.
+"""Splits the power of sockets and their memory among the program, other processes and the monitor.
 
     P = static + dynamic                static: the power of the idle device, or P where that is less
     dynamic × program ÷ busy            by CPU time: whoever keeps the socket busy pays for it
@@ -21,23 +21,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from smaragdine.accounting.activity import (
     NO_INTERVALS,
     Intervals,
-    activity_and_unseen,
+    SocketUse,
     logical_cpus,
     run_bounds,
 )
-from smaragdine.accounting.power import (
-    PowerTrace,
-    distinct,
-    within,
-)
-from smaragdine.accounting.traces import FOREVER_NS, device_traces, main_channels
+from smaragdine.accounting.at_rest import doubts
+from smaragdine.accounting.power import PowerTrace, distinct, within
+from smaragdine.accounting.traces import FOREVER_NS, main_channels
 from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.thinned import Thinned
+from smaragdine.sensors.base import Channel
 
 _SPLIT = re.compile(r"(?:cpu|dram):(\d+)")
 BEGINNING_NS = 120_000_000_000  # less than the first file of readings that is thinned
@@ -71,20 +70,84 @@ class FineSplit(Split):
     unseen: PowerTrace
 
 
-def split(
-    recording: Recording, traces: Mapping[str, PowerTrace], baseline: Recording | None = None
-) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Every socket and memory among `traces` that can be split, and remarks: what could not be, and why.
+@dataclass(frozen=True)
+class IdleMachine:
+    """What a recording of the idle machine, a baseline, says."""
 
-    `baseline` is a recording of the idle machine.
+    name: str  # of the recording
+    power_w: Mapping[tuple[str, str], float]  # by device and provenance: an estimate is no measurement
+    remarks: Sequence[str]  # what figures that rest on it are to say of it
+
+
+@dataclass(frozen=True)
+class RunPower:
+    """The power of every device of a run, and whose it was.
+
+    Sockets and memory are split; a GPU is all the program's unless nobody used it; of any other device it is
+    not known.
     """
+
+    traces: Mapping[str, PowerTrace]  # of every device with a reading, parts of devices included
+    channels: Mapping[str, Channel]  # on which they rest
+    activity: SocketUse
+    splits: Mapping[str, Split]
+    program: Mapping[str, PowerTrace]  # the program's part of each device whose users are known
+    unused: Sequence[str]  # GPUs
+    remarks: tuple[str, ...]  # what could not be split
+
+    @property
+    def adding(self) -> dict[str, PowerTrace]:
+        """Of the devices that add up."""
+        return {d: trace for d, trace in self.traces.items() if self.channels[d].scope == "device"}
+
+    @property
+    def accounted(self) -> dict[str, PowerTrace]:
+        """What operations share: the program's part of each device that adds up, all of it where unsplit."""
+        return {d: self.splits[d].program if d in self.splits else trace for d, trace in self.adding.items()}
+
+
+def run_power(
+    recording: Recording, traces: Mapping[str, PowerTrace], activity: SocketUse, idle: IdleMachine | None
+) -> RunPower:
+    channels = main_channels(recording)
+    splits, remarks = split(recording, traces, activity, idle)
+    unused = [device for device in _unused_gpus(recording) if device in traces]
+    program = {device: found.program for device, found in splits.items()}
+    for device, channel in channels.items():
+        if device.startswith("gpu:") and channel.scope == "device" and device in traces:
+            program[device] = _nothing_of(traces[device]) if device in unused else traces[device]
+    return RunPower(traces, channels, activity, splits, program, unused, remarks)
+
+
+def _unused_gpus(recording: Recording) -> list[str]:
+    """GPUs that nobody used during the run: no process was seen on them, no kernel ran, no event is theirs.
+    Where one of the first two was not looked at, the GPU may have been used."""
+    begin_ns, end_ns = run_bounds(recording)
+    quiet: dict[str, set[str]] = {}
+    for series in recording.series("telemetry"):
+        during = (series.t_ns >= begin_ns) & (series.t_ns <= end_ns)
+        if during.any() and not series.value[during].any():
+            quiet.setdefault(series.channel.device, set()).add(series.channel.quantity)
+    silent = [device for device, said in quiet.items() if {"processes", "gpu_utilisation"} <= said]
+    busy = set(recording.events["device"].cast(pa.string()).unique().to_pylist()) if silent else set[str]()
+    return sorted(device for device in silent if device not in busy)
+
+
+def _nothing_of(trace: PowerTrace) -> PowerTrace:
+    zeros = np.zeros_like(trace.power_w)
+    return PowerTrace(trace.start_ns, trace.end_ns, zeros, trace.hold_ns, restarts_ns=trace.restarts_ns)
+
+
+def split(
+    recording: Recording, traces: Mapping[str, PowerTrace], activity: SocketUse, idle: IdleMachine | None
+) -> tuple[dict[str, Split], tuple[str, ...]]:
+    """Every socket and memory among `traces` that can be split, and remarks: what could not be, and why."""
     splits: dict[str, Split] = {}
     remarks: list[str] = []
-    sockets, unseen = activity_and_unseen(recording)
+    sockets, unseen = activity.sockets, activity.unseen
     thinned = recording.thinned
     run_ns = run_bounds(recording)
-    idle = _baseline(baseline) if baseline is not None else {}
-    if idle and thinned is not None:
+    if idle is not None and idle.power_w and thinned is not None:
         remarks.append(
             f"before {when(thinned.state.cut_ns)} readings were thinned, and what is static was taken from "
             "them then, not from the baseline"
@@ -102,12 +165,14 @@ def split(
         cpus, remark = _logical_cpus(recording.info, socket, intervals)
         if remark:
             remarks.append(f"{device}: {remark}")
-        if baseline is not None and (device, provenance) not in idle:
-            remarks.append(f"{device}: no {provenance} power of it in {baseline.path.name}")
+        idle_w = None if idle is None else idle.power_w.get((device, provenance))
+        if idle is not None and idle_w is None:
+            remarks.append(f"{device}: no {provenance} power of it in {idle.name}")
         fine = trace if thinned is None else within(trace, [(thinned.state.cut_ns, FOREVER_NS)])
-        static_w, basis = idle.get((device, provenance)) or _static(
-            recording, device, provenance, trace, intervals, cpus
-        )
+        if idle is not None and idle_w is not None:
+            static_w, basis = idle_w, f"the mean of {idle.name}"
+        else:
+            static_w, basis = _static(recording, device, provenance, trace, intervals, cpus)
         found = split_trace(fine, intervals, cpus, static_w, basis, run_ns)
         if earlier is not None:
             found = _one_after_the_other(earlier, found, trace, run_ns)
@@ -288,16 +353,16 @@ def _devices(recording: Recording, traces: Mapping[str, PowerTrace]) -> dict[str
     return found
 
 
-def _baseline(recording: Recording) -> dict[tuple[str, str], tuple[float, str]]:
-    """By device and provenance: an estimate is no baseline of a measurement, nor the other way round."""
+def idle_machine(recording: Recording, traces: Mapping[str, PowerTrace], activity: SocketUse) -> IdleMachine:
+    """What a baseline says; whether it is one is another question, and what is doubtful about it is said."""
     run_ns = run_bounds(recording)
-    traces = device_traces(recording)
-    basis = f"the mean of {recording.path.name}"
-    return {
-        (device, provenance): (traces[device].energy_j(*run_ns) / traces[device].covered_s(*run_ns), basis)
+    power_w = {
+        (device, provenance): traces[device].energy_j(*run_ns) / traces[device].covered_s(*run_ns)
         for device, (_, provenance) in _devices(recording, traces).items()
         if traces[device].covered_s(*run_ns) > 0 and traces[device].power_w.any()
     }
+    said = [f"baseline: {line}" for line in (*recording.damage, *doubts(recording, activity.sockets))]
+    return IdleMachine(recording.path.name, power_w, said)
 
 
 def _lowest(trace: PowerTrace, intervals: Intervals, cpus: float) -> tuple[float, str]:

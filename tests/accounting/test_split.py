@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 
 from cli import environment, info, show_json, smaragdine, write_script
 from powercap_fake import PowercapTree
+from smaragdine.accounting.activity import activity
 from smaragdine.accounting.at_rest import not_idle
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.run import Run
+from smaragdine.accounting.split import Split
 from smaragdine.accounting.summary import shares
 from smaragdine.accounting.traces import device_traces
-from smaragdine.accounting.virtual import Split, split
 from smaragdine.recording.reader import Recording, Series, open_recording
 from smaragdine.sensors.base import Channel
 
@@ -88,9 +90,11 @@ def used(
     return [*members, series(device, "monitor", monitor)] if monitor is not None else members
 
 
-def run_split(recording: Recording, **more: Any) -> tuple[dict[str, Split], tuple[str, ...]]:
-    traces = device_traces(recording)
-    splits, remarks = split(recording, traces, **more)
+def run_split(
+    recording: Recording, baseline: Recording | None = None
+) -> tuple[dict[str, Split], tuple[str, ...]]:
+    run = Run(recording, None if baseline is None else Run(baseline))
+    traces, splits, remarks = run.traces, run.power.splits, run.power.remarks
     for device, each in splits.items():
         check_conservation(traces[device], each)
     return splits, remarks
@@ -326,7 +330,7 @@ def test_who_is_busy_pays_when_it_is_busy():
 def test_a_baseline_says_which_sockets_worked_meanwhile():
     quiet = used(0, [ramp((10, 0.2))], [ramp((10, 0.0))])
     working = used(1, [ramp((5, 4.0), (5, 0.0))], [ramp((10, 0.0))])
-    assert not_idle(canned([], [*quiet, *working])) == [
+    assert not_idle(made := canned([], [*quiet, *working]), activity(made).sockets) == [
         "cpu:1 was 50% busy: what it drew is not its idle power"
     ]
 

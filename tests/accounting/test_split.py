@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from smaragdine.accounting.run import Run
 from smaragdine.accounting.split import Split
 from smaragdine.accounting.summary import shares
 from smaragdine.accounting.traces import device_traces
+from smaragdine.recording.format import MARKS
 from smaragdine.recording.reader import Recording, Series, open_recording
 from smaragdine.sensors.base import Channel
 
@@ -46,9 +48,8 @@ class Canned:
     tables: Mapping[str, list[Series]]
     path: Path = field(default=Path("runs/idle"))
     thinned: None = None
-
-    def once(self, what: str, work_out: Callable[[], Any]) -> Any:
-        return work_out()
+    damage: tuple[str, ...] = ()
+    marks: pa.Table = field(default_factory=MARKS.empty_table)
 
     def series(self, table: str) -> list[Series]:
         return self.tables.get(table, [])
@@ -330,7 +331,8 @@ def test_who_is_busy_pays_when_it_is_busy():
 def test_a_baseline_says_which_sockets_worked_meanwhile():
     quiet = used(0, [ramp((10, 0.2))], [ramp((10, 0.0))])
     working = used(1, [ramp((5, 4.0), (5, 0.0))], [ramp((10, 0.0))])
-    assert not_idle(made := canned([], [*quiet, *working]), activity(made).sockets) == [
+    made = canned([], [*quiet, *working])
+    assert not_idle(made, activity(made).sockets) == [
         "cpu:1 was 50% busy: what it drew is not its idle power"
     ]
 
@@ -434,7 +436,7 @@ def test_what_was_spent_in_a_restart_is_not_put_into_the_time_that_was_seen():
     busy = [ramp((3, 2.0)), ramp((3, 2.0), start=7.0)]
     program = [ramp((3, 1.0)), ramp((3, 1.0), start=7.0)]
     recording = canned([], used(0, busy, program), program_cpu_s=10.0)
-    found = shares(recording, T0, T0 + 10 * S)["cpu:0"]
+    found = shares(activity(recording), T0, T0 + 10 * S)["cpu:0"]
     assert (found.program, found.other, found.monitor) == pytest.approx((0.5, 0.5, 0.0))
 
 

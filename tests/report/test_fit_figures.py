@@ -13,6 +13,7 @@ pytest.importorskip("matplotlib", reason="pip install 'smaragdine[figures]'")
 
 import recordings
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.summary import Epoch
 from smaragdine.cli.fit import main
 from smaragdine.recording.reader import open_recording
@@ -196,7 +197,7 @@ def test_curves_over_time_are_of_the_steps_where_these_are_asked_for(tmp_path: P
     recording = open_recording(recordings.make(tmp_path / "run", events=False))
     steps_ns = steps_span_ns(recording)
     assert steps_ns == (recordings.T0 + 1100 * recordings.MS, recordings.T0 + 2900 * recordings.MS)
-    steps, whole = (LabelledRun(recording, "a", "a", "batch 8", span) for span in (steps_ns, None))
+    steps, whole = (LabelledRun(Run(recording), "a", "a", "batch 8", span) for span in (steps_ns, None))
     for of_runs in (power_of_runs, mean_power_of_runs, cumulative_of_runs):
         said = [style.alt_text(of_runs([run])) for run in (steps, whole)]
         assert ["from the end of the first step to the end of the last" in text for text in said] == [

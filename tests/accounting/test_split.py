@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from cli import environment, info, show_json, smaragdine, write_script
 from powercap_fake import PowercapTree
 from smaragdine.accounting.activity import activity
-from smaragdine.accounting.at_rest import not_idle
+from smaragdine.accounting.baseline import not_idle
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.run import Run
 from smaragdine.accounting.split import Split
 from smaragdine.accounting.summary import shares
 from smaragdine.accounting.traces import device_traces
-from smaragdine.recording.format import MARKS
+from smaragdine.recording.format import EVENTS, MARKS
 from smaragdine.recording.reader import Recording, Series, open_recording
 from smaragdine.sensors.base import Channel
 
@@ -42,13 +42,14 @@ PARTS = ("program", "static", "other", "monitor")
 
 @dataclass(frozen=True)
 class Canned:
-    """As much of a recording as the split asks for."""
+    """As much of a recording as the split and its baseline ask for."""
 
     info: dict[str, Any]
     tables: Mapping[str, list[Series]]
     path: Path = field(default=Path("runs/idle"))
     thinned: None = None
     damage: tuple[str, ...] = ()
+    events: pa.Table = field(default_factory=EVENTS.empty_table)
     marks: pa.Table = field(default_factory=MARKS.empty_table)
 
     def series(self, table: str) -> list[Series]:
@@ -331,8 +332,8 @@ def test_who_is_busy_pays_when_it_is_busy():
 def test_a_baseline_says_which_sockets_worked_meanwhile():
     quiet = used(0, [ramp((10, 0.2))], [ramp((10, 0.0))])
     working = used(1, [ramp((5, 4.0), (5, 0.0))], [ramp((10, 0.0))])
-    made = canned([], [*quiet, *working])
-    assert not_idle(made, activity(made).sockets) == [
+    recording = canned([], [*quiet, *working])
+    assert not_idle(recording, activity(recording).sockets) == [
         "cpu:1 was 50% busy: what it drew is not its idle power"
     ]
 
@@ -436,7 +437,7 @@ def test_what_was_spent_in_a_restart_is_not_put_into_the_time_that_was_seen():
     busy = [ramp((3, 2.0)), ramp((3, 2.0), start=7.0)]
     program = [ramp((3, 1.0)), ramp((3, 1.0), start=7.0)]
     recording = canned([], used(0, busy, program), program_cpu_s=10.0)
-    found = shares(activity(recording), T0, T0 + 10 * S)["cpu:0"]
+    found = shares(recording, T0, T0 + 10 * S)["cpu:0"]
     assert (found.program, found.other, found.monitor) == pytest.approx((0.5, 0.5, 0.0))
 
 

@@ -23,10 +23,10 @@ PATCHES = {
     "tf_keras.src.callbacks": "keras.patch_callbacks",
     "tf_keras.src.engine.training": "keras.patch_trainer",
     "tf_keras.src.engine.training_v1": "keras.patch_trainer",
-    "torch.autograd.profiler": "profiler_torch.patch_profiler",
-    "torch.nn.modules.module": "torch.patch_module",
-    "torch.optim.optimizer": "torch.patch_optimizer",
-    "torch.utils.data.dataloader": "torch.patch_dataloader",
+    "torch.autograd.profiler": "torch.program_profiler.patch_profiler",
+    "torch.nn.modules.module": "torch.loop.patch_module",
+    "torch.optim.optimizer": "torch.loop.patch_optimizer",
+    "torch.utils.data.dataloader": "torch.loop.patch_dataloader",
     "transformers.trainer_callback": "transformers.patch_callbacks",
     "transformers.trainer": "transformers.patch_trainer",
     "lightning.pytorch.trainer.call": "lightning.patch_call",
@@ -62,7 +62,7 @@ def install_all():
 
 
 def _patch(target):
-    file, function = target.split(".")
+    file, _, function = target.rpartition(".")
 
     def patch(module):
         name = "%s.%s" % (__package__, file)
@@ -74,9 +74,9 @@ def _patch(target):
 
 def _at_exit():
     try:
-        torch = sys.modules.get("%s.torch" % __package__)
-        if torch is not None:
-            torch.finish()
+        loop = sys.modules.get("%s.torch.loop" % __package__)
+        if loop is not None:
+            loop.finish()
         trace = sys.modules.get("%s.trace" % __package__)
         if trace is not None:
             trace.finish()

@@ -89,7 +89,7 @@ def at_exit():
     # Left by a signal's exception, the process would end under a thread that is at work in the framework.
     while True:
         try:
-            detach = sys.modules.get("%s.detach_torch" % __package__)
+            detach = sys.modules.get("%s.torch.detach" % __package__)
             if detach is not None:
                 detach.program_ends()
             finish()

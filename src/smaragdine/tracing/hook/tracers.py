@@ -27,7 +27,8 @@ def of_source(source):
 
 
 def named(framework):
-    return importlib.import_module("%s.trace_%s" % (__package__, framework))
+    name = "torch.tracer" if framework == "torch" else "trace_" + framework
+    return importlib.import_module("%s.%s" % (__package__, name))
 
 
 def in_use():

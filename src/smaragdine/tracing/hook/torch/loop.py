@@ -17,8 +17,8 @@ from _thread import get_ident
 
 import torch
 
-from . import marks, training, wrapping
-from .evaluation_torch import Evaluation
+from .. import marks, training, wrapping
+from .evaluation import Evaluation
 
 _current = None  # the _Loop of this process
 

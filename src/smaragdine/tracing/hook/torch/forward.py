@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from . import marks, training, windows
+from .. import marks, training, windows
 
 
 def announce(model):

@@ -5,7 +5,7 @@ import weakref
 
 import torch
 
-from . import marks, wrapping
+from .. import marks, wrapping
 
 _graphs = weakref.WeakSet()  # those that are; one that nobody ends is forgotten with its object
 

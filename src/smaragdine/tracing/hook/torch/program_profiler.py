@@ -6,7 +6,7 @@ nobody. A second profiler in it takes the place of the first, and to stop the fi
 
 import functools
 
-from . import wrapping
+from .. import wrapping
 
 prepared = False  # and not begun
 listening = []  # functions to call before, with whether it is prepared only

@@ -22,7 +22,8 @@ import time
 
 import torch
 
-from . import detach_torch, marks
+from .. import marks
+from . import detach
 
 _STOP = "_ZN5torch8autograd8profiler15disableProfilerEv"
 _RESULT = "_ZN5torch8autograd8profiler14ProfilerResult"
@@ -38,7 +39,7 @@ _CUPTI_KINDS = (5, 4, 10, 1, 2, 39, 38, 17)
 
 _PYTHON = os.path.dirname(threading.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # The loops there never end; what they call does.
 _LOOPS = tuple(
     os.path.join(_TORCH, *folder) + os.sep for folder in (("utils", "data"), ("_inductor", "compile_worker"))
@@ -215,7 +216,7 @@ def drain(inside):
 def _stop_and_save(path):
     stop, save, destroy, delete = _functions()[:4]
     result = (ctypes.c_void_p * 8)()  # one is used
-    with detach_torch.leaving():
+    with detach.leaving():
         stop(result)
     text = os.fsencode(path)
     kept = ctypes.create_string_buffer(text)

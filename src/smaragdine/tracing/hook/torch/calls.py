@@ -15,7 +15,8 @@ import torch.autograd.profiler as profiler
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs as _with_kwargs
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from . import compiled_torch, edges_torch, marks, paths_torch
+from .. import marks
+from . import compiled, edges, paths
 
 PREFIX = "smaragdine:"
 # OptimizedModule warns when there are hooks like ours; with -W error the warning would end the program.
@@ -39,14 +40,14 @@ class Calls:
         self.threads = threading.local()
         self.callers = {}  # thread that calls modules -> its calls under way: (module, path, annotation)
         self.whole_ns = None  # when the first outermost call began
-        self.paths = paths_torch.Paths()
+        self.paths = paths.Paths()
         self.edges = _edges
         self.handles = []
         self.take_back = None
 
     def follow_compiled(self):
         global _followed
-        self.take_back = compiled_torch.around_calls(_around)
+        self.take_back = compiled.around_calls(_around)
         _followed = self
 
     def follow(self):
@@ -83,7 +84,7 @@ class Calls:
             return self.threads.state
         except AttributeError:
             stack = self.callers.setdefault(threading.get_ident(), [])
-            self.threads.state = (stack, edges_torch.Edges(_edges_done, self.edges))
+            self.threads.state = (stack, edges.Edges(_edges_done, self.edges))
             return self.threads.state
 
 
@@ -100,7 +101,7 @@ def _enter(module, args):
     try:
         if calls is not None and torch._C._get_tracing_state() is None:
             stack, edges = calls.thread_state()
-            if calls.whole_ns is None and not stack and not paths_torch.calls_under_way():
+            if calls.whole_ns is None and not stack and not paths.calls_under_way():
                 calls.whole_ns = time.time_ns()
             path = calls.paths.of(module, stack)
             edges.enter(path, args, len(stack))
@@ -134,7 +135,7 @@ def _around(original):
     @functools.wraps(original)
     def __call__(self, *args, **kwargs):
         calls = None if torch.compiler.is_compiling() else _followed
-        if calls is None or paths_torch.in_call():
+        if calls is None or paths.in_call():
             return original(self, *args, **kwargs)
         depth = _begin(calls, self)
         try:

@@ -9,7 +9,7 @@ from . import imports, marks, versions
 # Keras 3, Keras 2 (its files moved twice) and tf_keras; torch; and the two names Lightning goes by.
 PATCHES = {
     "keras.src.callbacks.callback_list": "keras.patch_callbacks",
-    "keras.src.backend.tensorflow.core": "keras_scopes.patch_scopes",
+    "keras.src.backend.tensorflow.core": "tensorflow.scopes.patch_scopes",
     "keras.src.backend.tensorflow.trainer": "keras.patch_trainer",
     "keras.src.backend.jax.trainer": "keras.patch_trainer",
     "keras.src.backend.torch.trainer": "keras.patch_trainer",
@@ -31,8 +31,8 @@ PATCHES = {
     "transformers.trainer": "transformers.patch_trainer",
     "lightning.pytorch.trainer.call": "lightning.patch_call",
     "pytorch_lightning.trainer.call": "lightning.patch_call",
-    "tensorflow.python.client.session": "tensorflow.patch_session",
-    "tensorflow.python.training.monitored_session": "tensorflow.patch_monitored_session",
+    "tensorflow.python.client.session": "tensorflow.sessions.patch_session",
+    "tensorflow.python.training.monitored_session": "tensorflow.sessions.patch_monitored_session",
 }
 
 # Whatever the program does with these, it may be worth a trace.

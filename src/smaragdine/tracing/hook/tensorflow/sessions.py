@@ -5,7 +5,8 @@ import re
 import threading
 import time
 
-from . import marks, trace_session, training, wrapping
+from .. import marks, training, wrapping
+from . import session_tracer
 
 SOURCE = "tensorflow"
 
@@ -59,7 +60,7 @@ def _traced(original):
 
     @functools.wraps(original)
     def run(self, *args, **kwargs):
-        window = trace_session.current()
+        window = session_tracer.current()
         if window is None or not getattr(_thread, "step", False):
             return original(self, *args, **kwargs)
         theirs = wrapping.argument(args, kwargs, 3, "run_metadata")
@@ -67,7 +68,7 @@ def _traced(original):
         try:
             options = wrapping.argument(args, kwargs, 2, "options")
             if len(args) <= 4 and not set(kwargs) - _RUN_ARGUMENTS:
-                ours = trace_session.options_for(window, self, options)
+                ours = session_tracer.options_for(window, self, options)
         except Exception as exception:
             window.error = exception
         if ours is None:
@@ -78,7 +79,7 @@ def _traced(original):
             self, *args[:1], feed_dict=feed_dict, options=ours[0], run_metadata=ours[1], **fetches
         )
         try:
-            trace_session.keep(window, ours[1], theirs)
+            session_tracer.keep(window, ours[1], theirs)
         except Exception as exception:
             window.error = exception
         return result

@@ -13,7 +13,8 @@ event of their own around what is done in them.
 import functools
 import re
 
-from . import graph_tensorflow, marks, windows, wrapping
+from .. import marks, windows, wrapping
+from . import graph
 
 MARK = "smaragdine:"
 BACKWARD = "gradient_tape"
@@ -43,7 +44,7 @@ def _enter(tensorflow, pywrap_tfe, original):
             if not (eager or pywrap_tfe.TFE_Py_TapeSetIsEmpty()) and _VALID.fullmatch(self.name):
                 above = tensorflow.get_current_name_scope()
                 whole = above + "/" + self.name if above else self.name
-                graph_tensorflow.note(tensorflow.compat.v1.get_default_graph(), whole.partition("/")[0])
+                graph.note(tensorflow.compat.v1.get_default_graph(), whole.partition("/")[0])
                 self._tf_name_scope = tensorflow.name_scope(whole + "/")
                 exact = True
         except Exception as exception:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import warm_torch
-from smaragdine.tracing.hook import trace, windows
+from smaragdine.tracing.hook import environment, trace, windows
+from smaragdine.tracing.hook.state import process
 
 PRELUDE = """
 import json, os, sys, time
@@ -161,9 +162,9 @@ def test_a_child_of_multiprocessing_ends_with_its_trace_written(tmp_path: Path) 
         tmp_path,
         """
         import multiprocessing
-        from smaragdine.tracing.hook import marks, trace, windows
+        from smaragdine.tracing.hook import environment, marks, trace
         marks.set_spool(os.getcwd())
-        trace.begin(windows.TraceSettings("traces", steps=3, skip=1))
+        trace.begin(environment.TraceSettings("traces", steps=3, skip=1))
 
         def child():
             for i in range(6):
@@ -192,11 +193,11 @@ def test_an_interrupt_does_not_end_the_wait_at_the_programs_end(
             if len(waits) < 4:
                 raise KeyboardInterrupt
 
-    plan = windows.WindowPlan(windows.TraceSettings(str(tmp_path)))
+    plan = windows.WindowPlan(environment.TraceSettings(str(tmp_path)))
     plan.ending = Ending()
     with pytest.raises(KeyboardInterrupt):
         plan.settle()
-    monkeypatch.setattr(trace, "_plan", plan)
+    monkeypatch.setattr(process.trace, "plan", plan)
     trace.at_exit()
     assert (len(waits), plan.ending) == (4, None)
 

@@ -44,7 +44,8 @@ torch.cuda.synchronize = lambda: None
 torch.cuda.current_device = lambda: 0
 torch.cuda.cudart = lambda: types.SimpleNamespace(cudaMemGetInfo=call)
 
-from smaragdine.tracing.hook import trace, windows
+from smaragdine.tracing.hook import environment, trace
+from smaragdine.tracing.hook.state import process
 from smaragdine.tracing.hook.torch import background_stop, detach, tracer
 
 original, *others = background_stop._functions()
@@ -59,7 +60,7 @@ def stop(result):
         said["waited"] += 1
         start()
 
-background_stop._found = [stop, *others]
+process.torch.functions = [stop, *others]
 delay_s = 0
 torch.set_num_threads(1)
 model = torch.nn.Linear(8, 4)
@@ -114,7 +115,7 @@ def test_threads_of_the_program_are_not_waited_for(tmp_path: Path) -> None:
             time.sleep(0.05)
             threading.Thread(target=threading.Event().wait, daemon=True).start()
         ending.wait()
-        said["found"] = len(detach._threads)
+        said["found"] = len(process.torch.leaving)
         said["ready"] = tracer.ready()
         said["names"] = set(names()) == set(before)  # and nobody keeps another
         """,
@@ -129,7 +130,7 @@ def test_one_that_does_not_go_holds_nobody_up(tmp_path: Path) -> None:
         """
         torch.cuda.cudart = lambda: 1 / 0  # a call that fails
         detach._END_S = 0.1
-        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
+        trace.begin(environment.TraceSettings(os.getcwd(), steps=3, skip=1))
         record().wait()
         said["ready"] = [tracer.ready() for _ in range(2)]
         """,
@@ -142,7 +143,7 @@ def test_a_program_that_tells_the_profiler_itself_is_waited_for(tmp_path: Path) 
         tmp_path,
         """
         os.environ["TEARDOWN_CUPTI"] = "1"
-        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
+        trace.begin(environment.TraceSettings(os.getcwd(), steps=3, skip=1))
         record().wait()
         """,
     )
@@ -171,15 +172,15 @@ def test_a_program_ends_after_the_profiler_has_left(tmp_path: Path, when: str) -
         tmp_path,
         f"""
         when = {when!r}
-        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
+        trace.begin(environment.TraceSettings(os.getcwd(), steps=3, skip=1))
         for index in range(3 if when == "open" else 6):
             train(1)
             trace.marked("step_end", index, "torch", time.time_ns())
             delay_s = 0.3 if when == "meanwhile" else 0
         if when == "before":
-            trace._plan.settle()
-        said["ending"] = trace._plan.ending is not None
-        said["open"] = trace._plan.window is not None
+            process.trace.plan.settle()
+        said["ending"] = process.trace.plan.ending is not None
+        said["open"] = process.trace.plan.window is not None
         """,
     )
     assert (result["ending"], result["open"]) == (when == "meanwhile", when == "open")
@@ -235,9 +236,9 @@ def test_a_library_whose_thread_waits_does_not_hold_the_programs_end_up(
         torch.cuda.cudart = lambda: types.SimpleNamespace(cudaMemGetInfo=answers)
         start = library.leave_later
         detach._END_S = 0.2
-        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
+        trace.begin(environment.TraceSettings(os.getcwd(), steps=3, skip=1))
         record().wait()
-        said["waits"] = len(detach._threads)
+        said["waits"] = len(process.torch.leaving)
         sys.exit(3)
         """
     script.write_text(PRELUDE + textwrap.dedent(body))

@@ -164,7 +164,8 @@ for name, path in (("_hook", {str(hook)!r}), ("bert", {str(SCRIPT)!r})):
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
 import bert
-from _hook.torch import calls, tracer
+from _hook.state import process
+from _hook.torch import tracer
 model, found, alive = bert.Bert(), [], []
 for grad in (True, False):
     for window in range(2):
@@ -176,8 +177,8 @@ for grad in (True, False):
         del output
         alive[-1] = alive[-1]() is not None
         found.append(tracer.stop(session, "trace.json")["edges"])
-    calls._edges_done.clear()
-    calls._edges.clear()
+    process.torch.edges_done.clear()
+    process.torch.edges.clear()
 print(json.dumps([found, alive]))
 """
     done = subprocess.run(

@@ -5,6 +5,7 @@ import os
 import sys
 
 from . import imports, marks, versions
+from .state import process
 
 # Keras 3, Keras 2 (its files moved twice) and tf_keras; torch; and the two names Lightning goes by.
 PATCHES = {
@@ -38,8 +39,6 @@ PATCHES = {
 # Whatever the program does with these, it may be worth a trace.
 FRAMEWORKS = ("torch", "jax", "tensorflow")
 
-_installed = False
-
 
 def start():
     """Called in every Python process of a program run by Smaragdine."""
@@ -52,9 +51,8 @@ def start():
 
 
 def install_all():
-    global _installed
-    if not _installed:
-        _installed = True
+    if not process.installed:
+        process.installed = True
         atexit.register(_at_exit)
         patches = {name: _patch(target) for name, target in PATCHES.items()}
         patches.update({name: _patch("trace.framework_loaded") for name in FRAMEWORKS})

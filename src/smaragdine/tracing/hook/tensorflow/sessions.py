@@ -2,11 +2,13 @@
 
 import functools
 import re
-import threading
 import time
 
 from .. import marks, training, wrapping
+from ..state import process
 from . import session_tracer
+
+_state = process.tensorflow
 
 SOURCE = "tensorflow"
 
@@ -16,9 +18,6 @@ _HOUSEKEEPING = re.compile(
 )
 
 _RUN_ARGUMENTS = {"fetches", "feed_dict", "options", "run_metadata"}
-
-_thread = threading.local()  # depth: runs inside runs; step: the outermost is one
-_steps = 0
 
 
 def patch_session(module):
@@ -37,16 +36,16 @@ def patch_monitored_session(module):
 def _run(is_step, original):
     @functools.wraps(original)
     def run(self, *args, **kwargs):
-        depth = getattr(_thread, "depth", 0)
+        depth = getattr(_state.thread, "depth", 0)
         step = depth == 0 and _counts(is_step, args, kwargs)
         if depth == 0:
-            _thread.step = step
-        _thread.depth = depth + 1
+            _state.thread.step = step
+        _state.thread.depth = depth + 1
         begin_ns = time.time_ns()
         try:
             result = original(self, *args, **kwargs)
         finally:
-            _thread.depth = depth
+            _state.thread.depth = depth
         # Marked when done: the run that finds the input exhausted, and raises, was no step.
         if step:
             _mark(begin_ns, time.time_ns())
@@ -61,7 +60,7 @@ def _traced(original):
     @functools.wraps(original)
     def run(self, *args, **kwargs):
         window = session_tracer.current()
-        if window is None or not getattr(_thread, "step", False):
+        if window is None or not getattr(_state.thread, "step", False):
             return original(self, *args, **kwargs)
         theirs = wrapping.argument(args, kwargs, 3, "run_metadata")
         ours = None
@@ -96,9 +95,8 @@ def _counts(is_step, args, kwargs):
 
 
 def _mark(begin_ns, end_ns):
-    global _steps
-    index = _steps
-    _steps += 1
+    index = _state.steps
+    _state.steps += 1
     marks.soon(begin_ns, "step_begin", index, SOURCE)
     marks.soon(end_ns, "step_end", index, SOURCE)
 

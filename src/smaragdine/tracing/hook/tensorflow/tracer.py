@@ -8,6 +8,7 @@ import tempfile
 import time
 
 from .. import keras, marks
+from ..state import process
 from . import edges, graph, scopes
 from ..trace_xplane import FORMAT, SUFFIX, XplaneSession, check_unused, write
 from ..tracers import ProfilerBusy
@@ -69,7 +70,7 @@ def _facts():
         model = keras.trained_model()
         facts = graph.facts()
         facts["edges"] += [] if model is None else edges.edges(model)
-        return dict(facts, keras=keras.steps_itself(model), exact_scopes=scopes.exact)
+        return dict(facts, keras=keras.steps_itself(model), exact_scopes=process.tensorflow.exact)
     except Exception as exception:
         marks.error(FRAMEWORK, exception)
         return {}

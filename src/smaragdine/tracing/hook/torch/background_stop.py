@@ -23,7 +23,10 @@ import time
 import torch
 
 from .. import marks
+from ..state import process
 from . import detach
+
+_state = process.torch
 
 _STOP = "_ZN5torch8autograd8profiler15disableProfilerEv"
 _RESULT = "_ZN5torch8autograd8profiler14ProfilerResult"
@@ -48,8 +51,6 @@ _GRACE_S = 0.02  # for records that are being written by threads without Python
 _PATIENCE_S = 1.0  # for operators of other threads to end
 _ASLEEP = 0.1  # the part of the time that a thread at work would surpass
 
-_found = None  # the functions; False where they are not to be had
-_looking = threading.RLock()  # by one thread at a time; a signal may have it look again
 _COLLECTS_ANYWHERE = sys.version_info < (3, 12)  # from then on between instructions only
 
 
@@ -63,10 +64,9 @@ def possible():
 
 
 def _functions():
-    global _found
-    if _found is None:
-        _found = _look() or False
-    return _found
+    if _state.functions is None:
+        _state.functions = _look() or False
+    return _state.functions
 
 
 def _look():
@@ -131,7 +131,7 @@ def _stacks():
     Python makes a frame's object when it is asked for. Before 3.12 that may collect garbage, whose end lets
     other threads run on: the object would be of a frame that is no more, and the process crash.
     """
-    with _looking:
+    with _state.looking:
         collects = _COLLECTS_ANYWHERE and gc.isenabled()
         if collects:
             gc.disable()
@@ -145,12 +145,12 @@ def _stacks():
 def before_fork():
     """Nobody looks while the process forks: the child would have the lock of a thread that it does not have,
     and its garbage would not be collected."""
-    _looking.acquire()
+    _state.looking.acquire()
 
 
 def after_fork():
     """In either process."""
-    _looking.release()
+    _state.looking.release()
 
 
 def _stack(frame):

@@ -12,27 +12,25 @@ import torch
 import torch.autograd.profiler as profiler
 
 from .. import marks
+from ..state import process
 from . import background_stop, compiled, detach, forks, graphs, program_profiler
 from .calls import Calls
 from ..tracers import ProfilerBusy
 
+_state = process.torch
+
 program_profiler.patch_profiler(profiler)  # if it is not yet
 graphs.patch_graphs(torch.cuda.graphs)
-
-current = None  # the Session that runs
-ending = None  # the background_stop.Ending of the last one
-_forks_watched = False
 
 
 def begun():
     """A session that runs; raises, having changed nothing, where the program would notice."""
-    global current
-    if current is not None or _program_profiles():
+    if _state.session is not None or _program_profiles():
         raise ProfilerBusy("a PyTorch profiler is already running, and there can be only one")
     _watch_forks()
     session = TorchSession()
     session.begin()
-    current = session
+    _state.session = session
     return session
 
 
@@ -43,7 +41,7 @@ def say_stopped():
 def _program_profiles():
     # Unlike _profiler_enabled, what its module says is true of the other threads too.
     said = getattr(profiler, "_is_profiler_enabled", False)
-    return said or torch.autograd._profiler_enabled() or program_profiler.prepared
+    return said or torch.autograd._profiler_enabled() or _state.prepared
 
 
 class TorchSession:
@@ -90,7 +88,7 @@ class TorchSession:
         self.profile._start_trace()
         self.running = True
         try:
-            program_profiler.listening.append(self.program_begins)
+            _state.listening.append(self.program_begins)
             if self.marked:
                 self.calls.follow()
             else:
@@ -101,8 +99,8 @@ class TorchSession:
 
     def program_begins(self, prepares):
         """A profiler of its own, or prepares to."""
-        if ending is not None:
-            ending.wait()
+        if _state.ending is not None:
+            _state.ending.wait()
         detach.has_left()
         self.abandon("the program began a profiler of its own")
         if not prepares:
@@ -145,30 +143,28 @@ class TorchSession:
 
     def let_go(self):
         """Whether it ran. From now on nothing of the program's is marked any more."""
-        global current
         with self.lock:
             running, self.running = self.running, False
-        if current is self:
-            current = None
+        if _state.session is self:
+            _state.session = None
         self.calls.let_go()
         return running
 
     def forget(self):
         """The profiler has ended, or is about to: the program may begin one."""
         try:
-            program_profiler.listening.remove(self.program_begins)
+            _state.listening.remove(self.program_begins)
         except ValueError:
             pass  # by another thread, or it never was
 
 
 def _watch_forks():
-    global _forks_watched
-    if not _forks_watched:
+    if not _state.forks_watched:
         background_stop.possible()  # looked for here: a child may find the loader's lock held
         os.register_at_fork(
             before=_before_fork, after_in_parent=background_stop.after_fork, after_in_child=_after_fork
         )
-        _forks_watched = True
+        _state.forks_watched = True
         try:
             forks.watch()
         except Exception as exception:
@@ -177,16 +173,15 @@ def _watch_forks():
 
 def _before_fork():
     # The child would find the profiler's locks held by a thread it does not have.
-    if ending is not None:
-        ending.wait()
+    if _state.ending is not None:
+        _state.ending.wait()
     background_stop.before_fork()
 
 
 def _after_fork():
     # A DataLoader's worker would go on recording for as long as it lives, for nobody.
-    global current
     background_stop.after_fork()
-    session, current = current, None
+    session, _state.session = _state.session, None
     if session is None:
         return
     try:
@@ -198,7 +193,7 @@ def _after_fork():
         session.forget()
         if not (background_stop.possible() and background_stop.unhear()):
             torch._C._autograd._enable_record_function(False)
-            program_profiler.listening.append(_record_again)
+            _state.listening.append(_record_again)
         say_stopped()
     except Exception:
         pass
@@ -206,5 +201,5 @@ def _after_fork():
 
 def _record_again(prepares):
     # A profiler of the child's own would see nothing.
-    program_profiler.listening.remove(_record_again)
+    _state.listening.remove(_record_again)
     torch._C._autograd._enable_record_function(True)

@@ -12,18 +12,19 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .. import marks
+from ..state import process
 from . import background_stop, compiled, detach, graphs, sessions
 
 FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
 
-_hooked = False  # what waits for the next call does so by a hook
+_state = process.torch
 
 
 def ready():
     """Whether a profiler may begin: the last one is over, and what it has heard of too."""
     if graphs.going_on():
         return False
-    ending = sessions.ending
+    ending = _state.ending
     if ending is not None:
         ending.wait()
     return detach.has_left() and (ending is None or ending.forgotten())
@@ -47,7 +48,6 @@ def at_next_call(work):
 
     Begun by another thread than the one that imported PyTorch, Kineto complains on stderr.
     """
-    global _hooked
 
     def once(module, args):
         if torch.compiler.is_compiling() or threading.current_thread() is not threading.main_thread():
@@ -65,14 +65,16 @@ def at_next_call(work):
 
         return __call__
 
-    _hooked = not compiled.used()
-    take_back = register_module_forward_pre_hook(once).remove if _hooked else compiled.around_calls(around)
+    _state.hooked = not compiled.used()
+    take_back = (
+        register_module_forward_pre_hook(once).remove if _state.hooked else compiled.around_calls(around)
+    )
     return take_back
 
 
 def still_safe():
     """Whether what waits for the next call may go on waiting: torch.compile would see a hook."""
-    return not (_hooked and compiled.used())
+    return not (_state.hooked and compiled.used())
 
 
 def stop(session, path):
@@ -106,8 +108,8 @@ def stop_aside(session, path, then):
         if not exists:
             raise OSError("the profiler could not write %s" % path)
 
-    sessions.ending = background_stop.Ending(inside, path, written)
-    return sessions.ending
+    _state.ending = background_stop.Ending(inside, path, written)
+    return _state.ending
 
 
 def _facts(session):

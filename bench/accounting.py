@@ -2,10 +2,11 @@
 
     python bench/accounting.py [--sizes 1e5,1e6,1e7,1e8] [--rounds 3]
 
-Events of 8 lanes, 1.5 to 15 µs long, 500 names, under 20 ms power samples: *near-sorted* as a profiler writes
-them (by their ends), and shuffled. Beside each, in the same round, `np.sort(kind="stable")` of the events' 2N
-boundaries, shuffled; and for small sizes Algorithm 2 of the paper, literally. Every measurement is a process
-of its own, so that the highest memory it ever held (above what held the input) is its own too.
+Events of 8 lanes, 1.5 to 15 µs long, 500 names, under 20 ms power samples: *near-sorted* as a profiler
+writes them (by their ends), and shuffled. Beside each stands, from the same round, `np.sort(kind="stable")`
+of the events' 2N boundaries, shuffled; and for small sizes Algorithm 2 of the paper, literally. Every
+measurement is a process of its own, so that the highest memory it ever held (above what held the input) is
+its own too.
 """
 
 from __future__ import annotations

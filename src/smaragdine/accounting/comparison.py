@@ -271,7 +271,7 @@ def _each_once(runs: Sequence[Footprint]) -> list[Footprint]:
 
 def _same_runs(given: tuple[int, int], a: Sequence[Footprint], b: Sequence[Footprint]) -> list[str]:
     said = [
-        f"{side}: {count} runs were given, {count - len(runs)} of them again: a copy of a run counts once"
+        f"{side}: {count} runs were given, {count - len(runs)} of them more than once: a copy of a run does not count"
         for side, count, runs in zip("AB", given, (a, b), strict=True)
         if len(runs) < count
     ]
@@ -515,7 +515,7 @@ def _remarks(
     if runs_a == runs_b == 1:
         said.append(f"one run on each side does not show how runs differ: {_REPEAT}")
     elif min(runs_a, runs_b) == 1:
-        said.append("the side of one run is taken to spread as the other does")
+        said.append("the side with one run is taken to vary as much as the other")
     for side, load in zip("AB", foreign, strict=True):
         if load is not None and load > FOREIGN:
             said.append(f"{side}: other programs used {load:.0%} of the processor meanwhile")

@@ -1,4 +1,4 @@
-"""`smaragdine run`: record a program, then say what it used."""
+"""`smaragdine run`: records a program, then says what it used."""
 
 from __future__ import annotations
 
@@ -47,27 +47,23 @@ def _parser() -> Parser:
         _EXAMPLE,
     )
     parser.usage = "smaragdine run [options] SCRIPT.py | -m MODULE | [--] EXECUTABLE  [arguments]"
+    parser.add_argument("-o", "--output", metavar="DIR", help="the recording's folder (runs/<date>-<script>)")
     parser.add_argument(
-        "-o", "--output", metavar="DIR", help="the recording's folder (default runs/<date>-<script>)"
+        "--live", action="store_true", help="show power and energy so far on the terminal's last line"
     )
-    parser.add_argument(
-        "--live", action="store_true", help="power and energy so far on the terminal's last line"
-    )
-    parser.add_argument(
-        "--period-ms", type=period_ms, default=4.0, help="how often counters are read (default 4)"
-    )
+    parser.add_argument("--period-ms", type=period_ms, default=4.0, help="how often to read counters (4)")
     trace = parser.add_argument_group(
-        "tracing: which operation used what, from a few steps of a deep-learning framework"
+        "tracing: a few steps tell which operation of a deep-learning framework uses what"
     )
     trace.add_argument(
-        "--trace", choices=("auto", "off"), default="auto", help="auto traces where a framework is used"
+        "--trace", choices=("auto", "off"), default="auto", help="auto traces if a framework is used"
     )
     trace.add_argument(
         "--trace-steps",
         metavar="N",
         type=count,
         default=10,
-        help="how many steps (10; 0: every one); they take longer",
+        help="trace so many steps (10; 0: all); they take longer",
     )
     trace.add_argument(
         "--trace-skip", metavar="N", type=count, default=10, help="steps before the first traced one (10)"
@@ -76,14 +72,14 @@ def _parser() -> Parser:
         "--trace-budget",
         metavar="P%",
         type=percentage,
-        help="trace only as much as slows the training down by no more than this, all in all: 1%%",
+        help="slow the whole training down by no more than this: 1%%",
     )
     trace.add_argument("--trace-keep", action="store_true", help="keep the profiler's files in RUN/traces")
     parser.add_argument(
         "--keep-readings",
         choices=("recent", "all"),
         default="recent",
-        help="of runs longer than six minutes: recent readings and those of traced steps (recent), or all",
+        help="if the run takes over six minutes: recent readings and those of traced steps (recent), or all",
     )
     parser.add_argument("--pcie", action="store_true", help="also record PCIe traffic (21 ms a reading)")
     return parser
@@ -136,7 +132,7 @@ def main(words: list[str]) -> int:
 
 
 def _check(options: argparse.Namespace, ours: Sequence[str]) -> None:
-    """What is asked of a trace, where there is to be none."""
+    """Refuses options of a trace if there is to be none."""
     given = [word for word in ours if word.startswith("--trace-")]
     if options.trace == "off" and given:
         raise UserError(
@@ -175,7 +171,8 @@ def _assemble(recorded: Recorded, keep: bool) -> list[str]:
 
 
 def _why_nothing(recorded: Recorded, wanted: bool) -> list[str]:
-    """Whoever asked for steps wants to know; else only who computed with a framework need hear of them."""
+    """Why nothing was traced. Those who asked for steps want to know; others only if they computed with a
+    framework."""
     from smaragdine.tracing.absence import computed_without_steps, why_nothing
 
     try:

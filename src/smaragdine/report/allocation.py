@@ -1,4 +1,4 @@
-"""Allocations as tables for a terminal, or for a paper."""
+"""Prints allocations, platforms, batch sizes and profiles as tables for a terminal, or for a paper."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _notes(answers: Sequence[Answer]) -> list[str]:
 
 
 def _tie_words(answer: Answer, tie: Tie) -> str:
-    """What was cheaper, by how little, and what the answer has before it."""
+    """What would be cheaper, by how little, and why this answer was preferred."""
     chosen, cheapest, of = answer.allocation, tie.cheapest, unit(answer.objective)
     split = " + ".join(str(share.batch) for share in cheapest.shares)
     steps_s = [step_time_s(each.shares, answer.objective.all_reduce_s) for each in (chosen, cheapest)]
@@ -151,7 +151,7 @@ def _table(*headers: str) -> Table:
 
 # Platforms and batch sizes as tables for a terminal.
 
-_LAST = 20  # recurrences, by which the bandit should have settled
+_LAST = 20  # recurrences: by then the bandit should have settled
 
 
 def platform_tables(
@@ -294,5 +294,5 @@ def profile_table(
 
 
 def _part(error: float | None, value: float) -> str:
-    """The standard error, as a part of the value."""
+    """The standard error as a part of the value."""
     return "" if error is None or value <= 0 else f"± {error / value:.1%}"

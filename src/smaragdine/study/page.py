@@ -1,10 +1,10 @@
-"""Figures, tables and the page that compares findings, from the results of a study.
+"""Writes figures, tables and the page that compares findings, from the results of a study.
 
     OUT/figures/figure-1-stages.pdf …, captions.md
     OUT/tables/stages.csv, stages.md, stages.tex …
     OUT/findings.html, findings.md, findings.json
 
-All is drawn anew each time from OUT/results; OUT/notes.md is the user's and is only read.
+All of it is drawn anew each time from OUT/results. OUT/notes.md is the user's, and only read.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ from smaragdine.sweep.sweep import Progress
 from smaragdine.units import joules, seconds
 from smaragdine.version import __version__
 
-# The page of findings as Markdown: for a repository, or a paper's supplement.
+# The page of findings as Markdown, for a repository or a paper's supplement.
 
 
 def markdown_page(document: Document, figures: str, form: str) -> str:
-    """`figures` is the folder of the pictures, as the page sees it, and `form` what they are saved as."""
+    """`figures` is the folder of the pictures, as seen from the page, and `form` their file type."""
     lines = [
         "# Findings",
         "",
@@ -299,7 +299,7 @@ def _cell(cell: Cell, column: Column) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    """A user's own words: paragraphs, and code between backticks; all else as it is written."""
+    """The user's own words: paragraphs, and code between backticks; everything else as written."""
 
     def inline(words: str) -> str:
         return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(words))
@@ -318,12 +318,12 @@ _FORMAT = 1
 
 
 def write_study(out: Path, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
-    """Draw all that OUT's results allow; returns the files, the page first."""
+    """Draws all that OUT's results allow; returns the files, the page first."""
     results = load_results(out)
     if not results:
         raise UserError(f"{out} has no results of a study", remedy="Run one: smaragdine study bert -o DIR")
     with look():
-        pass  # says what is missing before minutes of drawing
+        pass  # fails early if matplotlib is missing
     kinds = materials(out, results)
     pictures, left_out, files = _draw(kinds, out / FIGURES_FOLDER, formats)
     tables = [*study_tables(kinds), *cost_tables(out, results, kinds)]
@@ -375,7 +375,7 @@ def _draw(
                     wide,
                 )
             )
-    # Of results that are there no more, or under the name that they had while they were alone.
+    # They show results that are gone, or have the name they had while they were alone.
     for path in {path for each in FIGURES for path in folder.glob(f"{each.name}*.*")} - set(files):
         if path.suffix.removeprefix(".") in formats:
             path.unlink(missing_ok=True)
@@ -428,11 +428,11 @@ def _write(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-# A study on the terminal: what it is to run, and how far it is.
+# A study on the terminal: what is left to run, and how far it is.
 
 
 def runs_table(left: Sequence[StudyRun], took_s: Mapping[str, float]) -> RenderableType:
-    """The runs that a study lacks, a line for each setting."""
+    """The runs that a study lacks, one line per setting."""
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("setting", "runs", "time"):
         table.add_column(header, justify="left" if header == "setting" else "right", overflow="fold")
@@ -445,7 +445,7 @@ def runs_table(left: Sequence[StudyRun], took_s: Mapping[str, float]) -> Rendera
 
 
 class StudyDisplay(RunsDisplay):
-    """Tells how a study goes."""
+    """Shows how a study goes."""
 
     def begin(self, run: StudyRun, progress: Progress) -> None:
         self.show(run.name, progress)

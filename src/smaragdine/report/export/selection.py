@@ -1,4 +1,4 @@
-"""What of a run is exported: which devices, one step or all that was traced, merged or not."""
+"""Selects what of a run to export: which devices, one step or all that was traced, merged or not."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from smaragdine.errors import UserError
 
 @dataclass(frozen=True)
 class Selection:
-    """A run without events, or without power, is exported as far as it goes."""
+    """A run and the part of it that is exported. Without events or power, export what there is."""
 
     run: Run
-    footprint: Footprint | None  # merged, of the devices asked for
-    of: Mapping[str, str]  # device → what its footprint is of: one step, 20 traced steps …
+    footprint: Footprint | None  # of the devices asked for, and merged if asked for
+    of: Mapping[str, str]  # device → what its footprint covers: one step, 20 traced steps …
     edges: pa.Table  # dataflow between the footprint's names
-    devices: tuple[str, ...]  # asked for; none: all
+    devices: tuple[str, ...]  # the devices asked for; empty: all
 
     @property
     def what(self) -> str:
-        """What the footprint is of, over all devices."""
+        """What the footprint covers, over all devices."""
         return " and ".join(dict.fromkeys(self.of.values()))
 
     def wants(self, device: str) -> bool:

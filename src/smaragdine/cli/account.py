@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from smaragdine.cli.parsing import (
     opened_baseline,
     positive_seconds,
     positive_watts,
+    print_json,
 )
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
@@ -173,8 +172,7 @@ def _write_json(footprint: Footprint, precision: Mapping[str, Sequence[Score]], 
     for device, scores in precision.items():
         values["devices"][device]["thinned"] = [score_json("k", score) for score in scores]
     if where == "-":
-        json.dump(values, sys.stdout, indent=1, allow_nan=False)
-        print()
+        print_json(values)
     else:
         write_json(values, Path(where))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,15 @@ from smaragdine.allocate.methods import (
 )
 from smaragdine.allocate.model import MODELS, OBJECTIVES, Choices, Objective, check, choices, model_warnings
 from smaragdine.allocate.profile import Profile, read_profile
-from smaragdine.cli.parsing import Parser, percentage, positive_count, positive_watts
+from smaragdine.cli.parsing import (
+    Parser,
+    percentage,
+    positive_count,
+    positive_watts,
+    print_json,
+    seconds_from_0,
+    weight,
+)
 from smaragdine.errors import UserError, visible
 
 _EXAMPLE = """\
@@ -63,7 +70,7 @@ def _parser() -> Parser:
         help="how to read a profile between its points (monotone)",
     )
     how.add_argument("--objective", choices=OBJECTIVES, default="sum", help="what to minimise (sum)")
-    how.add_argument("--eta", metavar="η", type=_eta, help="weight of energy in sum and sync, 0 to 1 (0.5)")
+    how.add_argument("--eta", metavar="η", type=weight, help="weight of energy in sum and sync, 0 to 1 (0.5)")
     how.add_argument(
         "--slowdown",
         metavar="P%",
@@ -91,7 +98,7 @@ def _parser() -> Parser:
         help="a GPU's power while it waits for the others (its profile's)",
     )
     gpus.add_argument(
-        "--all-reduce", metavar="S", type=_seconds, default=0.0, help="time of a step's all-reduce (0)"
+        "--all-reduce", metavar="S", type=seconds_from_0, default=0.0, help="time of a step's all-reduce (0)"
     )
     gpus.add_argument("--leave-out", action="store_true", help="allow GPUs to be left out of the job")
     return parser
@@ -174,24 +181,6 @@ def _named(option: str, given: Sequence[str], kind: Callable[[str], Value]) -> d
     return found
 
 
-def _eta(text: str) -> float:
-    return _within(text, 1.0, "a weight from 0 to 1")
-
-
-def _seconds(text: str) -> float:
-    return _within(text, 1e6, "a number of seconds from 0")
-
-
-def _within(text: str, most: float, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-    return value
-
-
 def _draw(
     profiles: Mapping[str, Profile],
     gpus: Sequence[Choices],
@@ -217,6 +206,4 @@ def _print_json(answers: Sequence[Answer], front: Sequence[Corner]) -> int:
             }
             for corner in front
         ]
-    json.dump(values, sys.stdout, indent=1, allow_nan=False)
-    print()
-    return 0
+    return print_json(values)

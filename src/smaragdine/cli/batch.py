@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import statistics
-import sys
 from typing import Any
 
 from smaragdine.allocate.batch_size import BatchSize, Replay, batch_sizes, best_batch_size, epoch_cost, replay
 from smaragdine.allocate.profile import MeasuredEpoch, read_epochs, read_trainings
-from smaragdine.cli.parsing import Parser, count, positive_count
+from smaragdine.cli.parsing import Parser, count, positive_count, print_json
 from smaragdine.errors import UserError
 
 _EXAMPLE = """\
@@ -34,9 +32,7 @@ def main(words: list[str]) -> int:
     default = _default(sizes, epochs, options)
     replays = [replay(sizes, default, options.recurrences, seed) for seed in range(options.replays)]
     if options.json:
-        json.dump(_json(sizes, best, default, replays), sys.stdout, indent=1, allow_nan=False)
-        print()
-        return 0
+        return print_json(_json(sizes, best, default, replays))
     from smaragdine.report.allocation import batch_tables
     from smaragdine.report.terminal import console
 

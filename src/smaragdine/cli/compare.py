@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from smaragdine.accounting.arithmetic import per_step
 from smaragdine.accounting.comparison import compare, to_json
@@ -15,7 +13,7 @@ from smaragdine.accounting.grouping import grouped
 from smaragdine.accounting.merge import merge_all, parse_rule
 from smaragdine.accounting.precision import assw, score_json, stability
 from smaragdine.accounting.similarity import Correlation, constant_power, matrix
-from smaragdine.cli.parsing import Parser, add_merge_options, count, positive_count
+from smaragdine.cli.parsing import Parser, add_merge_options, count, positive_count, print_json
 from smaragdine.errors import UserError, visible
 
 
@@ -43,7 +41,7 @@ def main(words: list[str]) -> int:
     by_step = True if options.per_step else False if options.traced else None
     comparison = compare(*sides, options.device, by_step)
     if options.json:
-        return _print_json({"a": paths[:split], "b": paths[split:], **to_json(comparison, options.top)})
+        return print_json({"a": paths[:split], "b": paths[split:], **to_json(comparison, options.top)})
     from smaragdine.report.comparison import comparison_tables, what_is_compared
     from smaragdine.report.terminal import console
 
@@ -127,7 +125,7 @@ def _print_matrix(paths: list[str], footprints: list[Footprint], options: argpar
         "time alone": matrix(flat, "energy", options.device),
     }
     if options.json:
-        return _print_json(
+        return print_json(
             {"runs": paths, **{name.replace(" ", "_"): _values(rows) for name, rows in matrices.items()}}
         )
     from smaragdine.report.comparison import matrix_tables
@@ -150,7 +148,7 @@ def _print_precision(paths: list[str], footprints: list[Footprint], options: arg
     widening, stable = assw(experiments, options.device), stability(experiments, options.device)
     matrices = {"energy": stable.energy, "power": stable.power, "time alone": stable.time_alone}
     if options.json:
-        return _print_json(
+        return print_json(
             {
                 "runs": paths,
                 "experiment": size,
@@ -172,9 +170,3 @@ def _print_precision(paths: list[str], footprints: list[Footprint], options: arg
 
 def _values(rows: list[list[Correlation]]) -> list[list[float | None]]:
     return [[score.value for score in row] for row in rows]
-
-
-def _print_json(values: dict[str, Any]) -> int:
-    json.dump(values, sys.stdout, indent=1, allow_nan=False)
-    print()
-    return 0

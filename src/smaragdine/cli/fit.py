@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from smaragdine.cli.parsing import Parser
+from smaragdine.cli.parsing import Parser, print_json
 from smaragdine.errors import UserError, visible
 from smaragdine.sweep.fit import QUANTITIES, Analysis, analyse, to_json
 from smaragdine.sweep.measurements import ColumnNames, Group, Of, read_groups
@@ -39,8 +38,7 @@ def main(words: list[str]) -> int:
     if options.figures:
         _draw(found, swept, options)
     if options.json:
-        json.dump({**to_json(found), "remarks": remarks}, sys.stdout, indent=1, allow_nan=False)
-        print()
+        print_json({**to_json(found), "remarks": remarks})
     elif not options.figures:
         _print(found, quantities or _SHOWN)
     return 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from smaragdine.errors import UserError, visible
 
@@ -36,6 +37,14 @@ def positive_seconds(text: str) -> float:
 
 def positive_watts(text: str) -> float:
     return _number(text, 0 < (value := _float(text)) < 1e6, value, "a power above 0 W")
+
+
+def seconds_from_0(text: str) -> float:
+    return _number(text, 0 <= (value := _float(text)) <= 1e6, value, "a number of seconds from 0")
+
+
+def weight(text: str) -> float:
+    return _number(text, 0 <= (value := _float(text)) <= 1, value, "a weight from 0 to 1")
 
 
 def grams_per_kwh(text: str) -> float:
@@ -104,6 +113,13 @@ def _value(word: str) -> str | int | float:
         except ValueError:
             continue
     return word
+
+
+def print_json(values: Any) -> int:
+    """Returns the exit code."""
+    json.dump(values, sys.stdout, indent=1, allow_nan=False)
+    print()
+    return 0
 
 
 def split_words(words: list[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from smaragdine.allocate.platform import Prediction, best_platform, leave_one_out, standard_device
 from smaragdine.allocate.profile import MeasuredEpoch, read_epochs
-from smaragdine.cli.parsing import Parser, positive_count
+from smaragdine.cli.parsing import Parser, positive_count, print_json
 from smaragdine.errors import UserError
 
 _EXAMPLE = """\
@@ -63,9 +61,7 @@ def main(words: list[str]) -> int:
                 }
                 for each in ranked
             ]
-        json.dump(values, sys.stdout, indent=1, allow_nan=False)
-        print()
-        return 0
+        return print_json(values)
     from smaragdine.report.terminal import console
 
     console().print(platform_tables(scale, missed, ranked))

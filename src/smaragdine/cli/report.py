@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.run import Run, alike
-from smaragdine.cli.parsing import Parser, add_merge_options, count, opened_baseline, say_damage
+from smaragdine.cli.parsing import Parser, add_merge_options, count, opened_baseline, print_json, say_damage
 from smaragdine.errors import UserError, visible
 from smaragdine.recording.format import TRACES_FOLDER
 
@@ -107,7 +105,7 @@ def main(words: list[str]) -> int:
     if len(runs) == 2:
         return _print_both(runs[0], runs[1], options)
     if options.json:
-        return _print_json(runs[0].to_json())
+        return print_json(runs[0].to_json())
     _print_one(runs[0], options)
     return 0
 
@@ -179,7 +177,7 @@ def _print_both(a: Run, b: Run, options: argparse.Namespace) -> int:
     comparison = None if alone else compare(sides[:1], sides[1:], by_step=None if steps else False)
     if comparison is not None and options.json:
         reports = [run.to_json() for run in (a, b)]
-        return _print_json({"a": str(a.path), "b": str(b.path), **to_json(comparison), "reports": reports})
+        return print_json({"a": str(a.path), "b": str(b.path), **to_json(comparison), "reports": reports})
     from smaragdine.report.comparison import comparison_tables, what_is_compared
     from smaragdine.report.tables import both_summaries
     from smaragdine.report.terminal import console
@@ -217,9 +215,3 @@ def _draw(runs: Sequence[Run], options: argparse.Namespace) -> None:
         print(f"not drawn: {name}: {visible(why)}", file=sys.stderr)
     for path in drawn.files:
         print(path)
-
-
-def _print_json(values: dict[str, Any]) -> int:
-    json.dump(values, sys.stdout, indent=1, allow_nan=False)
-    print()
-    return 0

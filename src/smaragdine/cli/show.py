@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 from smaragdine.accounting.baseline import subtract
 from smaragdine.accounting.run import Run
 from smaragdine.accounting.summary import to_json
-from smaragdine.cli.parsing import Parser, grams_per_kwh, opened_baseline
+from smaragdine.cli.parsing import Parser, grams_per_kwh, opened_baseline, print_json
 from smaragdine.errors import visible
 from smaragdine.units import carbon_g
 
@@ -49,9 +46,7 @@ def main(words: list[str]) -> int:
                 "total_g": _grams(summary.total_j, options.carbon),
                 "intensity_g_per_kwh": options.carbon,
             }
-        json.dump(values, sys.stdout, indent=1, allow_nan=False)
-        print()
-        return 0
+        return print_json(values)
     from smaragdine.report.terminal import carbon_line, console, run_tables
 
     out = console()

@@ -4,14 +4,21 @@ own."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from smaragdine.cli.parsing import Parser, count, counts, parameter, positive_count, positive_seconds
+from smaragdine.cli.parsing import (
+    Parser,
+    count,
+    counts,
+    parameter,
+    positive_count,
+    positive_seconds,
+    print_json,
+)
 from smaragdine.errors import UserError
 from smaragdine.jobs.job import Stop
 from smaragdine.jobs.lender import Say
@@ -295,7 +302,7 @@ def _custom(words: list[str]) -> int:
         return code
     found = customs_of(load_results(folder), str(settings[0].facts[PROGRAM]))
     if options.json:
-        _print_json(customs_json(found))
+        print_json(customs_json(found))
     elif found.settings:
         console().print(customs_tables(found))
     return code
@@ -370,7 +377,7 @@ def _dry_run(folder: Path, runs: Sequence[StudyRun], as_json: bool, overhead: bo
     total_s = expected_s(left, took_s)
     if as_json:
         names = [run.name for run in left]
-        _print_json({"runs": len(runs), "left": names, "expected_s": total_s, "overhead_left": overhead})
+        print_json({"runs": len(runs), "left": names, "expected_s": total_s, "overhead_left": overhead})
         return 0
     out = console()
     if left:
@@ -414,11 +421,6 @@ def _print_findings(folder: Path, names: Sequence[str], as_json: bool) -> None:
         [each for each in findings(results, folder) if not names or each.study in names] if results else []
     )
     if as_json:
-        _print_json([asdict(each) for each in found])
+        print_json([asdict(each) for each in found])
     elif found:
         console().print(findings_table(found))
-
-
-def _print_json(values: Any) -> None:
-    json.dump(values, sys.stdout, indent=1, allow_nan=False)
-    print()

@@ -16,6 +16,7 @@ from smaragdine.cli.parsing import (
     positive_seconds,
     positive_watts,
     split_words,
+    weight,
 )
 from smaragdine.cli.recorded import cut_short, end_like, finishing, report
 from smaragdine.errors import UserError
@@ -59,7 +60,7 @@ def _parser() -> Parser:
         default="energy",
         help="least energy (default), energy × delay, or eta × energy + (1 − eta) × highest power × time",
     )
-    parser.add_argument("--eta", type=_part, help="weight of energy in cost (0.5)")
+    parser.add_argument("--eta", type=weight, help="weight of energy in cost (0.5)")
     parser.add_argument(
         "--slowdown",
         metavar="P%",
@@ -164,13 +165,3 @@ def _watts(text: str) -> tuple[float, ...]:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(","))
-
-
-def _part(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return value

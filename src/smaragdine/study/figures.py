@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from smaragdine.accounting.arithmetic import average, scale
 from smaragdine.accounting.diagram import Node, diagram, walk, zoom
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, only
 from smaragdine.accounting.precision import Score
 from smaragdine.accounting.repeats import repeating
 from smaragdine.accounting.similarity import Correlation, Scores
@@ -27,7 +27,7 @@ from smaragdine.report.figures.layers import (
 )
 from smaragdine.report.figures.matrices import difference, similarity
 from smaragdine.report.figures.precision import asss, assw, pair
-from smaragdine.report.figures.runs import NotDrawn, footprint_notes, only
+from smaragdine.report.figures.runs import NotDrawn, footprint_notes
 from smaragdine.study.claims import stage_steps
 from smaragdine.study.document import Material, of_phase
 from smaragdine.study.folder import experiment_runs

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.diagram import Node
-from smaragdine.accounting.footprint import Footprint, column
+from smaragdine.accounting.footprint import Footprint, column, only
 from smaragdine.accounting.similarity import Correlation
 from smaragdine.errors import UserError
 from smaragdine.report.comparison import letter, matrix_tables
 from smaragdine.report.figures.layers import IDLE, TOP, Bars, energies, family_of, phase_energies_j, powers
-from smaragdine.report.figures.runs import NotDrawn, only
+from smaragdine.report.figures.runs import NotDrawn
 from smaragdine.study.claims import stage_steps
 from smaragdine.study.custom import Customs
 from smaragdine.study.document import (

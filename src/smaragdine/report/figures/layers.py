@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import adding_devices, average, scale
 from smaragdine.accounting.diagram import Node, diagram, walk
-from smaragdine.accounting.footprint import Footprint, column
+from smaragdine.accounting.footprint import Footprint, column, only
 from smaragdine.accounting.merge import renaming
 from smaragdine.accounting.repeats import repeating
 from smaragdine.accounting.run import Run, phases_j
@@ -25,7 +25,6 @@ from smaragdine.report.figures.runs import (
     by_folder,
     footprint_notes,
     one_setting,
-    only,
     working_device,
 )
 from smaragdine.report.figures.style import styled

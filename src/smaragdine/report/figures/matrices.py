@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smaragdine.accounting.arithmetic import average
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, only
 from smaragdine.accounting.similarity import constant_power, matrix, mean_difference
 from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
@@ -18,7 +18,6 @@ from smaragdine.report.figures.runs import (
     NotDrawn,
     by_folder,
     footprint_notes,
-    only,
     working_device,
 )
 from smaragdine.report.figures.style import styled

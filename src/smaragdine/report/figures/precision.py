@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smaragdine.accounting.account import thinned
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, only
 from smaragdine.accounting.grouping import grouped
 from smaragdine.accounting.merge import merge_all
 from smaragdine.accounting.precision import KS, Experiment, Score
@@ -25,7 +25,6 @@ from smaragdine.report.figures.runs import (
     NotDrawn,
     footprint_notes,
     one_setting,
-    only,
     working_device,
 )
 from smaragdine.report.figures.style import styled

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from smaragdine.accounting import arithmetic
 from smaragdine.accounting.diagram import Node, diagram
-from smaragdine.accounting.footprint import Footprint, numbers, replace
+from smaragdine.accounting.footprint import Footprint, numbers, only, replace
 from smaragdine.accounting.merge import merge_edges, renamed, renaming
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.run import Run
@@ -171,14 +171,6 @@ def working_device(footprints: Sequence[Footprint]) -> str:
     if device is None:
         raise NotDrawn("the recordings have no device in common")
     return device
-
-
-def only(footprint: Footprint, devices: Sequence[str]) -> Footprint:
-    kept = [device in devices for device in footprint.rows["device"].to_pylist()]
-    totals = {device: total for device, total in footprint.devices.items() if device in devices}
-    return dataclasses.replace(
-        footprint, rows=footprint.rows.filter(pa.array(kept, pa.bool_())), devices=totals
-    )
 
 
 def _inside(edges: pa.Table, merged: pa.Table) -> pa.Table:

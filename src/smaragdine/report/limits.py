@@ -276,7 +276,7 @@ _MOST_SEARCHES = 3
 
 def tune_tables(found: TuneOutcome) -> list[Table]:
     """The limits of each of the last searches."""
-    return [_table(search) for search in found.searches[-_MOST_SEARCHES:]]
+    return [_search_table(search) for search in found.searches[-_MOST_SEARCHES:]]
 
 
 def tune_lines(found: TuneOutcome) -> Iterator[str]:
@@ -334,7 +334,7 @@ def _part(part: PartSaved, more: str, less: str) -> str:
     return f"{100 * part.part:.1f} % [{100 * part.low:.1f}, {100 * part.high:.1f}] {more}"
 
 
-def _table(search: Searched) -> Table:
+def _search_table(search: Searched) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("limit", "slices", "steps", "time a step", "energy a step", "power", ""):
         table.add_column(name, justify="left" if not name else "right")

@@ -72,21 +72,21 @@ def markdown_page(document: Document, figures: str, form: str) -> str:
     lines = [
         "# Findings",
         "",
-        *_head_markdown(document.head),
+        *_markdown_head(document.head),
         *([document.notes[""], ""] if "" in document.notes else []),
-        *_findings_markdown(document.findings),
-        *_figures_markdown(document.pictures, figures, form),
+        *_markdown_findings(document.findings),
+        *_markdown_figures(document.pictures, figures, form),
     ]
     if document.left_out:
         lines += ["## Figures left out", ""]
         lines += [f"- `{name}`: {escaped(why)}" for name, why in document.left_out.items()] + [""]
-    lines += _differences_markdown(document)
+    lines += _markdown_differences(document)
     for table in document.tables:
         lines.append(markdown_text(worth_showing(table)))
     return "\n".join([*lines, f"smaragdine {__version__}"]) + "\n"
 
 
-def _head_markdown(head: Head) -> list[str]:
+def _markdown_head(head: Head) -> list[str]:
     power = ", ".join(f"{device} {how}" for device, how in head.provenance.items())
     lines = [
         f"- Machine: {escaped('; '.join(head.machines)) or 'not known'}",
@@ -98,7 +98,7 @@ def _head_markdown(head: Head) -> list[str]:
     return [*lines, "", "```", *head.commands, "```", ""]
 
 
-def _findings_markdown(findings: Sequence[JudgedClaim]) -> list[str]:
+def _markdown_findings(findings: Sequence[JudgedClaim]) -> list[str]:
     if not findings:
         return []
     lines = ["## The paper's findings", "", f"{counted(findings)}.", ""]
@@ -111,7 +111,7 @@ def _findings_markdown(findings: Sequence[JudgedClaim]) -> list[str]:
     return [*lines, ""]
 
 
-def _differences_markdown(document: Document) -> list[str]:
+def _markdown_differences(document: Document) -> list[str]:
     lines: list[str] = []
     for finding in differing(document):
         key = note_key(finding, document.notes)
@@ -122,7 +122,7 @@ def _differences_markdown(document: Document) -> list[str]:
     return ["## Differences", "", *lines] if lines else []
 
 
-def _figures_markdown(pictures: Sequence[Picture], folder: str, form: str) -> list[str]:
+def _markdown_figures(pictures: Sequence[Picture], folder: str, form: str) -> list[str]:
     lines = ["## Figures", ""] if pictures else []
     for picture in pictures:
         there = sentence(f"There, {picture.there}")
@@ -152,13 +152,13 @@ def html_page(document: Document) -> str:
     body = "\n".join(
         part
         for part in (
-            _head_markup(document.head, document.findings),
+            _html_head(document.head, document.findings),
             _paragraphs(document.notes.get("", "")),
-            _findings_markup(document),
-            _figures_markup(document.pictures),
-            _left_out(document),
-            _differences_markup(document),
-            *(_table(worth_showing(table)) for table in document.tables),
+            _html_findings(document),
+            _html_figures(document.pictures),
+            _html_left_out(document),
+            _html_differences(document),
+            *(_html_table(worth_showing(table)) for table in document.tables),
             f"<footer>smaragdine {html.escape(__version__)}</footer>",
         )
         if part
@@ -184,7 +184,7 @@ def html_page(document: Document) -> str:
     )
 
 
-def _head_markup(head: Head, findings: Sequence[JudgedClaim]) -> str:
+def _html_head(head: Head, findings: Sequence[JudgedClaim]) -> str:
     power = ", ".join(
         f'{html.escape(device)} <span class="provenance" data-provenance="{html.escape(how)}">'
         f"{html.escape(how)}</span>"
@@ -206,7 +206,7 @@ def _head_markup(head: Head, findings: Sequence[JudgedClaim]) -> str:
     )
 
 
-def _findings_markup(document: Document) -> str:
+def _html_findings(document: Document) -> str:
     if not document.findings:
         return ""
     rows: list[str] = []
@@ -236,7 +236,7 @@ def _findings_markup(document: Document) -> str:
     )
 
 
-def _differences_markup(document: Document) -> str:
+def _html_differences(document: Document) -> str:
     parts: list[str] = []
     for finding in differing(document):
         key = note_key(finding, document.notes)
@@ -250,7 +250,7 @@ def _differences_markup(document: Document) -> str:
     return f"<section><h2>Differences</h2>{''.join(parts)}</section>" if parts else ""
 
 
-def _figures_markup(pictures: Sequence[Picture]) -> str:
+def _html_figures(pictures: Sequence[Picture]) -> str:
     parts: list[str] = []
     for picture in pictures:
         data = base64.b64encode(picture.svg).decode("ascii")
@@ -265,7 +265,7 @@ def _figures_markup(pictures: Sequence[Picture]) -> str:
     return f'<section><h2>Figures</h2><div class="figures">{"".join(parts)}</div></section>' if parts else ""
 
 
-def _left_out(document: Document) -> str:
+def _html_left_out(document: Document) -> str:
     items = "".join(
         f"<li><code>{html.escape(name)}</code> {html.escape(why)}</li>"
         for name, why in document.left_out.items()
@@ -273,13 +273,13 @@ def _left_out(document: Document) -> str:
     return f'<section><h2>Figures left out</h2><ul class="plain">{items}</ul></section>' if items else ""
 
 
-def _table(table: StudyTable) -> str:
+def _html_table(table: StudyTable) -> str:
     heads = "".join(
         f'<th scope="col" class="{"text" if column.is_text else "number"}">{html.escape(column.title)}</th>'
         for column in table.columns
     )
     rows = "".join(
-        f"<tr>{''.join(_cell(cell, column) for cell, column in zip(row, table.columns, strict=True))}</tr>"
+        f"<tr>{''.join(_html_cell(*each) for each in zip(row, table.columns, strict=True))}</tr>"
         for row in table.rows
     )
     note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
@@ -289,7 +289,7 @@ def _table(table: StudyTable) -> str:
     )
 
 
-def _cell(cell: Cell, column: Column) -> str:
+def _html_cell(cell: Cell, column: Column) -> str:
     text = html.escape(shown_as(cell, column))
     if not column.is_text:
         return f'<td class="number">{text}</td>'

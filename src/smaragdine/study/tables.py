@@ -165,17 +165,17 @@ def _rows(results: Sequence[Result], device: str) -> Iterator[tuple[Cell, ...]]:
             row["name"],
             row["phase"],
             row["count"],
-            _mean_footprints(row["energy_j"], spread["energy_std_j"], len(having)),
+            _over_runs(row["energy_j"], spread["energy_std_j"], len(having)),
             row["uncertainty_j"],
             row["basis"],
-            _mean_footprints(row["busy_s"], spread["busy_std_s"], len(having)),
-            _mean_footprints(spread["power_mean_w"], spread["power_std_w"], spread["runs"]) if ran else None,
+            _over_runs(row["busy_s"], spread["busy_std_s"], len(having)),
+            _over_runs(spread["power_mean_w"], spread["power_std_w"], spread["runs"]) if ran else None,
         )
     idle = mean_of([footprint.devices[device].idle_j for footprint in footprints])
     yield (setting, device, f"({IDLE})", None, None, idle, None, None, None, None)
 
 
-def _mean_footprints(mean: float, std: float | None, runs: int) -> MeanOverRuns:
+def _over_runs(mean: float, std: float | None, runs: int) -> MeanOverRuns:
     return MeanOverRuns(mean, std if std is not None and math.isfinite(std) else None, runs)
 
 
@@ -442,12 +442,12 @@ def precision_table(materials: Sequence[Material]) -> StudyTable:
         for thinned in found.asss:
             spreads = (thinned.energy, thinned.power, thinned.constant_power)
             rows.append(
-                (material.kind, "ASSS", f"every n-th reading, n {thinned.every}", *map(_mean_costs, spreads))
+                (material.kind, "ASSS", f"every n-th reading, n {thinned.every}", *map(_mean_score, spreads))
             )
         for widened in found.assw:
             spreads = (widened.energy, widened.power, widened.constant_power)
             of = f"{widened.experiments} experiments of {found.size}"
-            rows.append((material.kind, "ASSW", of, *map(_mean_costs, spreads)))
+            rows.append((material.kind, "ASSW", of, *map(_mean_score, spreads)))
         if found.stability is not None:
             matrices = (found.stability.energy, found.stability.power, found.stability.time_alone)
             lowest = [min(pairs_of(matrix), default=None) for matrix in matrices]
@@ -526,5 +526,5 @@ def growth_table(results: Sequence[Result]) -> StudyTable:
     return StudyTable("growth", "Growth", columns, tuple(rows), note)
 
 
-def _mean_costs(spread: Spread | None) -> MeanOverRuns | None:
+def _mean_score(spread: Spread | None) -> MeanOverRuns | None:
     return None if spread is None else MeanOverRuns(spread.mean, spread.std, spread.runs)

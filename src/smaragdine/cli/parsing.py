@@ -44,7 +44,7 @@ def seconds_from_0(text: str) -> float:
 
 
 def weight(text: str) -> float:
-    return _number(text, 0 <= (value := _float(text)) <= 1, value, "a weight from 0 to 1")
+    return _number(text, 0 <= (value := _float(text)) <= 1, value, "a number from 0 to 1")
 
 
 def grams_per_kwh(text: str) -> float:

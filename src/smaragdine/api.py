@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def hook_module(module: str) -> Any:
-    """A module of this process's hook: the one `smaragdine run` loaded, else our own copy of it."""
+    """A module of this process's hook: the one that `smaragdine run` loaded, else our own copy."""
     package = "_smaragdine_hook" if "_smaragdine_hook" in sys.modules else "smaragdine.tracing.hook"
     return importlib.import_module(f"{package}.{module}")
 
 
 def mark(name: str, index: int | None = None) -> None:
-    """Put a named instant into the recording; does nothing where nobody records.
+    """Puts a named instant into the recording. Does nothing if nobody records.
 
-    Epochs of a loop no framework knows: `mark("epoch_begin", 3)` … `mark("epoch_end", 3)`.
+    Marks epochs in a loop that no framework knows: `mark("epoch_begin", 3)` … `mark("epoch_end", 3)`.
     """
     hook_module("marks").mark(name, index, source="user")
 
@@ -43,11 +43,11 @@ def mark(name: str, index: int | None = None) -> None:
 def record(
     folder: str | os.PathLike[str] | None = None, *, period_ms: float = 4.0, gpus: Sequence[str] = ()
 ) -> Iterator[Path]:
-    """Record this process and its children while the block runs, into a new folder (runs/<date>-<script>).
-    `gpus` are UUIDs, where others than this process sees are to be recorded.
+    """Records this process and its children while the block runs, into a new folder (runs/<date>-<script>).
+    `gpus` are UUIDs, to record other GPUs than this process sees.
 
-    with smaragdine.record("runs/first"):
-        train()
+        with smaragdine.record("runs/first"):
+            train()
     """
     from smaragdine.recording.asked import asked
 
@@ -62,7 +62,7 @@ def record_asked(
     period_ms: float = 4.0,
     gpus: Sequence[str] = (),
 ) -> Iterator[Path]:
-    """`record`, with what its run.json says that it was asked for."""
+    """Like `record`; `wanted` goes into run.json as what was asked for."""
     from smaragdine.errors import UserError
     from smaragdine.recording.format import SPOOL_FOLDER
     from smaragdine.recording.session import RecordOptions, record_here
@@ -85,7 +85,7 @@ def record_asked(
 
 
 def summarise(recording: Run | Recording | str | os.PathLike[str]) -> RunSummary:
-    """What the program used, and energy, power and time per device, as `smaragdine show` has them.
+    """What the program used, and energy, power and time per device, as in `smaragdine show`.
 
     smaragdine.summarise("runs/first").program_j        # .total_j: the machine's; .devices, .epochs, .regions
     """
@@ -104,13 +104,13 @@ def account(
     tz: str | None = None,
     facts: SensorFacts | None = None,
 ) -> Footprint:
-    """Which operation used how much energy.
+    """Tells which operation used how much energy.
 
-    `events` has columns name, device, start_ns, duration_ns and perhaps phase, lane, step; `power` has
-    device, t_ns, power_w. Each is a dict of arrays, an Arrow table, a data frame, or the path of a file.
+    `events` has columns name, device, start_ns, duration_ns, and optionally phase, lane and step; `power` has
+    device, t_ns and power_w. Each is a dict of arrays, an Arrow table, a data frame, or the path of a file.
 
-    footprint = smaragdine.account(events, power)
-    footprint.rows.to_pandas()
+        footprint = smaragdine.account(events, power)
+        footprint.rows.to_pandas()
     """
     from smaragdine.accounting.account import account_meters
 
@@ -120,7 +120,7 @@ def account(
 def account_inputs(
     events: Any, power: Any, hold_s: float | None, tz: str | None, facts: SensorFacts | None
 ) -> tuple[pa.Table, DevicePowers]:
-    """Events and power of `account`, as the accounting takes them."""
+    """Events and power of `account`, ready for accounting."""
     from smaragdine.accounting.device_power import NOTHING_KNOWN, from_power_table
     from smaragdine.recording.power_logs import power_table, read_power
     from smaragdine.tracing.files import read_events
@@ -131,7 +131,7 @@ def account_inputs(
     return event_rows, from_power_table(power_rows, facts or NOTHING_KNOWN, hold_s)
 
 
-# `region`: a stretch of the program that has a name, measured every time it runs.
+# `region`: a named stretch of the program, measured every time it runs.
 
 
 def _compiling() -> bool:
@@ -141,18 +141,18 @@ def _compiling() -> bool:
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_numbers = itertools.count()  # what tells one time from another, also in threads
+_numbers = itertools.count()  # tell one time from another, also in threads
 
 
 class Region:
-    """Around a block, or a function; does nothing where nobody records.
+    """Names and measures a block or a function. Does nothing if nobody records.
 
-    with smaragdine.region("load"):          @smaragdine.region("forward", sync=True)
-        batch = next(batches)                def forward(batch): …
+        with smaragdine.region("load"):          @smaragdine.region("forward", sync=True)
+            batch = next(batches)                def forward(batch): …
 
-    A GPU works behind the program: what a block has started may run after it. `sync` waits for PyTorch's
-    work at both ends, which takes the program time. Inside what torch.compile compiles there is no region:
-    its kernels have no begin and end that Python could see.
+    A GPU works behind the program, so what a block has started may run after it. `sync` waits for PyTorch's
+    work at both ends, which takes time. Inside of what torch.compile compiles there is no region: its kernels
+    have no begin and end that Python could see.
     """
 
     def __init__(self, name: str, *, sync: bool = False) -> None:
@@ -196,22 +196,22 @@ class Region:
     def _mark(self, name: str, number: int) -> None:
         marks = hook_module("marks")
         if self._sync and "torch" in sys.modules and marks.wanted():
-            # What is wrong with the GPU, the program's own next call will say.
+            # If something is wrong with the GPU, the program's own next call will say so.
             with contextlib.suppress(Exception):
                 hook_module("torch.graphs").wait_for_gpu()
         marks.mark(name, number, source="region", detail=self.name)
 
 
-# This process, recorded and traced from now on: what the one-liners of all frameworks are made of.
+# This process, recorded and traced from now on: the one-liners of all frameworks use it.
 
-_QUIET_S = 1.0  # who asks for a trace here wants it here: slices begin this soon where no steps are announced
+_QUIET_S = 1.0  # without announced steps, slices begin this soon: whoever asks for a trace wants one
 
 
 class Trace:
-    """A recording of this process with a few of its steps traced, until `stop`, the end of a `with` block or
-    of the process. `budget` is the part of the time that tracing may cost: 0.01.
+    """Records this process and traces a few of its steps, until `stop`, the end of a `with` block or of the
+    process. `budget` is the part of the time that tracing may cost: 0.01.
 
-    Inside `smaragdine run`, which records and traces already, it only announces the model's calls.
+    Inside `smaragdine run`, which already records and traces, it only announces the model's calls.
     """
 
     def __init__(
@@ -225,8 +225,8 @@ class Trace:
         verbose: bool = True,
     ) -> None:
         _check(steps, skip, budget)
-        self.folder: Path | None = None  # of the recording
-        self.remarks: tuple[str, ...] = ()  # what is to be said about the trace
+        self.folder: Path | None = None  # the recording's folder
+        self.remarks: tuple[str, ...] = ()  # remarks on the trace
         self._verbose = verbose
         self._pid = os.getpid()
         self._open: contextlib.ExitStack | None = None
@@ -246,7 +246,7 @@ class Trace:
         atexit.register(self._at_exit)
 
     def stop(self) -> None:
-        """End the recording; a second call does nothing."""
+        """Ends the recording; a second call does nothing."""
         self._stop(None)
 
     def _at_exit(self) -> None:
@@ -267,7 +267,7 @@ class Trace:
             lines = [f"trace: {remark}" for remark in self.remarks] + [f"recording: {self.folder}"]
             if any(self.folder.glob("events*.arrows")):
                 lines.append(f"operations: smaragdine report {self.folder}")
-            with contextlib.suppress(OSError, ValueError):  # a stream that was closed
+            with contextlib.suppress(OSError, ValueError):  # a closed stream
                 print(*lines, sep="\n", file=sys.stderr)
 
     @property
@@ -281,7 +281,7 @@ class Trace:
 
     @property
     def footprint(self) -> Footprint:
-        """Of the traced steps, once stopped."""
+        """The footprint of the traced steps, once stopped."""
         from smaragdine.accounting.run import Run
 
         return Run(self.recording).accounted
@@ -296,7 +296,8 @@ class Trace:
 
 
 def _announced(model: Any) -> contextlib.ExitStack:
-    """A model's calls are steps until it is closed: without an optimizer nobody else tells where one ends."""
+    """Makes a model's calls steps until closed: without an optimizer, nothing else tells where a step
+    ends."""
     opened = contextlib.ExitStack()
     if hasattr(model, "register_forward_hook") and hook_module("environment").trace_wanted():
         opened.callback(hook_module("torch.forward").announce(model))
@@ -320,8 +321,8 @@ def _asked(steps: int, skip: int, budget: float | None) -> dict[str, Any]:
 
 
 def _events(folder: Path) -> list[str]:
-    """What was traced becomes events of the recording; what is to be said about them. Whatever fails here,
-    the program goes on."""
+    """Turns what was traced into events of the recording, and returns remarks. Whatever fails here, the
+    program goes on."""
     try:
         from smaragdine.recording.reader import open_recording
         from smaragdine.tracing.absence import hook_errors, why_nothing

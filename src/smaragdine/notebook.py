@@ -3,8 +3,8 @@
     %%energy
     model.fit(x, y)
 
-It records the cell, traces a few of its steps where a framework announces them, shows where the joules went,
-and leaves all of it in `_energy`.
+It records the cell, traces a few of its steps if a framework announces them, shows where the joules went, and
+leaves everything in `_energy`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CellEnergy:
 
     @property
     def footprint(self) -> Footprint | None:
-        """Of one step where steps were traced, else of all that was."""
+        """One step if steps were traced, else all that was traced."""
         return self.run.shown
 
     def _repr_html_(self) -> str:
@@ -70,13 +70,13 @@ def _options(line: str) -> argparse.Namespace:
     parser = _Parser("%%energy", add_help=False, allow_abbrev=False)
     parser.add_argument("-o", dest="folder", type=Path)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--skip", type=int, default=3)  # a cell has few steps: less to skip than in a script
+    parser.add_argument("--skip", type=int, default=3)  # a cell has fewer steps than a script: skip less
     parser.add_argument("--no-trace", action="store_true")
     return parser.parse_args(shlex.split(line))
 
 
 def _energy(line: str, cell: str) -> None:
-    """Record the cell, trace a few of its steps, and show where the joules went."""
+    """Records the cell, traces a few of its steps, and shows where the joules went."""
     from IPython.core.error import UsageError
     from IPython.core.getipython import get_ipython
 
@@ -96,11 +96,11 @@ def _energy(line: str, cell: str) -> None:
 
 
 class _CellFailed(Exception):
-    """Says to the recording what IPython said to the user."""
+    """Tells the recording what IPython told the user."""
 
 
 def _record(shell: Any, cell: str, options: argparse.Namespace) -> CellEnergy:
-    """A recording says of itself whether the cell ended well."""
+    """Records the cell; the recording itself says whether it ended well."""
     from smaragdine.recording.reader import open_recording
 
     where = options.folder or _free_folder()
@@ -124,7 +124,7 @@ def _run(shell: Any, cell: str) -> None:
 
 
 def _free_folder() -> Path:
-    """The script's name, which other recordings are called after, is a notebook server's here."""
+    """A fresh folder. Others are named after the script, which here would be the notebook server's."""
     names = (Path("runs") / f"{time.strftime('%Y-%m-%d')}-cell-{number}" for number in itertools.count(1))
     return next(name for name in names if not name.exists())
 

@@ -223,7 +223,7 @@ def test_compare_sides_and_many(run: Path, other: Path, files: Sequence[Path]) -
     sides = compared(run, files[0], "--against", other, files[1])
     assert sides["runs"] == [1, 1]  # a footprint is no other run than the recording it was made of
     assert sides["devices"]["gpu:0"] == compared(run, other)["devices"]["gpu:0"]
-    assert "2 runs were given, 1 of them again" in sides["remarks"][0]
+    assert "2 runs were given, 1 of them more than once" in sides["remarks"][0]
     many = compared(run, other, files[0])
     for quantity in ("energy", "power", "time_alone"):
         rows = many[quantity]

@@ -198,7 +198,7 @@ def test_a_copy_of_a_run_counts_once() -> None:
     assert copied.total == honest.total
     assert copied.changes == honest.changes
     assert [line.split(":")[0] for line in copied.remarks] == ["A", "B"]
-    assert "3 runs were given, 1 of them again" in copied.remarks[0]
+    assert "3 runs were given, 1 of them more than once" in copied.remarks[0]
     assert compare(a, a).remarks[0].startswith("2 runs are on both sides")
     assert not honest.remarks
 

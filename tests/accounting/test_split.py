@@ -437,7 +437,7 @@ def test_what_was_spent_in_a_restart_is_not_put_into_the_time_that_was_seen():
     busy = [ramp((3, 2.0)), ramp((3, 2.0), start=7.0)]
     program = [ramp((3, 1.0)), ramp((3, 1.0), start=7.0)]
     recording = canned([], used(0, busy, program), program_cpu_s=10.0)
-    found = shares(recording, T0, T0 + 10 * S)["cpu:0"]
+    found = shares(activity(recording), T0, T0 + 10 * S)["cpu:0"]
     assert (found.program, found.other, found.monitor) == pytest.approx((0.5, 0.5, 0.0))
 
 
@@ -521,7 +521,7 @@ def test_an_estimate_is_no_baseline_of_a_measurement():
     idle = canned([energy("cpu:0", (1, 10.0), provenance="estimated")], [], end=S)
     splits, remarks = run_split(recording, baseline=idle)
     assert splits["cpu:0"].static_w == pytest.approx(50)
-    assert remarks == ("cpu:0: no measured power of it in idle",)
+    assert remarks == ("cpu:0: idle has no measured power of it",)
 
 
 @pytest.mark.parametrize(

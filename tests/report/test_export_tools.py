@@ -183,8 +183,8 @@ def test_numbers_are_in_the_unit_of_their_column(
 ) -> None:
     rows = [{"name": "mm", "energy_j": largest_j}, {"name": "add", "energy_j": largest_j / 10}]
     monkeypatch.setattr(paper, "_caption", lambda *_: "")
-    run = cast("Selection", SimpleNamespace(run=SimpleNamespace(name="run")))
-    table = paper._table(run, footprint(rows), "gpu:0", 10)  # pyright: ignore[reportPrivateUsage]
+    chosen = cast("Selection", SimpleNamespace(run=SimpleNamespace(name="run")))
+    table = paper._table(chosen, footprint(rows), "gpu:0", 10)  # pyright: ignore[reportPrivateUsage]
     assert table.headers[2] == f"Energy ({unit})"
     assert float(table.rows[0][2]) == pytest.approx(shown, rel=0.01)
     assert float(table.sums[-1][2]) == pytest.approx(1.1 * shown, rel=0.01)

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import adding_devices, average, over_devices, per_step
 from smaragdine.accounting.common_mode import Beside, beside_company
-from smaragdine.accounting.footprint import Footprint, column
+from smaragdine.accounting.footprint import Footprint, column, only
 from smaragdine.accounting.similarity import (
     Correlation,
     Key,
@@ -150,7 +149,10 @@ def compare(
     left_out = _not_everywhere([*a, *b])
     if device is None:
         # Devices that not all runs have would look like a change of the program.
-        a, b = ([_without(run, left_out) for run in side] for side in (a, b))
+        a, b = (
+            [only(run, [name for name in run.devices if name not in left_out]) for run in side]
+            for side in (a, b)
+        )
     narrow_a, narrow_b = ([_narrow(run, device) for run in side] for side in (a, b))
     mean_a, mean_b = average(a).mean, average(b).mean
     of_a, of_b = ([values(run, "energy") for run in side] for side in (narrow_a, narrow_b))
@@ -271,7 +273,7 @@ def _each_once(runs: Sequence[Footprint]) -> list[Footprint]:
 
 def _same_runs(given: tuple[int, int], a: Sequence[Footprint], b: Sequence[Footprint]) -> list[str]:
     said = [
-        f"{side}: {count} runs were given, {count - len(runs)} of them again: a copy of a run counts once"
+        f"{side}: {count} runs were given, {count - len(runs)} of them more than once: copies do not count"
         for side, count, runs in zip("AB", given, (a, b), strict=True)
         if len(runs) < count
     ]
@@ -290,15 +292,6 @@ def _not_everywhere(runs: Sequence[Footprint]) -> list[str]:
             "the runs have no device in common", remedy="Compare runs of the same kind of machine"
         )
     return left_out
-
-
-def _without(footprint: Footprint, devices: Sequence[str]) -> Footprint:
-    if not devices:
-        return footprint
-    kept = [name not in devices for name in footprint.rows["device"].to_pylist()]
-    rows = footprint.rows.filter(pa.array(kept, type=pa.bool_()))
-    totals = {name: total for name, total in footprint.devices.items() if name not in devices}
-    return dataclasses.replace(footprint, rows=rows, devices=totals)
 
 
 def _narrow(footprint: Footprint, device: str | None) -> Footprint:
@@ -515,7 +508,7 @@ def _remarks(
     if runs_a == runs_b == 1:
         said.append(f"one run on each side does not show how runs differ: {_REPEAT}")
     elif min(runs_a, runs_b) == 1:
-        said.append("the side of one run is taken to spread as the other does")
+        said.append("the side with one run is taken to vary as much as the other")
     for side, load in zip("AB", foreign, strict=True):
         if load is not None and load > FOREIGN:
             said.append(f"{side}: other programs used {load:.0%} of the processor meanwhile")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -74,6 +74,16 @@ class Footprint(Shown):
 
     def device_rows(self, device: str) -> pa.Table:
         return self.rows.filter(pc.field("device") == device)
+
+
+def only(footprint: Footprint, devices: Sequence[str]) -> Footprint:
+    """The footprint of these devices."""
+    return dataclasses.replace(
+        footprint,
+        rows=footprint.rows.filter(pc.is_in(footprint.rows["device"], pa.array(devices, pa.string()))),
+        devices={device: total for device, total in footprint.devices.items() if device in devices},
+        without_power={d: count for d, count in footprint.without_power.items() if d in devices},
+    )
 
 
 def with_power(rows: pa.Table) -> pa.Table:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from smaragdine.accounting.arithmetic import over_devices
-from smaragdine.accounting.footprint import Footprint, column, numbers, replace
+from smaragdine.accounting.footprint import Footprint, column, numbers, only, replace
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
@@ -120,9 +120,7 @@ def select(footprint: Footprint, device: str) -> Footprint:
     if device not in footprint.devices:
         known = ", ".join(footprint.devices) or "none"
         raise UserError(f"the footprint has no device {device}", remedy=f"There are: {known}")
-    return dataclasses.replace(
-        footprint, rows=footprint.device_rows(device), devices={device: footprint.devices[device]}
-    )
+    return only(footprint, [device])
 
 
 def _correlate(a: Mapping[Key, float], b: Mapping[Key, float]) -> Correlation:

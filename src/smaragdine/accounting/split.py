@@ -169,7 +169,7 @@ def split(
             remarks.append(f"{device}: {remark}")
         idle_w = None if idle is None else idle.power_w.get((device, provenance))
         if idle is not None and idle_w is None:
-            remarks.append(f"{device}: no {provenance} power of it in {idle.name}")
+            remarks.append(f"{device}: {idle.name} has no {provenance} power of it")
         fine = trace if thinned is None else within(trace, [(thinned.state.cut_ns, FOREVER_NS)])
         if idle is not None and idle_w is not None:
             static_w, basis = idle_w, f"the mean of {idle.name}"

@@ -219,7 +219,7 @@ def _sums(
     why = {name: remark for remark in power.remarks for name in unknown if remark.startswith(f"{name}: ")}
     notes = [why.get(name, f"{name}: not split, nobody knows who used it") for name in unknown]
     notes += [
-        f"{name}: whose {joules(part.unsplit_j)} in {seconds(part.unsplit_s)} were is not known"
+        f"{name}: who used {joules(part.unsplit_j)} in {seconds(part.unsplit_s)} is not known"
         for name, part in partly.items()
         if part.unsplit_j > least_j
     ]

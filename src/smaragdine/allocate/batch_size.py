@@ -1,9 +1,10 @@
-"""Batch size and power limit together, by what it costs to reach a target (Zeus' energy-to-accuracy cost).
+"""Chooses batch size and power limit together, by the cost of reaching a target (Zeus' energy-to-accuracy
+cost).
 
     cost(b, l) = epochs(b) · (η·P̄(b, l) + (1−η)·P_max)·t(b, l)
 
-P_max is the GPU's highest limit. The best limit of a batch size does not depend on how many epochs it takes,
-so the two are chosen one after the other, and the pair is still the best of all pairs.
+P_max is the GPU's highest limit. A batch size's best limit does not depend on how many epochs it takes. So we
+choose one after the other, and the pair is still the best of all pairs.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from smaragdine.errors import UserError
 
 @dataclass(frozen=True)
 class BatchSize:
-    """One batch size at one limit; costs, energy and time are of a whole training."""
+    """One batch size at one limit; cost, energy and time are of a whole training."""
 
     batch: int
     power_limit_w: float
     epoch_cost: float
     epoch_energy_j: float
     epoch_time_s: float
-    epochs: tuple[float | None, ...]  # per run; None: the target was never reached
+    epochs: tuple[float | None, ...]  # per run; None: it never reached the target
 
     @property
     def reaches(self) -> bool:
-        """Whether every run got there."""
+        """Whether every run reached the target."""
         return all(each is not None for each in self.epochs)
 
     @property
@@ -92,30 +93,30 @@ def epoch_cost(epoch: MeasuredEpoch, eta: float, highest_w: float) -> float:
 
 
 def best_batch_size(sizes: Sequence[BatchSize]) -> BatchSize:
-    """The least expected cost among those that always reach the target."""
+    """The least expected cost of those that always reach the target."""
     best = min(sizes, key=lambda size: size.cost)
     if not best.reaches:
         raise UserError("no batch size always reaches the target", remedy="Choose an easier one")
     return best
 
 
-# A batch size for a job that comes again and again: Thompson sampling with pruning, as Zeus has it.
+# A bandit for a job that comes again and again: Thompson sampling with pruning, as in Zeus.
 #
-# First the batch sizes from the default downwards, then upwards, each until one fails to reach the target (or
-# costs more than β times the best so far: it is stopped there); those that fail are pruned, and the rest is
-# gone through once more, from the best of them. Then each batch size's cost is a Gaussian of unknown mean,
-# with a flat prior and the spread that was seen; one draw from each posterior, and the lowest wins. What a
-# stopped job has cost is paid, and the job runs again.
+# It first tries batch sizes from the default downwards, then upwards, each way until one fails to reach the
+# target (or costs more than β times the best so far: then it is stopped). Those that fail are pruned, and the
+# rest is tried once more, beginning with the best. From then on each batch size's cost is a Gaussian of
+# unknown mean, with a flat prior and the spread that was seen; it draws one cost from each posterior, and the
+# lowest wins. A stopped job's cost is paid, and the job runs again.
 #
-# `replay` draws a run's epochs from those in the table, so that the answer can be compared with the oracle,
-# which knows the best batch size, and with the default batch size at the highest limit.
+# `replay` draws a run's epochs from the table, to compare the bandit with an oracle that knows the best batch
+# size, and with the default batch size at the highest limit.
 
 BETA = 2.0
 
 
 @dataclass
 class Bandit:
-    """What is known so far. `choose` a batch size, then `learn` what it cost."""
+    """What is known so far. First `choose` a batch size, then `learn` what it cost."""
 
     batches: Sequence[int]
     default: int
@@ -153,23 +154,23 @@ class Bandit:
             self.costs.setdefault(batch, []).append(cost)
             self.best = min(self.best, cost)
         if not self._queue:
-            if not reached:  # it cost at least that
+            if not reached:  # it would have cost at least that
                 self.costs[batch].append(cost)
             return
         self._queue.pop(0)
         if reached:
             self._kept.append(batch)
         else:
-            # Further from the default it only gets worse: the rest of this direction is pruned.
+            # Further from the default it only gets worse, so the rest of this direction is pruned.
             self._queue = [each for each in self._queue if (each < self.default) != (batch <= self.default)]
         if not self._queue:
             self._end_round()
 
     def _end_round(self) -> None:
-        if not self._kept:  # nothing works: all that can be done is to try the default again
+        if not self._kept:  # nothing works: try the default again
             self._kept = [self.default]
         self.costs = {batch: costs for batch, costs in self.costs.items() if batch in self._kept}
-        # A lucky run of what has been pruned must not stop all others.
+        # A lucky run of something pruned must not stop all others.
         self.best = min((cost for costs in self.costs.values() for cost in costs), default=math.inf)
         self._round += 1
         if self._round < 2 or not self.costs:
@@ -185,16 +186,16 @@ class Bandit:
 
 @dataclass(frozen=True)
 class Replay:
-    batches: list[int]  # that each recurrence ended with
-    costs: list[float]  # of each recurrence, stopped tries included
-    oracle: float  # expected cost of a recurrence with the best batch size
+    batches: list[int]  # the batch size with which each recurrence ended
+    costs: list[float]  # the cost of each recurrence, stopped tries included
+    oracle: float  # a recurrence's expected cost with the best batch size
     default: (
         float  # with the default batch size at the highest limit; infinite if that never reaches the target
     )
 
     @property
     def regret(self) -> list[float]:
-        """Cumulative, against the oracle."""
+        """The cumulative regret against the oracle."""
         return np.cumsum(np.array(self.costs) - self.oracle).tolist()
 
 
@@ -205,7 +206,7 @@ def replay(
     seed: int = 0,
     beta: float = BETA,
 ) -> Replay:
-    """`default` is the default batch size as it would run without us: at the highest limit."""
+    """`default` is what would run without us: the default batch size at the highest limit."""
     chance = np.random.default_rng(seed)
     by_batch = {size.batch: size for size in sizes}
     bandit = Bandit([*by_batch], default.batch, chance, beta)
@@ -224,14 +225,14 @@ def replay(
 def _tries(
     bandit: Bandit, sizes: dict[int, BatchSize], chance: np.random.Generator
 ) -> Iterator[tuple[int, float, bool]]:
-    """One recurrence: batch sizes until one reaches the target."""
+    """One recurrence: tries batch sizes until one reaches the target."""
     for _ in range(100 * len(sizes)):
         size = sizes[bandit.choose()]
         epochs = size.epochs[int(chance.integers(len(size.epochs)))]
         cost = math.inf if epochs is None else epochs * size.epoch_cost
         reached = cost <= bandit.stop_at and math.isfinite(cost)
         if not reached and not math.isfinite(bandit.stop_at):
-            # Nothing to compare with yet: a run that never gets there is given up after the longest that did.
+            # Nothing to compare with yet: give up a run that never gets there after the longest that did.
             longest = max((each for other in sizes.values() for each in other.epochs if each), default=1.0)
             cost = longest * size.epoch_cost
         cost = min(cost, bandit.stop_at)

@@ -1,4 +1,4 @@
-"""The profile of one device: its idle and its wait power, and every point."""
+"""Profiles one device: its idle power, its power while waiting, and every point."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ from smaragdine.sensors.discover import settings_from_environment, socket_limit_
 from smaragdine.sensors.nvml.gpus import ask, nvml, text
 from smaragdine.units import seconds
 
-# The points of a profile that is being made: each is on disk once it is measured, so that a profile goes on
-# where it was interrupted.
+# The points of a profile in the making. Each is written once it is measured, so an interrupted profile goes
+# on.
 #
 #     a10.profile/request.json        what is profiled
 #     a10.profile/batch32-150W.json   a point, beside its recording and what the program printed
 
 REQUEST = "request.json"
-# Beyond the columns that allocate reads.
+# Columns besides those that allocate reads.
 _MORE = ("energy_error_j", "updates", "provenance")
 
 
-_LONGER, _ERRORS = 1.1, 2.0  # when a step is clearly longer than another
+_LONGER, _ERRORS = 1.1, 2.0  # a step is clearly longer than another beyond both
 
 
 @dataclass(frozen=True)
 class ProfiledPoint:
-    """A batch size at a limit; without `steps` it did not fit into memory."""
+    """A batch size at a limit; without `steps`, it did not fit into memory."""
 
     batch: int
     power_limit_w: float
@@ -75,8 +75,8 @@ def point_name(batch: int, power_limit_w: float) -> str:
 
 
 def disturbed(points: Sequence[ProfiledPoint]) -> list[str]:
-    """A remark on points whose steps are clearly longer than those of a larger batch: such a profile makes
-    small batches look dear, and `allocate` avoids them."""
+    """A remark if a step of a smaller batch is clearly longer than one of a larger batch: such a profile
+    makes small batches look expensive, and `allocate` avoids them."""
     remarks: list[str] = []
     for limit_w in dict.fromkeys(point.power_limit_w for point in points):
         here = [(point, point.steps) for point in points if point.power_limit_w == limit_w and point.steps]
@@ -91,12 +91,12 @@ def disturbed(points: Sequence[ProfiledPoint]) -> list[str]:
 
 
 def file_stem(name: str) -> str:
-    """What the file of a GPU of this name is called."""
+    """The name of this GPU's file."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def claim(folder: Path, request: Mapping[str, Any]) -> None:
-    """Take the folder for this request, or go on with it. Raises `UserError` where it is another's."""
+    """Takes the folder for this request, or goes on in it. Raises `UserError` if it belongs to another."""
     if refuse_other(folder, request):
         return
     try:
@@ -107,7 +107,7 @@ def claim(folder: Path, request: Mapping[str, Any]) -> None:
 
 
 def refuse_other(folder: Path, request: Mapping[str, Any]) -> bool:
-    """Whether the folder is this request's. Raises `UserError` where it is another's."""
+    """Whether the folder belongs to this request. Raises `UserError` if it belongs to another."""
     file = folder / REQUEST
     try:
         known: Any = read_json(file)
@@ -133,7 +133,7 @@ def save_point(folder: Path, point: ProfiledPoint) -> None:
 
 
 def load_point(folder: Path, batch: int, power_limit_w: float) -> ProfiledPoint | None:
-    """None where it was not measured yet."""
+    """None if it was not measured yet."""
     try:
         values: Any = read_json(folder / f"{point_name(batch, power_limit_w)}.json")
         steps = values["steps"]
@@ -150,7 +150,7 @@ def load_point(folder: Path, batch: int, power_limit_w: float) -> ProfiledPoint 
 def write_profile(
     path: Path, gpu: str, points: Sequence[ProfiledPoint], idle_w: float | None, wait_w: float | None
 ) -> None:
-    """As Parquet with a row per block, or in the original's shape where the name ends in .json."""
+    """Writes Parquet with one row per block, or the original's shape if the name ends in .json."""
     if path.suffix == ".json":
         write_json(path, original_shape(points))
         return
@@ -161,7 +161,7 @@ def write_profile(
 
 
 def original_shape(points: Sequence[ProfiledPoint]) -> dict[str, list[dict[str, float]]]:
-    """{batch: [{power_limit, energy, time}, …]}, of one step; what did not fit is left out."""
+    """{batch: [{power_limit, energy, time}, …]} for one step; what did not fit is left out."""
     found: dict[str, list[dict[str, float]]] = {}
     for point in points:
         if point.steps is not None:
@@ -201,17 +201,17 @@ def write_json(path: Path, values: Any) -> None:
         file.write("\n")
 
 
-# Every point of a profile, one after the other.
+# Measures every point of a profile, one after the other.
 
 _MOST_VOID = 3
 
 
 @dataclass(frozen=True)
 class DeviceLimit:
-    """Who sets the device's power limit."""
+    """Sets the device's power limit."""
 
     apply: Callable[[float], None]
-    held: Callable[[], bool]  # whether what was applied has stood since
+    held: Callable[[], bool]  # whether the limit has stayed since it was applied
 
 
 def measure(
@@ -226,9 +226,9 @@ def measure(
     say: Callable[[str], None],
     kept: Callable[[str], None],
 ) -> list[ProfiledPoint]:
-    """Points by rising batch, up to the first that does not fit; those that `folder` has already are not
-    measured again. Without `limits` the only one of `limits_w` is what is set. `kept` is told the name of
-    each that is in the folder now, also of one that failed."""
+    """Measures points by rising batch, up to the first that does not fit. Points that `folder` has are not
+    measured again. Without `limits`, the only limit in `limits_w` is the current one. `kept` is told the name
+    of each point in the folder, also of one that failed."""
     points: list[ProfiledPoint] = []
     count = len(set(batches)) * len(limits_w)
     for batch in sorted(set(batches)):
@@ -301,10 +301,10 @@ def _refuse(ran: ProfilerResult, at: str, log: Path, need: Need) -> None:
         )
 
 
-# What a device draws when it does not work: idle, and waiting for others in an all-reduce.
+# What a device draws when it does not work: idle, or waiting for others in an all-reduce.
 #
-# A GPU waits in a kernel that spins until the others are there, at full clocks: far above idle. PyTorch has
-# such a kernel, which spins for a number of cycles. A processor's threads sleep while they wait: it draws
+# A GPU waits in a kernel that spins at full clocks until the others are there: far above idle. PyTorch has
+# such a kernel, which spins for a number of cycles. A processor's threads sleep while they wait, so it draws
 # what it draws idle.
 
 _AT_LEAST_S = 2.0
@@ -326,7 +326,7 @@ print("{_WORD}", int(begin * 1e9), int(time.time() * 1e9), flush=True)
 
 
 def idle_power(folder: Path, device: str) -> tuple[float | None, float | None]:
-    """Mean idle power in W, and how often the device has a new value, in s; measured once."""
+    """Mean idle power in W, and how often the device has a new value, in s. Measured once."""
     if (known := _known(folder)) is None:
         shutil.rmtree(folder, ignore_errors=True)
         with record_here(folder, RecordOptions(asked=asked(BASELINE)), label="idle"):
@@ -344,7 +344,7 @@ def idle_power(folder: Path, device: str) -> tuple[float | None, float | None]:
 def wait_power(
     folder: Path, device: str, python: str, environment: Mapping[str, str], length_s: float
 ) -> tuple[float | None, str]:
-    """Mean power in W while a kernel spins, or None and why it is not known; measured once."""
+    """Mean power in W while a kernel spins, or None and why it is not known. Measured once."""
     if (known := _known(folder)) is not None:
         return known["power_w"], ""
     shutil.rmtree(folder, ignore_errors=True)
@@ -366,7 +366,7 @@ def wait_power(
 
 
 def python_of(executable: str, fallback: str) -> str:
-    """The interpreter that a program runs in: itself, or the one beside a launcher."""
+    """The interpreter that runs a program: itself, or the one beside a launcher."""
     if os.path.basename(executable).startswith("python"):
         return executable
     beside = Path(executable).parent / "python"
@@ -394,18 +394,18 @@ class ProfiledDevice:
 
 @dataclass(frozen=True)
 class Request:
-    """What is profiled."""
+    """What to profile."""
 
-    program: tuple[str, ...]  # with {batch} in it
+    program: tuple[str, ...]  # its words contain {batch}
     batches: tuple[int, ...]
-    limits_w: tuple[float, ...]  # none: the one that is set
+    limits_w: tuple[float, ...]  # none: the current one
     warm_up: int
     steps: int
     blocks: int
     patience_s: float
 
     def claimed(self) -> dict[str, Any]:
-        """What points have in common: those of another request are of no use for this one."""
+        """What all points have in common: points of another request are of no use for this one."""
         known = {"warm_up": self.warm_up, "steps": self.steps, "blocks": self.blocks}
         return {"command": without_secrets(self.program), **known}
 
@@ -421,7 +421,7 @@ class Profiled:
 def devices_to_profile(
     named: str | None, limited: bool, environment: Mapping[str, str]
 ) -> list[ProfiledDevice]:
-    """The one that was named, else one GPU of each model that a program sees, else the processor."""
+    """The device that was named; else one GPU of each model that a program sees; else the processor."""
     if named is not None and not re.fullmatch(r"(gpu|cpu):\d{1,3}", named):
         raise UserError(f"--device {named}", "that is no device", "It is gpu:0, cpu:0 …")
     if named is None or named.startswith("gpu:"):
@@ -436,7 +436,7 @@ def devices_to_profile(
 
 
 def check_request(device: ProfiledDevice, request: Request) -> tuple[float, ...]:
-    """The limits in W at which it is profiled. Refuses what this device or this machine cannot do."""
+    """The limits in W at which to profile. Refuses what this device or this machine cannot do."""
     build_command(request.program, os.environ)
     for limit_w in request.limits_w:
         wanted_limits(Setting("power", limit_w), [device.name], ranges_here())
@@ -451,9 +451,9 @@ def profile_device(
     kept: Callable[[str], None] = lambda name: None,
     journal: Path | None = None,
 ) -> Profiled:
-    """Measure what `folder` does not have yet, into it; `kept` is told the name of each that is there now."""
+    """Measures what `folder` does not have yet; `kept` is told the name of each point that is there."""
     limits_w = check_request(device, request)
-    # The program sees this GPU alone, whichever it would take otherwise.
+    # The program sees only this GPU, whichever it would take otherwise.
     visible = {} if device.uuid is None else {"CUDA_VISIBLE_DEVICES": device.uuid}
     environment = {**os.environ, **visible}
     command = build_command(request.program, environment)

@@ -1,4 +1,4 @@
-"""All methods on the same GPUs, each timed, and what there is to say about their answers."""
+"""The methods that choose an allocation, each timed on the same GPUs, and what to say about their answers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 from smaragdine.units import watts
 
-Ranges = Mapping[str, tuple[int, int]]  # by GPU: the smallest and the largest batch that was profiled
+Ranges = Mapping[str, tuple[int, int]]  # GPU → the smallest and the largest batch that was profiled
 
-# `baseline`: an even split, as if the GPUs were equal, with the best limits for it.
+# `baseline`: an even split, as if all GPUs were equal, at the best limits for it.
 
 
 def baseline(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> Allocation:
-    """A slowdown is of the best split: where an even one is slower at any limits, its fastest counts."""
+    """Slowdown is relative to the best split. If an even split is slower at any limit, take its fastest."""
     check(objective, gpus, global_batch)
     split = even_split(gpus, global_batch)
     held = [dataclasses.replace(each, lowest=b, highest=b) for each, b in zip(gpus, split, strict=True)]
@@ -43,8 +43,8 @@ def baseline(gpus: Sequence[Choices], objective: Objective, global_batch: int) -
 
 
 def even_split(gpus: Sequence[Choices], global_batch: int) -> list[int]:
-    """Equal batches, the first GPUs one more where that does not go even; what a full one cannot take goes on
-    to the others."""
+    """Equal batches, one more for the first GPUs if they do not come out even. What a full GPU cannot take
+    goes to the others."""
     split = [0] * len(gpus)
     room = list(range(len(gpus)))
     while (left := global_batch - sum(split)) > 0 and room:
@@ -55,13 +55,13 @@ def even_split(gpus: Sequence[Choices], global_batch: int) -> list[int]:
     return split
 
 
-# `brute-force`: every split with every combination of limits, and nothing clever.
+# `brute-force`: every split with every combination of limits.
 
-MOST = 200_000_000  # allocations that are tried; beyond that it would take minutes
+MOST = 200_000_000  # allocations to try; more would take minutes
 
 
 def allocations(gpus: Sequence[Choices], global_batch: int) -> int:
-    """How many there are at most: splits × combinations of limits."""
+    """The most there can be: splits × combinations of limits."""
     splits = math.comb(global_batch + len(gpus) - 1, len(gpus) - 1)
     return splits * math.prod(each.power_limit_w.size for each in gpus)
 
@@ -73,8 +73,8 @@ def brute_force(
     most: float | None = None,
     profiled: Ranges | None = None,
 ) -> Allocation:
-    """With `most`, what `preferred` takes of the allocations that cost no more: `profiled` batches first,
-    then the shortest step, then the least cost."""
+    """With `most`, it chooses as `preferred` does among allocations that cost no more: `profiled` batches
+    first, then the shortest step, then the least cost."""
     check(objective, gpus, global_batch)
     if allocations(gpus, global_batch) > MOST:
         raise UserError(
@@ -90,7 +90,7 @@ def brute_force(
     for limits in itertools.product(*(range(each.power_limit_w.size) for each in gpus)):
         for batches in _splits(gpus, global_batch):
             first, second = _costs(gpus, objective, limits, batches, longest_s)
-            # Of equal costs the second decides: energy, among the equally fast.
+            # If costs are equal, the second decides: energy among the equally fast.
             keys = [first, second]
             if most is not None:
                 outside = _outside(gpus, batches, profiled or {})
@@ -111,7 +111,7 @@ def brute_force(
 
 
 def _outside(gpus: Sequence[Choices], batches: Sequence[np.ndarray], profiled: Ranges) -> Floats:
-    """1 where some GPU's batch was not profiled."""
+    """1 if the batch of some GPU was not profiled."""
     outside = np.zeros(batches[0].size)
     for each, batch in zip(gpus, batches, strict=True):
         low, high = profiled.get(each.gpu, (0, int(batch.max())))
@@ -126,7 +126,7 @@ def _step_s(gpus: Sequence[Choices], limits: Sequence[int], batches: Sequence[np
 
 
 def _splits(gpus: Sequence[Choices], global_batch: int) -> Iterator[list[np.ndarray]]:
-    """All batches of all but the last two GPUs, one after the other; the splits of the rest as columns."""
+    """All batches of all GPUs but the last two, one after the other; splits of the rest as columns."""
     if len(gpus) == 1:
         if gpus[0].lowest <= global_batch <= gpus[0].highest:
             yield [np.array([global_batch])]
@@ -148,7 +148,7 @@ def _costs(
     batches: Sequence[np.ndarray],
     longest_s: float,
 ) -> tuple[Floats, Floats]:
-    """The objective, and energy, of many splits at once."""
+    """The objective and the energy of many splits at once."""
     eta = objective.eta
     used = [batch > 0 for batch in batches]
     pick = list(zip(gpus, limits, batches, used, strict=True))
@@ -175,15 +175,15 @@ def _costs(
     return eta * energy + (1 - eta) * step_s * limit_w, energy
 
 
-# `heuristic`: the original's shortcut: the strongest GPU at its lowest limit, the rest searched.
+# `heuristic`: the original's shortcut. The strongest GPU runs at its lowest limit, the rest is searched.
 
 
 def heuristic(
     gpus: Sequence[Choices], objective: Objective, global_batch: int, strongest: str | None = None
 ) -> Allocation:
-    """The first GPU is the strongest unless another is named. Its batch is searched too: only its limit is
-    given, so the search is the exact one with fewer limits. A slowdown is one of what the GPUs can do without
-    that."""
+    """The first GPU counts as the strongest, unless another is named. Only its limit is given, its batch is
+    searched; so this is the exact search with fewer limits. Slowdown is relative to what the GPUs can do
+    without that restriction."""
     check(objective, gpus, global_batch)
     name = gpus[0].gpu if strongest is None else strongest
     if name not in [each.gpu for each in gpus]:
@@ -216,7 +216,7 @@ ROUNDING = 1e-9  # of the least cost
 
 
 def highest_cost(cheapest: Allocation, margin: float) -> float:
-    """Of allocations that cannot be told from the cheapest."""
+    """The highest cost that cannot be told from the cheapest."""
     return cheapest.cost + max(margin, 0.0) + ROUNDING * abs(cheapest.cost)
 
 
@@ -228,7 +228,7 @@ def preferred(
     margin: float,
     profiled: Ranges,
 ) -> Allocation:
-    """`cheapest` itself where nothing beside it is better, or it is not known to be the cheapest."""
+    """`cheapest` itself if nothing beside it is better, or if nobody knows that it is the cheapest."""
     if not cheapest.exact:
         return cheapest
     most = highest_cost(cheapest, margin)
@@ -241,7 +241,8 @@ def preferred(
 
 
 def better(found: Allocation, cheapest: Allocation, profiled: Ranges) -> bool:
-    """Of two that cannot be told apart: whether the first rests on what was profiled, or is faster."""
+    """Of two that cannot be told apart: whether the first was profiled while the other was not, or is
+    faster."""
     if inside(found, profiled) != inside(cheapest, profiled):
         return inside(found, profiled)
     return step_time_s(found.shares, 0.0) < step_time_s(cheapest.shares, 0.0) * (1 - ROUNDING)
@@ -256,7 +257,7 @@ def inside(allocation: Allocation, profiled: Ranges) -> bool:
 
 
 def only_profiled(gpus: Sequence[Choices], profiled: Ranges) -> list[Choices]:
-    """The same GPUs without the batches that were not profiled."""
+    """The same GPUs, without batches that were not profiled."""
     held: list[Choices] = []
     for each in gpus:
         low, high = profiled[each.gpu]
@@ -272,7 +273,7 @@ def _fastest(
     most: float,
     longest_s: float | None,
 ) -> Allocation | None:
-    """The allocation with the shortest step of those that cost at most `most`."""
+    """The allocation with the shortest step among those that cost at most `most`."""
     parts: list[Floats] = []
     for each in gpus:
         allowed = _working(each) & usable(each, global_batch)
@@ -317,10 +318,10 @@ METHODS = ("baseline", "heuristic", "brute-force", "optimal")
 
 @dataclass(frozen=True)
 class Tie:
-    """What an answer was preferred to: the cheapest, which it cannot be told from."""
+    """The cheapest answer, to which another was preferred because they cannot be told apart."""
 
     cheapest: Allocation
-    margin: float  # of cost: what the profiles' repeats do not resolve
+    margin: float  # of cost: differences that the profiles' repeats do not resolve
 
 
 @dataclass(frozen=True)
@@ -328,8 +329,8 @@ class Answer:
     method: str
     objective: Objective
     allocation: Allocation
-    seconds: float  # that the method took
-    too_slow: bool = False  # its steps last longer than the objective's slowdown allows
+    seconds: float  # how long the method took
+    too_slow: bool = False  # its steps are longer than the objective's slowdown allows
     standard_error: float | None = None  # of the cost, from the profiles' repeats
     tie: Tie | None = None
 
@@ -343,8 +344,8 @@ def answer(
     profiles: Mapping[str, Profile] | None = None,
     model: Model = "monotone",
 ) -> Answer:
-    """With the `profiles` behind the choices: how sure the cost is, and of allocations that cannot be told
-    apart the `preferred` one."""
+    """With the `profiles` behind the choices, it also tells how sure the cost is, and among allocations that
+    cannot be told apart takes the `preferred` one."""
     ways: Mapping[str, Callable[[], Allocation]] = {
         "baseline": lambda: baseline(gpus, objective, global_batch),
         "heuristic": lambda: heuristic(gpus, objective, global_batch, strongest),
@@ -383,7 +384,7 @@ def _too_slow(
 
 
 def left_out(gpus: Sequence[Choices], global_batch: int) -> dict[str, str]:
-    """Methods that all GPUs together are too much for, and why."""
+    """Methods for which there are too many allocations, and why."""
     count = allocations(gpus, global_batch)
     if count <= MOST:
         return {}
@@ -391,7 +392,7 @@ def left_out(gpus: Sequence[Choices], global_batch: int) -> dict[str, str]:
 
 
 def warnings(answers: Sequence[Answer], profiles: Mapping[str, Profile]) -> list[str]:
-    """Where answers rest on what nobody measured."""
+    """Says where answers rest on what nobody measured."""
     found: list[str] = []
     for gpu, profile in profiles.items():
         low, high = profile.batches[0], profile.batches[-1]
@@ -416,7 +417,7 @@ def warnings(answers: Sequence[Answer], profiles: Mapping[str, Profile]) -> list
 
 
 def _by_batch(answers: Sequence[Answer], gpu: str, which: Callable[[Any], bool]) -> str:
-    """1874 (heuristic, optimal) and 2048 (baseline)."""
+    """In words: 1874 (heuristic, optimal) and 2048 (baseline)."""
     methods: dict[int, list[str]] = {}
     for each in answers:
         for its in each.allocation.shares:
@@ -426,8 +427,8 @@ def _by_batch(answers: Sequence[Answer], gpu: str, which: Callable[[Any], bool])
 
 
 def answers_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The methods as the JSON has them; a bound, a standard error, a tie and that it is too slow only where
-    they say something."""
+    """The answers as JSON. A bound, a standard error, a tie and `too_slow` appear only if they say
+    something."""
     return [
         {
             "method": each.method,
@@ -461,11 +462,12 @@ def allocation_json(allocation: Allocation) -> list[dict[str, Any]]:
 
 # The Pareto front over η: what energy costs in time, and time in energy.
 #
-# Both `sum` and `sync` are η·E + (1−η)·X, where X is the limits' power over time. Where two neighbours of the
-# front cost the same, a third allocation is cheaper than both or there is none between them: so the front is
-# found by its own corners, each with the range of η in which it is the best, and no grid can miss one.
+# Both `sum` and `sync` are η·E + (1−η)·X, where X is the limits' power over time. At the η at which two
+# neighbours of the front cost the same, either a third allocation is cheaper than both, or there is none
+# between them. So we find the front by its own corners, each with the range of η in which it is the best; no
+# grid can miss one.
 
-MOST_CORNERS = 32  # beyond that, corners are too close to tell apart
+MOST_CORNERS = 32  # more would be too close to tell apart
 
 
 @dataclass(frozen=True)
@@ -513,8 +515,8 @@ def pareto(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> 
 
 
 def _not_dominated(corners: Sequence[Corner]) -> list[Corner]:
-    """By falling energy. For an η of 0 or 1 the other part does not count: what was found there may be worse
-    in it than a neighbour of the same cost."""
+    """Most energy first. At an η of 0 or 1 one part does not count at all, so what was found there may be
+    worse in it than a neighbour of the same cost."""
     kept: list[Corner] = []
     for corner in sorted(corners, key=lambda corner: (corner.energy, corner.limit_energy)):
         if not kept or corner.limit_energy < kept[-1].limit_energy:

@@ -1,9 +1,11 @@
-"""From measured points to every batch size: time and mean power of a step, one curve per power limit.
+"""Models every batch size from measured points: time and mean power of a step, one curve per power limit.
 
-`quadratic` is the original's: a parabola each for time and for mean power, clipped at zero. It follows the
-points closely and means nothing beyond them. `monotone` is ours: time rises with the batch and is linear
-between and beyond the points; mean power is linear too, and stays between the GPU's idle power and the limit
-(without an idle power in the profile, the least that was measured).
+`quadratic` is the original's: one parabola for time and one for mean power, clipped at zero. It follows the
+points closely and means nothing beyond them. `monotone` is ours: time rises with the batch, and is linear
+between and beyond the points; mean power is linear too, and stays between the GPU's idle power (or the least
+that was measured) and the limit.
+
+`Objective` says what an allocation costs, `standard_error` how sure that is.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ MODELS: tuple[str, ...] = get_args(Model)
 
 @dataclass(frozen=True)
 class Choices:
-    """All that one GPU can be told to do, a row per power limit and a column per batch from 0."""
+    """All that one GPU can be told to do: a row per power limit, a column per batch from 0."""
 
     gpu: str
     power_limit_w: Floats
     time_s: Floats
-    power_w: Floats  # mean power while the GPU works
-    lowest: int  # batch; 0: the GPU may be left out of the job
+    power_w: Floats  # mean power while it works
+    lowest: int  # smallest batch; 0: the GPU may be left out of the job
     highest: int
     wait_w: float | None = None
-    barred: npt.NDArray[np.bool_] | None = None  # limit × batch: not to be chosen
+    barred: npt.NDArray[np.bool_] | None = None  # limit × batch: must not be chosen
 
 
 def choices(
@@ -47,7 +49,7 @@ def choices(
     wait_w: float | None = None,
     may_be_left_out: bool = False,
 ) -> Choices:
-    """Every limit and every batch up to the global one or what the GPU's memory holds."""
+    """Every limit, and every batch up to the global one or to what the GPU's memory holds."""
     at = np.arange(global_batch + 1, dtype=np.float64)
     least_w = least_power_w(profile)
     curves = [curve(model, points_at(profile, w), w, least_w, at) for w in profile.power_limits_w]
@@ -67,7 +69,7 @@ def choices(
 
 
 def least_power_w(profile: Profile) -> float:
-    """What a GPU at work cannot draw less than: its idle power, or the least that was measured of it."""
+    """The least that a working GPU can draw: its idle power, or the least that was measured."""
     if profile.idle_w is not None:
         return profile.idle_w
     return min(point.energy_j / point.time_s for point in profile.points.values())
@@ -80,7 +82,7 @@ def points_at(profile: Profile, power_limit_w: float) -> list[Point]:
 def curve(
     model: Model, points: Sequence[Point], limit_w: float, least_w: float, at: Floats
 ) -> tuple[Floats, Floats]:
-    """Time and mean power at the batches `at`, from the points of one limit, in rising order of batch."""
+    """Time and mean power at the batches `at`, from one limit's points, which come by rising batch."""
     batch = np.array([point.batch for point in points], dtype=np.float64)
     time_s = np.array([point.time_s for point in points])
     power_w = np.array([point.energy_j for point in points]) / time_s
@@ -99,8 +101,8 @@ def curve(
 
 
 def rising(values: Floats, weights: Floats) -> Floats:
-    """The nearest values that never fall (isotonic regression: neighbours that do are pooled)."""
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, how many
+    """The nearest values that never fall (isotonic regression: neighbours that fall are pooled)."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, number
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         mean, heavy, count = value, weight, 1
         while blocks and blocks[-1][0] > mean:
@@ -112,17 +114,17 @@ def rising(values: Floats, weights: Floats) -> Floats:
 
 
 def _line(x: Floats, y: Floats, at: Floats) -> Floats:
-    """Linear between the points, and beyond them as between the outermost two."""
+    """Linear between the points; beyond them as between the outermost two."""
     left = y[0] + (at - x[0]) * (y[1] - y[0]) / (x[1] - x[0])
     right = y[-1] + (at - x[-1]) * (y[-1] - y[-2]) / (x[-1] - x[-2])
     return np.where(at < x[0], left, np.where(at > x[-1], right, np.interp(at, x, y)))
 
 
 def _rising_line(x: Floats, y: Floats, at: Floats) -> Floats:
-    """The same for times: beyond the points as steep as up to the nearest point that differs.
+    """The same for times; beyond the points as steep as up to the nearest point that differs.
 
     Pooled neighbours are equal, and a flat end would make any batch free. Towards a batch of 0, time falls at
-    most in proportion: it can never reach zero.
+    most in proportion, so it never reaches zero.
     """
     differs = np.flatnonzero(y != y[-1])
     after = (y[-1] - y[differs[-1]]) / (x[-1] - x[differs[-1]]) if differs.size else 0.0
@@ -134,7 +136,7 @@ def _rising_line(x: Floats, y: Floats, at: Floats) -> Floats:
 
 
 def model_warnings(profiles: Sequence[Profile], model: Model) -> list[str]:
-    """What the measurements say that the model does not take."""
+    """Says what the measurements show but the model does not take."""
     found: list[str] = []
     if model == "quadratic":
         return found
@@ -157,8 +159,8 @@ def model_warnings(profiles: Sequence[Profile], model: Model) -> list[str]:
 # What an allocation costs.
 #
 # `sum` is the original's: Σ (η·P̄ + (1−η)·P_limit)·t over GPUs, as if each could go on by itself. The others
-# are of synchronous training, where a step lasts as long as its slowest GPU and the all-reduce after it, and
-# the rest waits meanwhile at its wait power:
+# are for synchronous training: a step lasts as long as its slowest GPU and the all-reduce after it, and the
+# other GPUs wait meanwhile at their wait power:
 #
 #     T = max t + all-reduce,    E = Σ (P̄·t + P_wait·(T − t))
 #
@@ -178,7 +180,7 @@ class Objective:
     kind: Kind
     eta: float = 0.5
     all_reduce_s: float = 0.0
-    slowdown: float | None = None  # part of one, above the fastest step; for `energy`
+    slowdown: float | None = None  # how much slower than the fastest step; for `energy`
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class Share:
 class Allocation:
     shares: tuple[Share, ...]
     cost: float
-    lower_bound: float  # of the cost of any allocation; equal to the cost where it is known to be the best
+    lower_bound: float  # no allocation costs less; equal to the cost if this one is known to be the best
 
     @property
     def exact(self) -> bool:
@@ -222,7 +224,7 @@ def step_time_s(shares: Sequence[Share], all_reduce_s: float) -> float:
 
 
 def energy_j(shares: Sequence[Share], all_reduce_s: float) -> float:
-    """Of a synchronous step, waiting included."""
+    """The energy of a synchronous step, waiting included."""
     step_s = step_time_s(shares, all_reduce_s)
     return math.fsum(
         each.power_w * each.time_s + each.wait_w * (step_s - each.time_s) for each in shares if each.batch
@@ -250,7 +252,7 @@ def unit(objective: Objective) -> str:
 
 
 def check(objective: Objective, gpus: Sequence[Choices], global_batch: int) -> None:
-    """Whether there is anything to choose from, and all that the objective needs is known."""
+    """Checks that there is something to choose from, and that all that the objective needs is known."""
     if not gpus:
         raise UserError("no GPU to allocate to", remedy="Name one or more: --gpu NAME=FILE")
     names = [each.gpu for each in gpus]
@@ -279,16 +281,16 @@ def check(objective: Objective, gpus: Sequence[Choices], global_batch: int) -> N
                 )
 
 
-# How far the spread over a profile's repeats reaches into the cost of an allocation.
+# How the spread of a profile's repeats carries over to the cost of an allocation.
 #
-# First order: each measured point that an allocation rests on is moved by its standard error, time and energy
-# each, and the model and the cost are computed anew. What the model itself may be wrong by is not in it.
+# To first order: move the time and the energy of each measured point that an allocation rests on by its
+# standard error, and compute model and cost again. Errors of the model itself are not in it.
 
 
 def standard_error(
     allocation: Allocation, profiles: Mapping[str, Profile], model: Model, objective: Objective
 ) -> float | None:
-    """Of the cost; None where some GPU's profile has no repeats."""
+    """Of the cost; None if the profile of some GPU has no repeats."""
     variance = 0.0
     for g, share in enumerate(allocation.shares):
         if not share.batch:
@@ -318,7 +320,7 @@ def _variance(points: Sequence[Point], i: int, cost_with: Callable[[Sequence[Poi
     for field, variance in (("time_s", point.time_variance), ("energy_j", point.energy_variance)):
         step = math.sqrt(variance)
         value: float = getattr(point, field)
-        step = min(step, value / 2)  # a time stays a time
+        step = min(step, value / 2)  # a time must stay above zero
         moved = [[*points], [*points]]
         moved[0][i] = dataclasses.replace(point, **{field: value - step})
         moved[1][i] = dataclasses.replace(point, **{field: value + step})

@@ -1,16 +1,16 @@
-"""`optimal`: the same answer as brute force, provably, without enumerating.
+"""`optimal`: finds the same answer as brute force, provably, without trying everything.
 
-`sum` has one term per GPU: for each batch the best limit, then the least sum of one table per GPU.
+For `sum`, each GPU has one term: take the best limit for each batch, then the least sum of one table per GPU.
 
-For a step that lasts as long as its slowest GPU, fix the step time T at a candidate, the time of some GPU at
-some batch and limit: what is left is a least sum again, of tables without all that takes longer than T. Its
-cost at T is at least the true cost of the allocation it finds (waiting only costs), and equal at the T of the
-best one; so the best over all candidates is exact. An interval [T₁, T₂] of candidates is bounded from below
-by the tables allowed at T₂ with waiting counted up to T₁ only; intervals are opened in order of their bounds,
-halved, and dropped once their bound is no better than what was found. A single candidate's bound is its cost.
+If a step lasts as long as its slowest GPU, fix the step time T at a candidate: the time of some GPU at some
+batch and limit. What is left is again a least sum, of tables without all that takes longer than T. Its cost
+at T is at least the true cost of the allocation that it finds (because waiting costs), and equal at the T of
+the best one; so the best over all candidates is exact. Tables allowed at T₂, with waiting counted only up to
+T₁, bound an interval [T₁, T₂] of candidates from below. We open intervals in the order of their bounds, halve
+them, and drop them once their bound is no better than what was found. A single candidate's bound is its cost.
 
 Up to 4 GPUs and a batch of 4096 this runs to its end. Beyond that it stops after a fixed amount of work, and
-the lowest bound of what is still open is the gap that is stated.
+states the lowest bound of what is still open.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from smaragdine.allocate.model import Allocation, Choices, Objective, Share, che
 from smaragdine.arrays import Floats, Ints
 from smaragdine.errors import UserError
 
-# The least sum of one cost per GPU when their batches add up to a total: exact, without enumerating.
+# The least sum of one cost per GPU when batches must add up to a total: exact, without trying everything.
 #
 # Minimise Σ f_g(b_g) with Σ b_g = B, for any f_g (tables; infinite where a batch is not allowed).
 #
 # *Bound.* For every price λ, D(λ) = λB + Σ_g min_b (f_g(b) − λb) is at most the least sum, because for
-# batches that add up to B the prices cancel. The best λ is found on the lower hull of the summed tables, by
-# the secant of one solution below B and one above it; every step finds a new hull point, so there is an end.
+# batches that add up to B the prices cancel. The best λ lies on the lower hull of the summed tables. We find
+# it by the secant of one solution below B and one above it; every step finds a new hull point, so it ends.
 #
 # *Repair.* With that λ, r_g(b) = f_g(b) − λb − min_b (…) ≥ 0 is what a batch costs above the bound, and a sum
-# of f is D + Σ r. Given any allocation, at UB, a better one has Σ r < UB − D: no single r_g may exceed that
-# gap, and no partial sum either. What is left of the tables is combined by min-plus convolution, in which the
-# same rule drops partial sums; nothing that could be better is ever dropped, so the result is exact (to 1e-12
-# of the largest figure: a float's rounding). GPUs with the same table share their partial sums.
+# of f is D + Σ r. Given any allocation of cost UB, a better one has Σ r < UB − D: no single r_g may exceed
+# that gap, and no partial sum either. Min-plus convolution combines what is left of the tables, and drops
+# partial sums by the same rule. Nothing that could be better is ever dropped, so the result is exact (to
+# 1e-12 of the largest figure: a float's rounding). GPUs with equal tables share their partial sums.
 #
-# Convex tables have no gap, and nothing is left to do; only one GPU of the hull's solution lies off the hull
+# Convex tables have no gap, so nothing is left to do. Only one GPU of the hull's solution lies off the hull
 # (one constraint, one fractional part), so the gap is at most one GPU's bulge, however many GPUs there are.
 
 _ROUNDING = 1e-12
-_MOST_SWEEPS = 4  # over all pairs of GPUs; each only makes the gap smaller
+_MOST_SWEEPS = 4  # over all pairs of GPUs; each makes the gap smaller
 
 
 @dataclass(frozen=True)
 class Bound:
-    """No allocation has a smaller sum than `least`; `batches` may have it, where some were found."""
+    """No allocation has a sum below `least`; `batches` are those of one, if one was found."""
 
     least: float
     price: float  # λ: what one more sample costs
     batches: Ints | None
-    cost: float  # of batches
+    cost: float  # the cost of `batches`
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Partial:
 
 
 def bound(costs: Floats, total: int) -> Bound | None:
-    """Of a table with a row per GPU and a column per batch from 0; None where no split can add up."""
+    """For a table with a row per GPU and a column per batch from 0; None if no split can add up."""
     allowed = np.isfinite(costs)
     if not allowed.any(axis=1).all():
         return None
@@ -87,7 +87,7 @@ def bound(costs: Floats, total: int) -> Bound | None:
         priced = costs - price * batch
         found = priced.argmin(axis=1)
         on_secant = low_sum - price * float(low.sum())
-        # Nothing below the secant: it is an edge of the hull, and its two ends are the solution around B.
+        # Nothing below the secant: it is an edge of the hull, and its ends are the solution around B.
         if float(priced[rows, found].sum()) >= on_secant - _ROUNDING * (abs(low_sum) + abs(high_sum)):
             break
         if int(found.sum()) <= total:
@@ -104,7 +104,7 @@ def bound(costs: Floats, total: int) -> Bound | None:
 
 
 def _of_two(costs: Floats, total: int) -> Bound | None:
-    """Two GPUs have one free batch: looking at all of them is quicker than any bound."""
+    """Two GPUs have one free batch: to try all is quicker than any bound."""
     begin, end = max(0, total - costs.shape[1] + 1), min(total, costs.shape[1] - 1)
     sums = costs[0, begin : end + 1] + costs[1, total - end : total - begin + 1][::-1]
     b = begin + int(sums.argmin())
@@ -116,10 +116,10 @@ def _of_two(costs: Floats, total: int) -> Bound | None:
 
 
 def _price_at(costs: Floats, at: Ints, price: float) -> float:
-    """A price for which a hull solution is the cheapest: between the slopes to its left and right.
+    """A price at which a hull solution is the cheapest: between the slopes to its left and right.
 
-    The last secant need not be one. The steepest slope down to smaller batches is below the flattest up to
-    larger ones where the solution is on the hull; any price between the two gives the tightest bound.
+    The last secant need not be one. If the solution is on the hull, the steepest slope down to smaller
+    batches is below the flattest up to larger ones; any price between them gives the tightest bound.
     """
     batch = np.arange(costs.shape[1])
     distance = batch[None, :] - at[:, None]
@@ -134,7 +134,8 @@ def _price_at(costs: Floats, at: Ints, price: float) -> float:
 
 
 def _between(priced: Floats, low: Ints, high: Ints, total: int) -> Ints | None:
-    """From the solution below the total towards the one above it; the GPU that costs least takes the rest."""
+    """Goes from the solution below the total towards the one above it; the GPU that costs least takes the
+    rest."""
     batches = low.copy()
     for g in np.argsort(low - high, kind="stable"):
         if high[g] > batches[g] and batches.sum() + high[g] - batches[g] <= total:
@@ -153,7 +154,7 @@ def _between(priced: Floats, low: Ints, high: Ints, total: int) -> Ints | None:
 
 
 def least_sum(costs: Floats, total: int, below: float = math.inf) -> tuple[float, Ints] | None:
-    """The least sum and the batches that have it; None where there is none, or none less than `below`."""
+    """The least sum and its batches; None if there is none, or none below `below`."""
     found = bound(costs, total)
     if found is None or found.least >= below:
         return None
@@ -177,7 +178,7 @@ def sum_of(costs: Floats, batches: Ints) -> float:
 
 
 def _improved(costs: Floats, batches: Ints) -> Ints:
-    """The best split of each two GPUs' common batch, the others as they are, until nothing gains."""
+    """Splits each two GPUs' common batch in the best way, the others unchanged, until nothing gains."""
     batches = batches.copy()
     for _ in range(_MOST_SWEEPS):
         gained = False
@@ -209,7 +210,7 @@ def _repair(costs: Floats, total: int, price: float, gap: float) -> Ints | None:
     nodes = [(leaf, [g]) for g, leaf in enumerate(leaves)]
     made: dict[tuple[int, int], Partial | None] = {}
     while len(nodes) > 2:
-        # Small ones first; equal ones beside each other, so that their sums are made once.
+        # Small ones first, and equal ones side by side, so that their sums are made once.
         nodes.sort(key=lambda node: (node[0].r.size, id(node[0])))
         (left, of_left), (right, of_right) = nodes[:2]
         key = (id(left), id(right))
@@ -249,7 +250,7 @@ def _trimmed(
 
 
 def _combined(left: Partial, right: Partial, gap: float, lowest: int, highest: int) -> Partial | None:
-    """Min-plus convolution, a shifted copy of one per finite entry of the other."""
+    """Min-plus convolution: one shifted copy per finite entry of the other."""
     few, many = sorted((left, right), key=lambda part: int(np.isfinite(part.r).sum()))
     first = left.first + right.first
     begin, end = max(0, lowest - first), min(left.r.size + right.r.size - 1, highest - first + 1)
@@ -299,15 +300,15 @@ def _leaves(node: Partial) -> int:
 
 EXACT_GPUS = 4
 EXACT_BATCH = 4096
-MOST_WORK = 10_000_000_000  # table entries looked at, beyond these
-_EQUAL = 1e-12  # costs that differ by less do so by rounding
+MOST_WORK = 10_000_000_000  # table entries to look at; then stop
+_EQUAL = 1e-12  # costs that differ by less differ by rounding
 
 
 def optimal(
     gpus: Sequence[Choices], objective: Objective, global_batch: int, longest_s: float | None = None
 ) -> Allocation:
-    """A slowdown is one of these GPUs' fastest step, unless how long a step may be is given. Where none is so
-    short, the fastest of them is the answer."""
+    """Slowdown is relative to these GPUs' fastest step, unless `longest_s` says how long a step may be. If no
+    step is that short, the answer is the fastest."""
     check(objective, gpus, global_batch)
     if objective.kind == "sum":
         return _least_of_sums(gpus, objective, global_batch)
@@ -329,7 +330,7 @@ def optimal(
 
 
 def longest_step_s(gpus: Sequence[Choices], objective: Objective, global_batch: int) -> float | None:
-    """What a step may last, all-reduce and all, to keep to the objective's slowdown. None: it has none."""
+    """The longest step, all-reduce included, that keeps to the objective's slowdown. None: it has none."""
     if objective.slowdown is None:
         return None
     tables = _Tables.of(gpus, objective, global_batch)
@@ -362,7 +363,7 @@ def _least_of_sums(gpus: Sequence[Choices], objective: Objective, global_batch: 
 
 
 def usable(each: Choices, global_batch: int) -> npt.NDArray[np.bool_]:
-    """Which batches a GPU may be given, at all limits alike, or at each of them."""
+    """Which batches a GPU may be given, at all limits alike or at each of them."""
     batch = np.arange(global_batch + 1)
     allowed = (batch >= each.lowest) & (batch <= each.highest)
     return allowed if each.barred is None else allowed & ~each.barred
@@ -379,10 +380,10 @@ class _Tables:
     gpus: Sequence[Choices]
     objective: Objective
     global_batch: int
-    times_s: Floats  # candidates, rising, without the all-reduce
-    time_s: list[Floats]  # per GPU, limit × batch; infinite where not allowed
-    fixed: list[Floats]  # what does not depend on the step time
-    per_s: list[Floats]  # what a second of step time costs
+    times_s: Floats  # rising candidates, without the all-reduce
+    time_s: list[Floats]  # per GPU, limit × batch; infinite if not allowed
+    fixed: list[Floats]  # costs that do not depend on the step time
+    per_s: list[Floats]  # cost per second of step time
 
     @classmethod
     def of(cls, gpus: Sequence[Choices], objective: Objective, global_batch: int) -> _Tables:
@@ -405,8 +406,8 @@ class _Tables:
         return cls(gpus, objective, global_batch, candidates, time_s, fixed, per_s)
 
     def costs(self, upto: int, counted: int) -> tuple[Floats, list[npt.NDArray[np.int64]]]:
-        """Per GPU and batch the best limit of those that take at most the candidate `upto`, the step time
-        counted as the candidate `counted`."""
+        """Per GPU and batch, the cost at the best limit among those that take at most candidate `upto`, with
+        the step time counted as candidate `counted`."""
         step_s = self._step_s(counted)
         table = np.empty((len(self.gpus), self.global_batch + 1))
         limits: list[npt.NDArray[np.int64]] = []
@@ -427,11 +428,11 @@ class _Tables:
 
     def total(self, least_sum: float, counted: int) -> float:
         """The objective, from the sum over GPUs at a step time."""
-        least_sum = max(least_sum, 0.0)  # nothing is won by waiting, whatever a clipped model says
+        least_sum = max(least_sum, 0.0)  # waiting gains nothing, whatever a clipped model says
         return least_sum * self._step_s(counted) if self.objective.kind == "edp" else least_sum
 
     def sum_for(self, cost: float, counted: int) -> float:
-        """The sum over GPUs that an objective stands for; a little above, for rounding."""
+        """The sum over GPUs that gives this objective, and a little more for rounding."""
         if self.objective.kind == "edp":
             cost = cost / self._step_s(counted) if self._step_s(counted) > 0 else math.inf
         return cost * (1 + _EQUAL)
@@ -445,7 +446,7 @@ class _Tables:
 
 
 def _fastest(tables: _Tables) -> int:
-    """The first candidate that some split keeps within: what is feasible stays so as the step gets longer."""
+    """The first candidate that allows a split: if one is feasible, so are all longer ones."""
     low, high = 0, tables.times_s.size - 1
     if tables.solve(high, high) is None:
         raise no_split(tables.global_batch)
@@ -463,7 +464,7 @@ def _search(tables: _Tables, first: int, last: int) -> Allocation:
     best_cost = math.inf
     small = len(tables.gpus) <= EXACT_GPUS and tables.global_batch <= EXACT_BATCH
     left = math.inf if small else MOST_WORK
-    passed_over = math.inf  # the lowest bound of single candidates that were not solved
+    passed_over = math.inf  # the lowest bound of candidates that were not solved
     open_: list[tuple[float, int, int]] = []
 
     def keep(batches: npt.NDArray[np.int64], limits: Sequence[npt.NDArray[np.int64]]) -> None:
@@ -495,7 +496,7 @@ def _search(tables: _Tables, first: int, last: int) -> Allocation:
         if least >= _clearly_below(best_cost):
             open_.clear()
             break
-        left -= 40 * tables.work  # building the tables, and some twenty prices each for both halves
+        left -= 40 * tables.work  # building tables, and some twenty prices for each half
         if begin < end:
             middle = (begin + end) // 2
             look(begin, middle)

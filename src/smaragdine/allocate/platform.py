@@ -1,14 +1,14 @@
-"""A virtual standard device: many GPUs on one scale, so that a workload measured here is known there.
+"""Puts many GPUs on one scale, a virtual standard device, so that a workload measured here is known there.
 
-Unlimited, a workload takes a time and draws a power (its demand) that are products of what the workload asks
-for and what the GPU is:
+Without a limit, a workload takes a time and draws a power (its demand), which are products of what the
+workload needs and what the GPU is:
 
     time(w, b, g) = work(w, b) · slowness(g),     demand(w, b, g) = appetite(w, b) · draw(g)
 
-The standard device is the one with a slowness and a draw of 1 (the geometric mean of all). What a limit does
-depends on how far it is below the demand: x = limit ÷ demand gives the slowdown and the part of the demand
-that is left, curves that are seen on other workloads of the same GPU. One point of a workload on a GPU then
-fixes what its product gets wrong.
+The standard device has a slowness and a draw of 1, the geometric means of all. What a limit does depends on
+how far it is below the demand: x = limit ÷ demand gives the slowdown and the part of the demand that is left,
+by curves that were seen on other workloads of the same GPU. One measured point of a workload on a GPU then
+corrects what its product gets wrong.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from smaragdine.errors import UserError
 
 Job = tuple[str, int]  # workload and batch
 
-_WIDTH = 0.08  # of the smoothing, in ln x: a step of 25 W at 250 W is 0.1
-_ENOUGH = 20  # points of a GPU's own curve; below that, all GPUs' is taken
-_UNLIMITED = 0.95  # of the limit: whoever draws less is not held by it
+_WIDTH = 0.08  # of the smoothing, in ln x; 25 W at 250 W are 0.1
+_ENOUGH = 20  # points of a GPU's own curve; with fewer, use that of all GPUs
+_UNLIMITED = 0.95  # of the limit: what draws less is not held back by it
 
 
 @dataclass(frozen=True)
 class Standard:
-    """The scale, in logarithms: of time and of power."""
+    """The scale, in logarithms of time and of power."""
 
     work: Mapping[Job, float]
     slowness: Mapping[str, float]
     appetite: Mapping[Job, float]
     draw: Mapping[str, float]
     highest_w: Mapping[str, float]  # the GPU's largest limit
-    curves: Mapping[str, Floats]  # per GPU rows of ln x, ln slowdown, ln part of the demand
+    curves: Mapping[str, Floats]  # per GPU, rows of ln x, ln slowdown, ln part of the demand
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Miss:
-    """A prediction and what was measured, of a workload that the scale had not seen on that GPU."""
+    """A prediction beside the measurement, for a workload that the scale had not seen on that GPU."""
 
     measured: MeasuredEpoch
     predicted: Prediction
@@ -106,11 +106,13 @@ def predict(
     power_limit_w: float,
     known: MeasuredEpoch | None = None,
 ) -> Prediction:
-    """An epoch of a workload on a GPU. `known` is a measured epoch of it there, at any batch and limit."""
+    """Predicts an epoch on a GPU. `known` is a measured epoch of the workload there, at any batch and
+    limit."""
     time, power = _unlimited_logs(standard, gpu, workload, batch)
     if known is not None:
         known_time, known_power = _unlimited_logs(standard, gpu, workload, known.batch)
-        # What the highest limit or none holds is the demand; below, it is at least what was drawn.
+        # What even the highest limit holds back shows its demand; below that, the demand is at least what was
+        # drawn.
         unheld = known.power_limit_w >= standard.highest_w[gpu]
         unheld = unheld or known.power_w < _UNLIMITED * known.power_limit_w
         demand = math.log(known.power_w) if unheld else max(known_power, math.log(known.power_w))
@@ -141,12 +143,12 @@ def best_platform(
 
 
 def leave_one_out(epochs: Sequence[MeasuredEpoch], one_point: bool = True) -> list[Miss]:
-    """Each workload on each GPU in turn is taken out of the scale and predicted from the other GPUs, with one
+    """Takes each workload on each GPU out of the scale in turn, and predicts it from other GPUs, with one
     point of it known (its middle batch, at the highest limit) or none."""
     found: list[Miss] = []
     for gpu, workload in sorted({(epoch.gpu, epoch.workload) for epoch in epochs}):
         network = _network(workload)
-        # A sibling with another optimizer would tell nearly all: it is left out of the GPU's rows too.
+        # The same workload with another optimizer would tell nearly all, so it is left out too.
         seen = [each for each in epochs if each.gpu != gpu or _network(each.workload) != network]
         hidden = [each for each in epochs if (each.gpu, each.workload) == (gpu, workload)]
         if not any(each.gpu == gpu for each in seen):
@@ -170,7 +172,7 @@ def _network(workload: str) -> str:
 
 
 def _unlimited(epochs: Sequence[MeasuredEpoch]) -> dict[tuple[str, Job], MeasuredEpoch]:
-    """Each job's epoch at the highest limit it was measured at."""
+    """Each job's epoch at the highest limit at which it was measured."""
     free: dict[tuple[str, Job], MeasuredEpoch] = {}
     for epoch in epochs:
         key = (epoch.gpu, (epoch.workload, epoch.batch))
@@ -208,6 +210,6 @@ def _limited(standard: Standard, gpu: str, log_x: float) -> tuple[float, float]:
     if len(seen) < _ENOUGH:
         seen = np.concatenate(list(standard.curves.values()))
     distance = (seen[:, 0] - log_x) / _WIDTH
-    # Beyond all that was seen, the nearest counts, and no weight is zero.
+    # Beyond all that was seen the nearest counts, and no weight is zero.
     weights = np.exp(-0.5 * (distance**2 - (distance**2).min()))
     return float(np.average(seen[:, 1], weights=weights)), float(np.average(seen[:, 2], weights=weights))

@@ -1,7 +1,7 @@
-"""What was measured of one GPU: energy and time of a step over batch sizes and power limits.
+"""Reads profiles and published measurements: energy and time over batch sizes and power limits.
 
-JSON is `{batch: [{power_limit, energy, time}, …]}`, one measurement each. The product's own Parquet has a row
-per repeat (`COLUMNS`), from which the spread over repeats is known.
+A profile in JSON is `{batch: [{power_limit, energy, time}, …]}`, one measurement each. Our own Parquet has a
+row per repeat (`COLUMNS`), so it also knows their spread.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ COLUMNS: Mapping[str, str] = {
     "batch": "int64",
     "power_limit_w": "double",
     "repeat": "int64",
-    "steps": "int64",  # that the figures are the sum of
+    "steps": "int64",  # the figures are their sum
     "time_s": "double",
     "energy_j": "double",
-    "out_of_memory": "bool",  # then steps is 0, and time and energy are null
-    "idle_w": "double",  # of the GPU, the same in all rows; null where it was not measured
+    "out_of_memory": "bool",  # if so, steps is 0, and time and energy are null
+    "idle_w": "double",  # the GPU's, the same in all rows; null: not measured
     "wait_w": "double",  # while it waits for others in an all-reduce
 }
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """One measurement: `time_s` and `energy_j` are of one step."""
+    """One measurement; `time_s` and `energy_j` are per step."""
 
     batch: int
     power_limit_w: float
@@ -53,7 +53,7 @@ class Point:
     time_s: float
     energy_j: float
     repeats: int = 1
-    time_variance: float | None = None  # s²; None for one repeat, of which no spread is known
+    time_variance: float | None = None  # s²; None: a single repeat has no spread
     energy_variance: float | None = None
     covariance: float | None = None  # J·s
 
@@ -70,7 +70,7 @@ class Profile:
 
 
 def read_profile(path: str | os.PathLike[str], gpu: str) -> Profile:
-    """A profile file as that of `gpu`; a Parquet file of several GPUs gives the one of that name."""
+    """Reads a file as the profile of `gpu`; from a Parquet file of several GPUs, the one of that name."""
     file = Path(path)
     try:
         with file.open("rb") as source:
@@ -88,7 +88,7 @@ def profile_of(
     out_of_memory: Sequence[int] = (),
     where: str = "",
 ) -> Profile:
-    """Measurements as a profile, checked: every batch size at the same limits."""
+    """Makes a profile of measurements, and checks that every batch size has the same limits."""
     where = where or gpu
     measured: dict[tuple[int, float], list[Repeat]] = {}
     for repeat in repeats:
@@ -228,7 +228,7 @@ def _from_rows(file: Path, gpu: str, rows: Sequence[Mapping[str, Any]]) -> Profi
 
 
 def profile_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Rows of `COLUMNS` as an Arrow table; what a row does not have is null."""
+    """Rows of `COLUMNS` as an Arrow table; missing values are null."""
     import pyarrow as pa
 
     return pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS} for row in rows], _schema())
@@ -241,14 +241,14 @@ def _schema() -> Any:
     return pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
 
 
-# Published measurements of training: time and power per epoch, and epochs to reach a metric, as CSV.
+# Published measurements of training as CSV: time and power per epoch, and epochs until a metric is reached.
 
 _WORKLOAD = ("dataset", "network", "optimizer")
 
 
 @dataclass(frozen=True)
 class MeasuredEpoch:
-    """An epoch of a workload on a GPU."""
+    """One epoch of a workload on a GPU."""
 
     gpu: str
     workload: str  # dataset/network/optimizer
@@ -264,7 +264,7 @@ class MeasuredEpoch:
 
 @dataclass(frozen=True)
 class Training:
-    """How many epochs one training run took to reach its target; None: it never did."""
+    """How many epochs one training took to reach its target; None: it never did."""
 
     workload: str
     batch: int
@@ -274,8 +274,8 @@ class Training:
 
 
 def read_epochs(path: str | os.PathLike[str], gpu: str | None = None) -> list[MeasuredEpoch]:
-    """`dataset, network, batch_size, optimizer, power_limit, time_per_epoch, average_power`; the GPU is the
-    last word of the file's name (summary_power_v100.csv) unless it is given."""
+    """Reads `dataset, network, batch_size, optimizer, power_limit, time_per_epoch, average_power`. Unless
+    given, the GPU is the last word of the file's name (summary_power_v100.csv)."""
     file = Path(path)
     name = gpu or file.stem.rpartition("_")[2]
     found: list[MeasuredEpoch] = []
@@ -292,7 +292,7 @@ def read_epochs(path: str | os.PathLike[str], gpu: str | None = None) -> list[Me
 
 
 def read_trainings(path: str | os.PathLike[str]) -> list[Training]:
-    """`dataset, network, batch_size, optimizer, run, target_metric, target_epoch`."""
+    """Reads `dataset, network, batch_size, optimizer, run, target_metric, target_epoch`."""
     file = Path(path)
     found: list[Training] = []
     for row in _rows(file, (*_WORKLOAD, "batch_size", "run", "target_metric", "target_epoch")):

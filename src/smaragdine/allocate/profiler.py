@@ -1,4 +1,4 @@
-"""Runs a program for as many steps as a point of a profile needs, as a recording, and ends it then.
+"""Records a program for as many steps as a point of a profile needs, ends it, and measures its steps.
 
 The program runs under `smaragdine run`, which passes our request to end on to it, and dies with us.
 """
@@ -38,14 +38,14 @@ from smaragdine.sensors.discover import COUNTER_PERIOD_NS
 from smaragdine.system import GRACE_S, end, end_rest
 from smaragdine.units import seconds
 
-# What a recording says about one point of a profile: energy and time of a step, and how sure that is.
+# What a recording says about a point of a profile: energy and time of a step, and how sure that is.
 #
-# Steps are the time between two ends of steps. Those that compile and allocate are dropped, and those with an
-# epoch's end or an evaluation in them. The rest is cut into blocks: each is a repeat of the profile, and the
-# spread over blocks knows that one step resembles the next.
+# A step lasts from the end of one to the end of the next. We drop steps that compile and allocate, and those
+# with an epoch's end or an evaluation in them. The rest is cut into blocks, each a repeat of the profile: the
+# spread over blocks allows for steps that resemble their neighbours.
 
-UPDATES = 50  # of the counter, that a point lasts at least
-_MOST_MISSING = 0.01  # part of a point's time that no reading covers
+UPDATES = 50  # a point lasts at least so many updates of the counter
+_MOST_MISSING = 0.01  # the part of a point's time that readings may miss
 _STEPS_EVERY = re.compile(r"\bcounter steps every (\d+) ms")
 
 
@@ -56,15 +56,15 @@ class StepBlock:
     steps: int
     time_s: float
     energy_j: float
-    energy_error_j: float  # standard error: where a block begins is known to one update of the sensor
+    energy_error_j: float  # standard error: a block's edges are known to one update of the sensor
 
 
 @dataclass(frozen=True)
 class ProfiledSteps:
-    """A point as it was measured."""
+    """A point as measured."""
 
     blocks: tuple[StepBlock, ...]
-    updates: float  # of the counter, in all blocks together
+    updates: float  # of the counter, over all blocks
     provenance: str
 
     @property
@@ -73,12 +73,12 @@ class ProfiledSteps:
 
     @property
     def time_s(self) -> float:
-        """Of one step."""
+        """Time per step."""
         return sum(block.time_s for block in self.blocks) / self.count
 
     @property
     def energy_j(self) -> float:
-        """Of one step."""
+        """Energy per step."""
         return sum(block.energy_j for block in self.blocks) / self.count
 
     @property
@@ -88,7 +88,8 @@ class ProfiledSteps:
 
     @property
     def energy_error_j(self) -> float | None:
-        """Standard error of `energy_j`: the spread over blocks, no less than the updates of the sensor."""
+        """Standard error of `energy_j`: the spread over blocks, and not less than the sensor's updates
+        allow."""
         spread = _standard_error([block.energy_j / block.steps for block in self.blocks])
         # Blocks touch: what one gets too much, the next gets too little.
         edges_j = max(block.energy_error_j for block in self.blocks) / self.count
@@ -96,13 +97,13 @@ class ProfiledSteps:
 
 
 def update_period_s(channels: Sequence[Channel], device: str) -> float | None:
-    """How often the device's counter has a new value for us, or where it has no counter its power; None where
+    """How often we see a new value of the device's counter or, without a counter, of its power. None if
     nothing is known of the device."""
     mine = [channel for channel in channels if channel.device == device]
     for quantity in ("energy", "power"):
         for channel in mine:
             if channel.quantity == quantity:
-                # A GPU's counter is looked at less often than it steps; how often that is, is said beside it.
+                # We look at a GPU's counter less often than it steps; its detail says how often it steps.
                 steps = _STEPS_EVERY.search(channel.detail)
                 period_ms = float(steps[1]) if steps else channel.period_ms
                 return max(period_ms / 1e3, COUNTER_PERIOD_NS / 1e9)
@@ -110,7 +111,7 @@ def update_period_s(channels: Sequence[Channel], device: str) -> float | None:
 
 
 def steps_of(run: Run, device: str, warm_up: int, blocks: int) -> ProfiledSteps:
-    """Raises `UserError` where the recording does not make a point."""
+    """Measures a point. Raises `UserError` if the recording does not make one."""
     channel = run.channels.get(device)
     period_s = update_period_s(run.recording.channels, device)
     announced = None if run.table is None else step_energies(run.table, run.traces)
@@ -143,7 +144,7 @@ def steps_of(run: Run, device: str, warm_up: int, blocks: int) -> ProfiledSteps:
 
 
 def mean_power_w(run: Run, device: str, begin_ns: int, end_ns: int) -> float | None:
-    """None where no reading covers that time."""
+    """None if no reading covers that time."""
     trace = run.traces.get(device)
     covered_s = 0.0 if trace is None else trace.covered_s(begin_ns, end_ns)
     return trace.energy_j(begin_ns, end_ns) / covered_s if trace is not None and covered_s > 0 else None
@@ -158,7 +159,7 @@ def _plain(recording: Recording, spans_ns: Ints) -> npt.NDArray[np.bool_]:
 
 
 def refuse_gaps(run: Run, spans_ns: Ints, device: str) -> None:
-    """Time that no reading covers would count as time without power."""
+    """Refuses gaps: time without readings would count as time without power."""
     covered_ns = np.diff(run.traces[device].covered_until_ns(spans_ns), axis=1).sum()
     length_ns = (spans_ns[:, 1] - spans_ns[:, 0]).sum()
     if covered_ns < (1 - _MOST_MISSING) * length_ns:
@@ -173,12 +174,12 @@ def _standard_error(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
-# enough: it ran until we ended it · ended: by itself · out_of_memory · failed: with another error
-# stuck: no step came for too long
+# How it ended. enough: we ended it · ended: by itself · out_of_memory · failed: with another error · stuck:
+# no step came for too long
 How = Literal["enough", "ended", "out_of_memory", "failed", "stuck"]
 
 _LOOK_S = 0.1
-_MARGIN = 1.1  # steps with an epoch's end in them do not count
+_MARGIN = 1.1  # some steps do not count: an epoch ends in them
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation|"
     r"CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED|ResourceExhaustedError|CUBLAS_STATUS_ALLOC_FAILED|"
@@ -188,24 +189,24 @@ _OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class Need:
-    """When a point has been measured for long enough."""
+    """When a point was measured for long enough."""
 
     device: str
-    warm_up: int  # steps that are dropped
-    steps: int  # after them, at least
-    patience_s: float  # that the next step may take
+    warm_up: int  # steps to drop
+    steps: int  # at least so many after them
+    patience_s: float  # the longest wait for the next step
 
 
 @dataclass(frozen=True)
 class ProfilerResult:
     how: How
-    steps: int  # that were announced
+    steps: int  # announced steps
     returncode: int = 0
     said: str = ""  # the last line the program printed
 
 
 class Announced:
-    """Ends of steps, as they come into the spool of a recording that is being made."""
+    """Ends of steps, as they come into the spool of a recording in the making."""
 
     def __init__(self, folder: Path) -> None:
         self._marks = NewMarks(folder / SPOOL_FOLDER)
@@ -227,7 +228,7 @@ class Announced:
 def run_point(
     words: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], need: Need
 ) -> ProfilerResult:
-    """Run the program into the new recording `folder`, what it prints into `log`."""
+    """Records the program into the new folder `folder`, and what it prints into `log`."""
     shutil.rmtree(folder, ignore_errors=True)
     announced, told_s, enough, stuck = Announced(folder), 0.0, False, False
     last, last_s = 0, time.monotonic()
@@ -246,7 +247,8 @@ def run_point(
             enough = _enough(ends_ns, folder, need)
             stuck = not enough and now_s - last_s > need.patience_s
             if enough or stuck:
-                # All of them at once: a shell between would end first, and the recording before the steps.
+                # End all of them at once: a shell between would end first, and the recording before its
+                # steps.
                 os.killpg(child.pid, signal.SIGTERM)
                 told_s = now_s
     said = tail(log)
@@ -261,7 +263,7 @@ def run_point(
 
 
 def _written(folder: Path) -> int:
-    """Steps of a recording that is over: it may have been between two looks."""
+    """Steps of a recording that is over: some may have come after the last look."""
     try:
         return main_steps(open_recording(folder).marks).num_rows
     except UserError:
@@ -289,9 +291,9 @@ def _enough(ends_ns: Sequence[int], folder: Path, need: Need) -> bool:
 def recorded_program(
     words: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that is recorded into `folder`, and what it prints into `log`. It has ended behind the
-    block; where that is left by an exception, so has all that it started."""
-    # -P: a file named numpy.py beside the user's script must not be imported by us.
+    """A program that is recorded into `folder`, and what it prints into `log`. After the block it has ended;
+    if the block fails, so has all that it started."""
+    # -P: we must not import a file named numpy.py beside the user's script.
     ours = [sys.executable, "-P", "-m", "smaragdine", "run", "--trace", "off", "-o", str(folder)]
     with open(log, "wb") as out:
         child = subprocess.Popen(
@@ -300,7 +302,7 @@ def recorded_program(
             stdout=out,
             stderr=out,
             env=dict(environment),
-            process_group=0,  # Ctrl-C is meant for us, who end it
+            process_group=0,  # Ctrl-C is for us: we end it
             preexec_fn=dying_with_us(),
         )
     try:
@@ -312,7 +314,7 @@ def recorded_program(
 
 
 def _last_words(said: str) -> str:
-    """The program's last line, which is before the table of `smaragdine run`: an error if there is one."""
+    """The program's last line before the table of `smaragdine run`; an error, if there is one."""
     lines = lines_of(said)
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception|smaragdine)\b.*:", line)]
     return (errors or lines or [""])[-1]

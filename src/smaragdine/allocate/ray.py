@@ -1,8 +1,8 @@
 """Profiles each type of GPU on a node of a Ray cluster that has it, all types at once.
 
-Smaragdine must be installed on every node, and the program's folder be there under the same path. Points come
-here as they are measured. A profile is of one GPU: where its node is lost, another of the type begins anew,
-for no two chips draw the same power.
+Smaragdine must be installed on every node, with the program's folder under the same path. Points come here as
+they are measured. A profile is of one GPU: if its node is lost, another GPU of the type begins anew, because
+no two chips draw the same power.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ from smaragdine.jobs.ray import (
     unpack,
 )
 
-# What a node of a Ray cluster does for a profile: measures its device, and sends each point as it comes.
+# What a node does for a profile: it measures its device, and sends each point as it comes. So what was
+# measured is not lost with the node, and can be continued.
 #
-# So that what was measured is not lost with the node, and can be gone on with.
-
-# device: what is profiled, before anything is · said: a line · files: an archive of the profile's folder
+# It sends: device: what will be profiled · said: a line · files: an archive of the profile's folder ·
 # profiled: the last one · refused: why there is none
 What = Literal["device", "said", "files", "profiled", "refused"]
 
@@ -67,14 +66,14 @@ class News:
 
 @dataclass(frozen=True)
 class Known:
-    """What was measured already, on which device."""
+    """What was measured already, and on which device."""
 
     device: ProfiledDevice | None
     archive: bytes
 
 
 def profile_on_node(request: Request, cwd: str, place: str, known: Known) -> Iterator[News]:
-    """Called by Ray. `place` is what the profile's folder is called there where it is gathered."""
+    """Called by Ray. `place` is the path of the profile's folder where it is gathered."""
     yield from stream(_profile, request, cwd, place, known)
 
 
@@ -83,7 +82,7 @@ def _profile(send: Send, request: Request, cwd: str, place: str, known: Known) -
         folder = Path(name)
 
         def kept(stem: str) -> None:
-            # The point last: where it is, all is there.
+            # The point comes last: if it is there, all is there.
             send(News("files", packed(folder, (f"{stem}.log", stem, f"{stem}.json"))))
 
         try:
@@ -104,7 +103,7 @@ def _profile(send: Send, request: Request, cwd: str, place: str, known: Known) -
             send(News("refused", str(error)))
 
 
-_DEVICE = "device.json"  # beside the request: which of the type it is
+_DEVICE = "device.json"  # beside the request: which device of the type it is
 _END = object()
 
 
@@ -130,8 +129,8 @@ def profile_types(
     done: Callable[[str, Profiled], None],
     stop: Stop,
 ) -> None:
-    """Profile these types, or all of the cluster, into folders in `output`; `done` is given each profile with
-    the stem of its file. `limits_w` has those of types that have limits of their own."""
+    """Profiles these types, or all of the cluster, into folders in `output`. `done` is given each profile
+    with the stem of its file. `limits_w` has the limits of types that have their own."""
     ray = load_ray()
     with connected(ray, address):
         stop.take_over()
@@ -154,14 +153,14 @@ def kind_of(slot: RaySlot) -> str:
 
 
 def _of_interest(slots: Sequence[RaySlot]) -> list[RaySlot]:
-    """Processors only where no node has a GPU."""
+    """Processors only if no node has a GPU."""
     return [slot for slot in slots if slot.gpu] or list(slots)
 
 
 def requests_by_type(
     request: Request, limits_w: Mapping[str, Sequence[float]], types: Sequence[str], slots: Sequence[RaySlot]
 ) -> dict[str, Request]:
-    """By type, as the cluster spells it."""
+    """By type, spelled as in the cluster."""
     there = {file_stem(kind_of(slot)): kind_of(slot) for slot in slots}
     if not there:
         raise UserError("the cluster has no node that could be profiled", remedy="See ray status")
@@ -177,7 +176,7 @@ def requests_by_type(
 
 
 class _Types:
-    """Hands out types to nodes, and gathers what they send."""
+    """Hands types to nodes, and gathers what they send."""
 
     def __init__(
         self, ray: Any, asked: Sequence[OfType], say: Say, done: Callable[[str, Profiled], None], stop: Stop
@@ -190,7 +189,7 @@ class _Types:
         self._lost_with: dict[str, set[str]] = {each.kind: set() for each in asked}  # nodes
 
     def run(self) -> dict[str, str]:
-        """Why which types have no profile; the others go on when one fails."""
+        """Returns which types have no profile, and why; if one fails, the others go on."""
         try:
             while not self._stop and (self._waiting or self._running):
                 self._hand_out()
@@ -218,10 +217,10 @@ class _Types:
                 self._fail(asked, "no node of this type is left. The same command again goes on")
                 continue
             device, node = _device_in(asked.folder)
-            # What was begun goes on where it was; what was lost, elsewhere if it can.
+            # What was begun goes on where it was; what was lost, elsewhere if possible.
             lost_with = self._lost_with[asked.kind]
             slot = min(own, key=lambda slot: (slot.node_id in lost_with, slot.node != node))
-            # A processor has no name of its own but its node's.
+            # A processor's only name is its node's.
             same = device is not None and (device.uuid is not None or slot.node == node)
             names = sorted(path.name for path in asked.folder.glob("*.json")) if same else []
             known = Known(device if same else None, packed(asked.folder, names))
@@ -229,10 +228,10 @@ class _Types:
             self._running[submit(self._ray, slot, *call)] = slot, asked
 
     def _take(self, stream: Any) -> None:
-        """The next that a node has sent, which is there."""
+        """Takes what a node has sent."""
         slot, asked = self._running[stream]
         try:
-            # A loss of the node raises here, or instead of a value.
+            # If the node is lost, this raises, or comes instead of a value.
             reference = next(stream, _END)
             news: News | None = None if reference is _END else self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
@@ -288,7 +287,7 @@ class _Types:
 
 
 def _device_in(folder: Path) -> tuple[ProfiledDevice | None, str]:
-    """Which device the points in the folder are of, and on which node it is."""
+    """The device of the points in the folder, and its node."""
     try:
         known: Any = read_json(folder / _DEVICE)
         return ProfiledDevice(known["name"], known["uuid"], known["model"]), known["node"]

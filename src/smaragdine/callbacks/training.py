@@ -1,5 +1,4 @@
-"""What the callbacks of all frameworks share: something that lasts from the beginning of a training to its
-end."""
+"""What all frameworks' callbacks share: an object per training, and `smaragdine.tune` for any loop."""
 
 from __future__ import annotations
 
@@ -27,18 +26,18 @@ _T = TypeVar("_T", bound=_Stopped)
 
 
 class PerTraining(Generic[_T]):
-    """One of it for each training, with a folder of its own."""
+    """Makes one object for each training, with its own folder."""
 
     def __init__(self, folder: str | None, make: Callable[[str | None], _T]) -> None:
         self.last: _T | None = None
         self._folder = folder
         self._make = make
         self._count = 0
-        # Before the framework's own trainer is called, which would not see it any more.
+        # Before the framework's own trainer is called, which would not see it later.
         hook_module("install").install_all()
 
     def begin(self) -> None:
-        self.end()  # of a training that failed, and so did not say that it ended
+        self.end()  # a training that failed did not say that it ended
         self._count += 1
         folder = self._folder
         if folder is not None and self._count > 1:
@@ -57,17 +56,17 @@ def traced_training(folder: str | None, options: Mapping[str, Any]) -> PerTraini
 
 # One line for a loop: `with smaragdine.tune():` around it tries power limits and settles on the best.
 
-# The number of a process among those of its machine: torchrun, Open MPI, Intel MPI and MPICH, and PMIx.
+# A process's number on its machine, by launcher: torchrun, Open MPI, Intel MPI and MPICH, PMIx.
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMIX_LOCAL_RANK")
 
 
 class Tune:
-    """Limits are tuned until `stop`, the end of a `with` block or of the process, and are then as before.
+    """Tunes limits until `stop`, the end of a `with` block or of the process, and then restores them.
 
-    Steps of PyTorch's optimizers and of trainers are seen by themselves; other loops call `step` after each.
-    It is recorded, unless `smaragdine run` does so already. In `smaragdine tune`, and in all processes of a
-    machine but the first of those that train together, it does nothing. Where limits may not be set, it says
-    so and the training goes on. The arguments are those of `smaragdine tune`.
+    It sees steps of PyTorch's optimizers and of trainers by itself; other loops call `step` after each. It
+    also records, unless `smaragdine run` already does. It does nothing inside `smaragdine tune`, and in all
+    processes of a machine that train together but the first. If limits may not be set, it says so and the
+    training goes on. Arguments are those of `smaragdine tune`.
     """
 
     def __init__(
@@ -91,9 +90,9 @@ class Tune:
             tuple(power_w), objective, eta, slowdown, tuple(devices), steps, settle_s, skip, trying
         )
         _check(options)
-        self.folder: Path | None = None  # of the recording
-        self.outcome: TuneOutcome | None = None  # once stopped
-        self.problem = ""  # why nothing is tuned
+        self.folder: Path | None = None  # the recording's folder
+        self.outcome: TuneOutcome | None = None  # known once stopped
+        self.problem = ""  # why nothing is being tuned
         self._verbose = verbose
         self._pid = os.getpid()
         self._steps = 0
@@ -105,12 +104,12 @@ class Tune:
         atexit.register(self.stop)
 
     def step(self) -> None:
-        """A step has ended, in a loop no framework knows."""
+        """Says that a step has ended, in a loop that no framework knows."""
         hook_module("marks").mark("step_end", self._steps, source="user")
         self._steps += 1
 
     def stop(self) -> None:
-        """End it and bring limits back; a second call does nothing."""
+        """Ends tuning and restores limits; a second call does nothing."""
         self._stop(None, None, None)
 
     def _begin(self, folder: str | os.PathLike[str] | None, options: TuneOptions) -> None:
@@ -164,7 +163,7 @@ class Tune:
 
     def _say(self, line: str) -> None:
         if self._verbose and sys.stderr is not None:
-            with contextlib.suppress(OSError, ValueError):  # a stream that was closed
+            with contextlib.suppress(OSError, ValueError):  # a closed stream
                 print(f"limits: {line}", file=sys.stderr)
 
     def __enter__(self) -> Tune:
@@ -181,11 +180,11 @@ def tuned_training(folder: str | None, options: Mapping[str, Any]) -> PerTrainin
 
 
 def _is_tuned(environment: Mapping[str, str]) -> bool:
-    """By somebody else: the command, or the first process of this machine's."""
+    """Whether somebody else tunes already: the command, or this machine's first process."""
     from smaragdine.tuning.process import TUNED_VARIABLE
 
     names = _LOCAL_RANKS
-    # Without srun a batch script has a SLURM_LOCALID too, which says nothing about the program.
+    # Without srun, a batch script also has a SLURM_LOCALID, which says nothing about the program.
     tasks = environment.get("SLURM_NTASKS", "")
     if tasks.isdigit() and int(tasks) > 1:
         names = (*names, "SLURM_LOCALID")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from smaragdine.cli.parsing import (
     opened_baseline,
     positive_seconds,
     positive_watts,
+    print_json,
 )
 from smaragdine.errors import UserError
 from smaragdine.recording.reader import open_recording
@@ -37,7 +36,7 @@ _EXAMPLE = r"""  smaragdine account runs/2026-11-15-train
 def _parser() -> Parser:
     parser = Parser(
         "account",
-        "Energy, busy time, mean power and count per operation: of a recording with traced steps, or of\n"
+        "Energy, busy time, mean power and count per operation, from a recording with traced steps, or from\n"
         "any trace and any power log. See docs/events.md for the files that are read.",
         _EXAMPLE,
     )
@@ -47,55 +46,57 @@ def _parser() -> Parser:
     parser.add_argument(
         "--power", metavar="POWER", help="Parquet, Arrow or CSV (device, t_ns, power_w), or nvidia-smi's CSV"
     )
-    parser.add_argument("--json", metavar="FILE", help="for machines; - is the standard output")
+    parser.add_argument("--json", metavar="FILE", help="write JSON to this file; - is the standard output")
     parser.add_argument(
-        "-o", "--output", metavar="FOOTPRINT", help="write it as .parquet, .arrow, .csv or .json"
+        "-o", "--output", metavar="FOOTPRINT", help="write the footprint as .parquet, .arrow, .csv or .json"
     )
-    show = parser.add_argument_group("what is shown")
+    show = parser.add_argument_group("what to show")
     add_merge_options(show)
-    show.add_argument("--sum", action="store_true", help="over all devices")
+    show.add_argument("--sum", action="store_true", help="add up all devices")
     show.add_argument("--per-step", action="store_true", help="what one step costs")
-    show.add_argument("--top", metavar="N", type=count, default=20, help="how many names (20)")
-    show.add_argument("--tree", action="store_true", help="as a tree of layers")
-    show.add_argument("--zoom", metavar="PATH", help="only what is below this path; implies --tree")
-    show.add_argument("--depth", metavar="N", type=count, default=3, help="of the tree (3)")
+    show.add_argument("--top", metavar="N", type=count, default=20, help="show so many names (20)")
+    show.add_argument("--tree", action="store_true", help="show a tree of layers")
+    show.add_argument("--zoom", metavar="PATH", help="show only what is below this path; implies --tree")
+    show.add_argument("--depth", metavar="N", type=count, default=3, help="levels of the tree (3)")
     show.add_argument(
         "--thin",
         metavar="K,…",
         type=counts,
         default=[],
-        help="also: how alike the footprint stays with every k-th power reading (2,4,8)",
+        help="also show how alike the footprint stays with every k-th power reading: 2,4,8",
     )
     power = parser.add_argument_group("about the power")
     power.add_argument(
         "--hold-s",
         metavar="S",
         type=positive_seconds,
-        help="a longer gap in the log is missing (ten times its median spacing)",
+        help="a longer gap in the log counts as missing (ten times its median spacing)",
     )
     power.add_argument(
-        "--tz", metavar="ZONE", help="of nvidia-smi's local times, Europe/Berlin or +02:00 (this machine's)"
+        "--tz",
+        metavar="ZONE",
+        help="zone of nvidia-smi's local times: Europe/Berlin, +02:00 (this machine's)",
     )
     power.add_argument(
         "--idle-w",
         metavar="W",
         type=positive_watts,
-        help="the device's idle power, for the uncertainty (half the lowest)",
+        help="the device's idle power, for error bars (half the lowest reading)",
     )
     power.add_argument(
         "--limit-w",
         metavar="W",
         type=positive_watts,
-        help="its power limit (the GPU's own, else twice the highest)",
+        help="its power limit (the GPU's own, else twice the highest reading)",
     )
     power.add_argument(
         "--window-s",
         metavar="S",
         type=positive_seconds,
-        help="the time one reading averages over (how long a value stands)",
+        help="the time that one reading averages over (how long a value stays)",
     )
     power.add_argument(
-        "--baseline", metavar="RUN", help="a recording of the idle machine, for the static part of CPU power"
+        "--baseline", metavar="RUN", help="a recording of the idle machine: what of the CPU's power is static"
     )
     return parser
 
@@ -103,7 +104,7 @@ def _parser() -> Parser:
 def main(words: list[str]) -> int:
     options = _parser().parse_args(words)
     if options.thin and options.sum:
-        raise UserError("--thin is of each device", "--sum leaves none", "Leave one of them out")
+        raise UserError("--thin works per device", "--sum adds them up", "Leave one of them out")
     events, meters, edges = _inputs(options)
     footprint = account_meters(events, meters)
     precision = thinned(events, meters, options.thin) if options.thin else {}
@@ -171,8 +172,7 @@ def _write_json(footprint: Footprint, precision: Mapping[str, Sequence[Score]], 
     for device, scores in precision.items():
         values["devices"][device]["thinned"] = [score_json("k", score) for score in scores]
     if where == "-":
-        json.dump(values, sys.stdout, indent=1, allow_nan=False)
-        print()
+        print_json(values)
     else:
         write_json(values, Path(where))
 

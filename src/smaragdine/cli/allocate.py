@@ -1,9 +1,8 @@
-"""`smaragdine allocate`: one global batch over unequal GPUs, and a power limit for each."""
+"""`smaragdine allocate`: splits one global batch over unequal GPUs, with a power limit for each."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,15 @@ from smaragdine.allocate.methods import (
 )
 from smaragdine.allocate.model import MODELS, OBJECTIVES, Choices, Objective, check, choices, model_warnings
 from smaragdine.allocate.profile import Profile, read_profile
-from smaragdine.cli.parsing import Parser, percentage, positive_count, positive_watts
+from smaragdine.cli.parsing import (
+    Parser,
+    percentage,
+    positive_count,
+    positive_watts,
+    print_json,
+    seconds_from_0,
+    weight,
+)
 from smaragdine.errors import UserError, visible
 
 _EXAMPLE = """\
@@ -48,30 +55,40 @@ def _parser() -> Parser:
         metavar="NAME=FILE",
         action="append",
         default=[],
-        help="a GPU's profile; give it again for more",
+        help="a GPU's profile; repeat it for more GPUs",
     )
     parser.add_argument("--global-batch", metavar="N", type=positive_count, required=True)
-    parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--plot", metavar="DIR", help="draw models, allocations and front into this folder")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--plot", metavar="DIR", help="draw models, allocations and the Pareto front into this folder"
+    )
     how = parser.add_argument_group("how")
-    how.add_argument("--model", choices=MODELS, default="monotone", help="of the profile (monotone)")
-    how.add_argument("--objective", choices=OBJECTIVES, default="sum", help="what to make small (sum)")
-    how.add_argument("--eta", metavar="η", type=_eta, help="weight of energy in sum and sync, 0 to 1 (0.5)")
     how.add_argument(
-        "--slowdown", metavar="P%", type=percentage, help="the least energy within P%% above the fastest step"
+        "--model",
+        choices=MODELS,
+        default="monotone",
+        help="how to read a profile between its points (monotone)",
     )
+    how.add_argument("--objective", choices=OBJECTIVES, default="sum", help="what to minimise (sum)")
+    how.add_argument("--eta", metavar="η", type=weight, help="weight of energy in sum and sync, 0 to 1 (0.5)")
     how.add_argument(
-        "--method", metavar="NAME,…", help=f"only these: {', '.join(METHODS)} (all that are possible)"
+        "--slowdown",
+        metavar="P%",
+        type=percentage,
+        help="least energy with steps at most P%% slower than the fastest",
     )
-    how.add_argument("--pareto", action="store_true", help="also every best allocation for η from 0 to 1")
+    how.add_argument("--method", metavar="NAME,…", help=f"only these of {', '.join(METHODS)} (all possible)")
+    how.add_argument("--pareto", action="store_true", help="also the best allocation for every η from 0 to 1")
     gpus = parser.add_argument_group("about the GPUs")
-    gpus.add_argument("--strongest", metavar="NAME", help="for the heuristic (the first --gpu)")
+    gpus.add_argument(
+        "--strongest", metavar="NAME", help="the strongest GPU, for the heuristic (the first --gpu)"
+    )
     gpus.add_argument(
         "--max-batch",
         metavar="NAME=N",
         action="append",
         default=[],
-        help="the most that a GPU's memory holds",
+        help="the largest batch that a GPU's memory holds",
     )
     gpus.add_argument(
         "--wait-power",
@@ -81,9 +98,9 @@ def _parser() -> Parser:
         help="a GPU's power while it waits for the others (its profile's)",
     )
     gpus.add_argument(
-        "--all-reduce", metavar="S", type=_seconds, default=0.0, help="time of a step's all-reduce (0)"
+        "--all-reduce", metavar="S", type=seconds_from_0, default=0.0, help="time of a step's all-reduce (0)"
     )
-    gpus.add_argument("--leave-out", action="store_true", help="a GPU may be left out of the job")
+    gpus.add_argument("--leave-out", action="store_true", help="allow GPUs to be left out of the job")
     return parser
 
 
@@ -149,7 +166,7 @@ def _choices(profiles: Mapping[str, Profile], options: argparse.Namespace) -> li
 
 
 def _named(option: str, given: Sequence[str], kind: Callable[[str], Value]) -> dict[str, Value]:
-    """NAME=VALUE, each name once."""
+    """Reads NAME=VALUE words, each name once."""
     found: dict[str, Value] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -162,24 +179,6 @@ def _named(option: str, given: Sequence[str], kind: Callable[[str], Value]) -> d
         except argparse.ArgumentTypeError as error:
             raise UserError(f"{option} {text}", str(error)) from None
     return found
-
-
-def _eta(text: str) -> float:
-    return _within(text, 1.0, "a weight from 0 to 1")
-
-
-def _seconds(text: str) -> float:
-    return _within(text, 1e6, "a number of seconds from 0")
-
-
-def _within(text: str, most: float, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-    return value
 
 
 def _draw(
@@ -207,6 +206,4 @@ def _print_json(answers: Sequence[Answer], front: Sequence[Corner]) -> int:
             }
             for corner in front
         ]
-    json.dump(values, sys.stdout, indent=1, allow_nan=False)
-    print()
-    return 0
+    return print_json(values)

@@ -1,4 +1,4 @@
-"""`smaragdine baseline`: what the machine draws doing nothing."""
+"""`smaragdine baseline`: records what the machine draws when idle."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from smaragdine.sensors.nvml.cuda_context import attached_context
 def main(words: list[str]) -> int:
     parser = Parser(
         "baseline",
-        "Record idle power per device; `smaragdine show RUN --subtract BASELINE` shows energy above it.\n"
-        "Keep the machine otherwise idle meanwhile.",
+        "Record each device's idle power. `smaragdine show RUN --subtract BASELINE` shows energy above it.\n"
+        "Keep the machine idle meanwhile.",
         "  smaragdine baseline --seconds 30 -o runs/idle\n  smaragdine show runs/first --subtract runs/idle",
     )
-    parser.add_argument("--seconds", type=positive_seconds, default=30.0, help="how long (default 30)")
+    parser.add_argument("--seconds", type=positive_seconds, default=30.0, help="how long to measure (30)")
     parser.add_argument(
         "--with-context",
         action="store_true",
-        help="with a process attached to every visible GPU: a V100 idles at 40–50 W, attached at 50–60 W",
+        help="attach a process to every visible GPU: a V100 idles at 40–50 W alone, at 50–60 W attached",
     )
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", help="the recording's folder (default runs/<date>-baseline)"
-    )
+    parser.add_argument("-o", "--output", metavar="DIR", help="the recording's folder (runs/<date>-baseline)")
     options = parser.parse_args(words)
     from smaragdine.accounting.run import Run
     from smaragdine.report.terminal import console, run_tables, shortest_path

@@ -1,18 +1,16 @@
-"""`smaragdine batch`: the batch size and power limit that reach a target at the least cost."""
+"""`smaragdine batch`: finds the batch size and power limit that reach a target at the least cost."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import statistics
-import sys
 from typing import Any
 
 from smaragdine.allocate.batch_size import BatchSize, Replay, batch_sizes, best_batch_size, epoch_cost, replay
 from smaragdine.allocate.profile import MeasuredEpoch, read_epochs, read_trainings
-from smaragdine.cli.parsing import Parser, count, positive_count
+from smaragdine.cli.parsing import Parser, count, positive_count, print_json
 from smaragdine.errors import UserError
 
 _EXAMPLE = """\
@@ -34,9 +32,7 @@ def main(words: list[str]) -> int:
     default = _default(sizes, epochs, options)
     replays = [replay(sizes, default, options.recurrences, seed) for seed in range(options.replays)]
     if options.json:
-        json.dump(_json(sizes, best, default, replays), sys.stdout, indent=1, allow_nan=False)
-        print()
-        return 0
+        return print_json(_json(sizes, best, default, replays))
     from smaragdine.report.allocation import batch_tables
     from smaragdine.report.terminal import console
 
@@ -47,26 +43,31 @@ def main(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "batch",
-        "Batch size and power limit together, by the cost of reaching a target: epochs × an epoch's cost.\n"
-        "For jobs that recur, a bandit finds them while they run; here it is replayed on the table.",
+        "Find the batch size and power limit that reach a target at the least cost: epochs × their cost.\n"
+        "A bandit can find them for a job that recurs, while it runs; here it is replayed on the tables.",
         _EXAMPLE,
     )
-    parser.add_argument("--epochs", metavar="GPU=FILE", required=True, help="time and power per epoch")
-    parser.add_argument("--trainings", metavar="FILE", required=True, help="epochs to reach targets")
+    parser.add_argument(
+        "--epochs", metavar="GPU=FILE", required=True, help="a table of time and power per epoch"
+    )
+    parser.add_argument("--trainings", metavar="FILE", required=True, help="a table of epochs until targets")
     parser.add_argument("--workload", metavar="NAME", required=True, help="dataset/network/optimizer")
     parser.add_argument("--target", metavar="X", type=float, required=True, help="the metric to reach")
     parser.add_argument("--eta", metavar="η", type=float, default=0.5, help="weight of energy, 0 to 1 (0.5)")
     parser.add_argument("--default", metavar="N", type=positive_count, help="the batch size used so far")
     parser.add_argument(
-        "--recurrences", metavar="N", type=positive_count, default=100, help="of the job (100)"
+        "--recurrences", metavar="N", type=positive_count, default=100, help="how often the job recurs (100)"
     )
-    parser.add_argument("--replays", metavar="N", type=count, default=20, help="of the bandit (20)")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--replays", metavar="N", type=count, default=20, help="how often to replay the bandit (20)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
 def _default(sizes: list[BatchSize], epochs: list[MeasuredEpoch], options: argparse.Namespace) -> BatchSize:
-    """As it would run without us: at the highest limit. Unless given, the largest that reaches the target."""
+    """What it would do without us: the highest limit and, unless given, the largest batch that reaches the
+    target."""
     reaching = [size.batch for size in sizes if size.reaches]
     batch = options.default or max(reaching)
     if batch not in reaching:

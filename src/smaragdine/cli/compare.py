@@ -1,12 +1,10 @@
-"""`smaragdine compare`: what changed between runs, and which of it is more than noise."""
+"""`smaragdine compare`: shows what changed between runs, and which of it is more than noise."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from smaragdine.accounting.arithmetic import per_step
 from smaragdine.accounting.comparison import compare, to_json
@@ -15,7 +13,7 @@ from smaragdine.accounting.grouping import grouped
 from smaragdine.accounting.merge import merge_all, parse_rule
 from smaragdine.accounting.precision import assw, score_json, stability
 from smaragdine.accounting.similarity import Correlation, constant_power, matrix
-from smaragdine.cli.parsing import Parser, add_merge_options, count, positive_count
+from smaragdine.cli.parsing import Parser, add_merge_options, count, positive_count, print_json
 from smaragdine.errors import UserError, visible
 
 
@@ -30,7 +28,7 @@ def main(words: list[str]) -> int:
         footprints = merge_all(footprints, rules)
     footprints = [grouped(footprint, options.by, options.depth) for footprint in footprints]
     if options.experiment or (len(paths) > 2 and not options.against):
-        # Their tables have no room for what must be known of a run.
+        # Their tables have no room for remarks on single runs.
         for path, footprint in zip(paths, footprints, strict=True):
             for remark in footprint.remarks:
                 print(f"smaragdine: {path}: {visible(remark)}", file=sys.stderr)
@@ -43,7 +41,7 @@ def main(words: list[str]) -> int:
     by_step = True if options.per_step else False if options.traced else None
     comparison = compare(*sides, options.device, by_step)
     if options.json:
-        return _print_json({"a": paths[:split], "b": paths[split:], **to_json(comparison, options.top)})
+        return print_json({"a": paths[:split], "b": paths[split:], **to_json(comparison, options.top)})
     from smaragdine.report.comparison import comparison_tables, what_is_compared
     from smaragdine.report.terminal import console
 
@@ -59,10 +57,10 @@ def main(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "compare",
-        "What changed between runs: energy per device and per name, similarity, and which of it is more\n"
-        "than noise. It is the energy of one traced step; smaragdine report A B has the whole runs too.\n"
+        "Show what changed between runs: energy per device and name, similarity, and which of it is more\n"
+        "than noise. Energies are those of one traced step; smaragdine report A B has the whole runs too.\n"
         "One run against one cannot tell a change from noise: give three or more of each.\n"
-        "More than two runs without --against: how alike each is to each.",
+        "With more than two runs and no --against, show how alike they are, each to each.",
         "  smaragdine compare A1 A2 A3 --against B1 B2 B3 --by layer\n"
         "  smaragdine compare runs/before runs/after\n"
         "  smaragdine compare before.json after.json --summary --device gpu:0\n"
@@ -76,34 +74,34 @@ def _parser() -> Parser:
         metavar="RUN",
         nargs="+",
         default=[],
-        help="runs of the other side: all before are one side",
+        help="runs of the other side; those before it are one side",
     )
     parser.add_argument(
         "--by",
         choices=("name", "layer", "phase"),
         default="name",
-        help="of what (name); a layer shows a change that its operations are each too noisy for",
+        help="what to compare (name); a layer can show a change that its single operations hide in noise",
     )
-    parser.add_argument("--depth", metavar="N", type=positive_count, default=2, help="of layers (2)")
+    parser.add_argument("--depth", metavar="N", type=positive_count, default=2, help="levels of layers (2)")
     add_merge_options(parser)
-    parser.add_argument("--device", metavar="DEVICE", help="only this one (gpu:0); default: the sum over all")
+    parser.add_argument("--device", metavar="DEVICE", help="only this device, such as gpu:0 (the sum of all)")
     parser.add_argument(
         "--experiment",
         metavar="N",
         type=positive_count,
-        help="every N runs are an experiment: how alike they are, and to more of them (the paper's 5)",
+        help="take every N runs as an experiment, and show how alike they are (the paper's are of 5)",
     )
     of = parser.add_mutually_exclusive_group()
     of.add_argument(
         "--per-step",
         action="store_true",
-        help="one step, as it is where all runs have steps; else an error",
+        help="compare one step, as if all runs have steps; an error if not",
     )
-    of.add_argument("--traced", action="store_true", help="all traced steps as they were, not one step")
-    parser.add_argument(
-        "--top", metavar="N", type=count, help="how many changed names (10; all of them in JSON)"
+    of.add_argument(
+        "--traced", action="store_true", help="compare all traced steps as they were, not one step"
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--top", metavar="N", type=count, help="show so many changed names (10; in JSON all)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
@@ -127,7 +125,7 @@ def _print_matrix(paths: list[str], footprints: list[Footprint], options: argpar
         "time alone": matrix(flat, "energy", options.device),
     }
     if options.json:
-        return _print_json(
+        return print_json(
             {"runs": paths, **{name.replace(" ", "_"): _values(rows) for name, rows in matrices.items()}}
         )
     from smaragdine.report.comparison import matrix_tables
@@ -150,7 +148,7 @@ def _print_precision(paths: list[str], footprints: list[Footprint], options: arg
     widening, stable = assw(experiments, options.device), stability(experiments, options.device)
     matrices = {"energy": stable.energy, "power": stable.power, "time alone": stable.time_alone}
     if options.json:
-        return _print_json(
+        return print_json(
             {
                 "runs": paths,
                 "experiment": size,
@@ -172,9 +170,3 @@ def _print_precision(paths: list[str], footprints: list[Footprint], options: arg
 
 def _values(rows: list[list[Correlation]]) -> list[list[float | None]]:
     return [[score.value for score in row] for row in rows]
-
-
-def _print_json(values: dict[str, Any]) -> int:
-    json.dump(values, sys.stdout, indent=1, allow_nan=False)
-    print()
-    return 0

@@ -1,4 +1,4 @@
-"""`smaragdine daemon`: measure for every user of this machine."""
+"""`smaragdine daemon`: measures for every user of this machine."""
 
 from __future__ import annotations
 
@@ -34,38 +34,55 @@ def _parser() -> Parser:
     )
     who = parser.add_argument_group("who may use it")
     who.add_argument(
-        "--socket", metavar="PATH", type=Path, default=default.socket, help=f"where it is ({default.socket})"
+        "--socket", metavar="PATH", type=Path, default=default.socket, help=f"its path ({default.socket})"
     )
     who.add_argument(
-        "--group", metavar="NAME", default="", help="may read (smaragdine where there is one, else root)"
+        "--group", metavar="NAME", default="", help="members may read (smaragdine if it exists, else root)"
     )
-    who.add_argument("--control-group", metavar="NAME", default="", help="may also set limits (root alone)")
-    network = parser.add_argument_group("over TCP: with TLS and a token, or not at all")
+    who.add_argument(
+        "--control-group", metavar="NAME", default="", help="members may also set limits (only root)"
+    )
+    network = parser.add_argument_group("over TCP, always with TLS and a token")
     network.add_argument("--listen", metavar="HOST:PORT", help="where to listen")
     network.add_argument("--tls-cert", metavar="FILE", type=Path, help="the certificate, PEM")
     network.add_argument("--tls-key", metavar="FILE", type=Path, help="its key, PEM")
-    network.add_argument("--tokens", metavar="FILE", type=Path, help="who may call; may change at any time")
-    network.add_argument("--new-token", metavar="NAME", help="make a token, print it this once, and end")
+    network.add_argument(
+        "--tokens", metavar="FILE", type=Path, help="tokens of those who may call; read again when it changes"
+    )
+    network.add_argument("--new-token", metavar="NAME", help="make a token, print it once, and exit")
     network.add_argument("--token-user", metavar="USER", help="the local user it acts as (you)")
     network.add_argument("--days", type=_days, default=30.0, help="how long it is valid (30)")
     network.add_argument("--rights", default="read", help="read, or read,control (read)")
-    network.add_argument("--prometheus", metavar="[HOST]:PORT", help="metrics for a fleet; plain HTTP")
+    network.add_argument(
+        "--prometheus", metavar="[HOST]:PORT", help="serve metrics for a fleet, by plain HTTP"
+    )
     running = parser.add_argument_group("running")
     running.add_argument(
-        "--user", metavar="NAME", default="", help="runs as (smaragdine where there is one, else nobody)"
+        "--user", metavar="NAME", default="", help="run as this user (smaragdine if it exists, else nobody)"
     )
-    state_help = f"what a restart needs ({default.state})"
+    state_help = f"where it keeps what a restart needs ({default.state})"
     running.add_argument("--state", metavar="DIR", type=Path, default=default.state, help=state_help)
     running.add_argument(
-        "--no-state", action="store_true", help="keep nothing on disk: a restart forgets all"
+        "--no-state", action="store_true", help="keep nothing on disk: a restart forgets everything"
     )
-    running.add_argument("--period-ms", type=period_ms, default=4.0, help="of sessions that do not say (4)")
     running.add_argument(
-        "--memory-mib", type=positive_count, default=16, help="newest readings in memory (16)"
+        "--period-ms", type=period_ms, default=4.0, help="for sessions that do not choose (4)"
     )
-    running.add_argument("--spool-mib", type=positive_count, default=256, help="more of them on disk (256)")
     running.add_argument(
-        "--most-sessions", metavar="N", type=positive_count, default=Bounds().sessions, help="in all (512)"
+        "--memory-mib",
+        type=positive_count,
+        default=16,
+        help="keep so many of the newest readings in memory (16)",
+    )
+    running.add_argument(
+        "--spool-mib", type=positive_count, default=256, help="keep so many more on disk (256)"
+    )
+    running.add_argument(
+        "--most-sessions",
+        metavar="N",
+        type=positive_count,
+        default=Bounds().sessions,
+        help="altogether (512)",
     )
     running.add_argument(
         "--most-sessions-per-user",
@@ -74,7 +91,9 @@ def _parser() -> Parser:
         default=Bounds().sessions_per_user,
         help="(128)",
     )
-    parser.add_argument("--systemd", action="store_true", help="print a unit that starts it so, and end")
+    parser.add_argument(
+        "--systemd", action="store_true", help="print a systemd unit with these options, and exit"
+    )
     return parser
 
 
@@ -88,7 +107,7 @@ def main(words: list[str]) -> int:
         from smaragdine.daemon.unit import unit_text
 
         kept = _absolute([word for word in words if word != "--systemd"])
-        # Also where this is `python -m smaragdine`.
+        # Also if it was started as `python -m smaragdine`.
         beside = Path(sys.executable).with_name("smaragdine")
         print(unit_text(str(beside if beside.exists() else Path(sys.argv[0]).absolute()), kept), end="")
         return 0
@@ -101,7 +120,7 @@ _FILES = ("--socket", "--state", "--tls-cert", "--tls-key", "--tokens")
 
 
 def _absolute(words: list[str]) -> list[str]:
-    """The same options for a service, which begins in another folder."""
+    """The same options with absolute paths, for a service that starts in another folder."""
     result: list[str] = []
     for word in words:
         option, equals, value = word.partition("=")
@@ -136,7 +155,7 @@ def _new_token(options: argparse.Namespace) -> int:
     from smaragdine.daemon.callers import add_token
 
     if options.tokens is None:
-        raise UserError("--new-token needs a file to put it into", remedy="Give --tokens FILE")
+        raise UserError("--new-token needs a file for it", remedy="Give --tokens FILE")
     user = options.token_user or os.environ.get("SUDO_USER") or getpass.getuser()
     rights = frozenset(options.rights.split(","))
     token = add_token(options.tokens, options.new_token, user, options.days, rights)

@@ -1,4 +1,4 @@
-"""`smaragdine doctor`: what can be measured here, what not, why, and how to fix it."""
+"""`smaragdine doctor`: shows what can be measured here, what not, why, and how to fix it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from smaragdine.sensors.discover import discover, settings_from_environment
 def main(words: list[str]) -> int:
     parser = Parser(
         "doctor",
-        "Which channels can be read here, measured or estimated; what is absent, why, and the remedy.",
+        "Show which channels can be read here, what is estimated, what is absent, why, and how to fix it.",
         "  smaragdine doctor\n  smaragdine doctor --json | jq .absent",
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(words)
     elsewhere = through_daemon(os.environ, look_only=True)
     machine = discover(settings_from_environment(os.environ), elsewhere=elsewhere)

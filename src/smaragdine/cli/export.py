@@ -1,4 +1,4 @@
-"""`smaragdine export`: a recording for other tools."""
+"""`smaragdine export`: writes a recording for other tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXAMPLE = """\
   smaragdine export runs/2026-11-15-train --to perfetto
   smaragdine export runs/first --to latex --summary --top 8 --device gpu:0 -o -
   smaragdine export runs/first --to csv -o tables"""
-# format → what is added to the recording's name, and what to do with it
+# Format → what to add to the recording's name, and what to do with the file.
 _FORMATS = {
     "perfetto": (".perfetto-trace", "open it in https://ui.perfetto.dev"),
     "speedscope": (".speedscope.json", "open it in https://www.speedscope.app"),
@@ -35,7 +35,7 @@ _TEXT = ("speedscope", "prometheus", "latex", "markdown")
 def _parser() -> Parser:
     parser = Parser(
         "export",
-        "A recording for other tools: Perfetto (events, power, energy and marks over time), speedscope\n"
+        "Write a recording for other tools: Perfetto (events, power, energy, marks over time), speedscope\n"
         "(a flame graph of joules), tables as CSV or Parquet, Prometheus text, a table for a paper in\n"
         "LaTeX or Markdown, TensorBoard scalars. See docs/exports.md for what is in each.",
         _EXAMPLE,
@@ -48,14 +48,16 @@ def _parser() -> Parser:
         "-o",
         "--output",
         metavar="FILE|DIR",
-        help="where to (the recording's name, in the working folder; for TensorBoard energy/ in the log "
-        "folder of the program itself, where it has one); - is the standard output, for text",
+        help="where to (the recording's name, in this folder; for TensorBoard energy/ in the "
+        "program's own log folder, if it has one); - is the standard output, for text",
     )
-    parser.add_argument("--force", action="store_true", help="write over what is there")
+    parser.add_argument("--force", action="store_true", help="overwrite what is there")
     parser.add_argument(
-        "--device", metavar="D", action="append", default=[], help="only this one; may be given again"
+        "--device", metavar="D", action="append", default=[], help="only this device; repeat it for more"
     )
-    parser.add_argument("--traced", action="store_true", help="all traced steps as they were, not one step")
+    parser.add_argument(
+        "--traced", action="store_true", help="export all traced steps as they were, not one step"
+    )
     add_merge_options(parser)
     parser.add_argument("--top", metavar="N", type=positive_count, default=10, help="rows for a paper (10)")
     parser.add_argument(
@@ -63,10 +65,10 @@ def _parser() -> Parser:
         metavar="N",
         type=positive_count,
         default=2,
-        help="segments of a layer's path for Prometheus (2)",
+        help="levels of layers for Prometheus (2)",
     )
     parser.add_argument(
-        "--baseline", metavar="RUN", help="a recording of the idle machine, for the static part of CPU power"
+        "--baseline", metavar="RUN", help="a recording of the idle machine: what of the CPU's power is static"
     )
     return parser
 
@@ -93,7 +95,7 @@ def main(words: list[str]) -> int:
     for remark in _write(chosen, where, options):
         print(f"smaragdine: {visible(remark)}", file=sys.stderr)
     if not (where.is_file() or where.is_dir()):
-        return 0  # a pipe or a device has what was asked for, and no more
+        return 0  # a pipe or a device gets what was asked for, and no more
     hint = _FORMATS[options.to][1].format(where)
     print(f"{where}  ({hint})" if hint else where)
     return 0
@@ -110,7 +112,7 @@ def _default(chosen: Selection, to: str) -> Path:
 
 
 def _write(chosen: Selection, where: Path, options: argparse.Namespace) -> list[str]:
-    """Returns what the file does not have, and why."""
+    """Returns remarks on what the file lacks, and why."""
     from smaragdine.report.export.output import new_file, new_folder
 
     without = [f"no footprint: {chosen.run.why_none}"] if chosen.footprint is None else []

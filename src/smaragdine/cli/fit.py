@@ -1,14 +1,13 @@
-"""`smaragdine fit`: energy, time and energy × delay against a limit, and the best one."""
+"""`smaragdine fit`: fits energy, time and energy × delay against a limit, and finds the best one."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from smaragdine.cli.parsing import Parser
+from smaragdine.cli.parsing import Parser, print_json
 from smaragdine.errors import UserError, visible
 from smaragdine.sweep.fit import QUANTITIES, Analysis, analyse, to_json
 from smaragdine.sweep.measurements import ColumnNames, Group, Of, read_groups
@@ -39,8 +38,7 @@ def main(words: list[str]) -> int:
     if options.figures:
         _draw(found, swept, options)
     if options.json:
-        json.dump({**to_json(found), "remarks": remarks}, sys.stdout, indent=1, allow_nan=False)
-        print()
+        print_json({**to_json(found), "remarks": remarks})
     elif not options.figures:
         _print(found, quantities or _SHOWN)
     return 0
@@ -49,8 +47,8 @@ def main(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "fit",
-        "Energy, time and energy × delay against a power or clock limit: a second-degree fit with R² and\n"
-        "confidence, the best limit as measured and as fitted. Of a sweep, or of any table of measurements\n"
+        "Fit energy, time and energy × delay against a power or clock limit: a second-degree fit with R²,\n"
+        "confidence, and the best limit as measured and as fitted. Of a sweep, or any table of measurements\n"
         "(CSV, TSV, Parquet, Arrow): then --limit, --time and --power or --energy name its columns.",
         _EXAMPLE,
     )
@@ -58,26 +56,28 @@ def _parser() -> Parser:
     parser.add_argument(
         "--of",
         choices=get_args(Of),
-        help="of a sweep: time and energy of the whole program (default), or of its steps alone",
+        help="in a sweep: time and energy of the whole program (default), or of its steps only",
     )
-    parser.add_argument("--limit", metavar="COL", help="the limit; of a sweep over parameters, which of them")
+    parser.add_argument("--limit", metavar="COL", help="the limit; in a sweep over parameters, one of them")
     parser.add_argument("--time", metavar="COL", help="seconds")
     parser.add_argument("--power", metavar="COL", help="mean power in watts: energy is power × time")
     parser.add_argument(
-        "--energy", metavar="COL", help="joules; of a sweep: energy_j (default) or energy_counter_j"
+        "--energy", metavar="COL", help="joules; in a sweep: energy_j (default) or energy_counter_j"
     )
-    parser.add_argument("--by", metavar="COL,…", default="", help="a fit for every combination of these")
     parser.add_argument(
-        "--repeated", action="store_true", help="without --by: several rows of one limit are repetitions"
+        "--by", metavar="COL,…", default="", help="make one fit for every combination of these"
+    )
+    parser.add_argument(
+        "--repeated", action="store_true", help="without --by: rows of the same limit are repetitions"
     )
     parser.add_argument(
         "--quantity",
         metavar="Q,…",
-        help=f"of {', '.join(QUANTITIES)} (printed: {', '.join(_SHOWN)}; JSON: all)",
+        help=f"of {', '.join(QUANTITIES)} (prints {', '.join(_SHOWN)}; JSON has all)",
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
-    figures = parser.add_argument_group("figures, for a paper (needs matplotlib: smaragdine[figures])")
-    figures.add_argument("--figures", metavar="DIR", help="draw every group's fits into this folder")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    figures = parser.add_argument_group("figures for a paper (needs matplotlib: smaragdine[figures])")
+    figures.add_argument("--figures", metavar="DIR", help="draw each group's fits into this folder")
     figures.add_argument("--format", metavar="F,…", default="pdf,svg,png", help="pdf,svg,png")
     return parser
 

@@ -1,4 +1,4 @@
-"""`smaragdine VERB`: one module per verb, imported when it is asked for."""
+"""`smaragdine VERB`: one module per verb, imported when it is used."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from smaragdine.version import __version__
 
 VERBS = {
     "run": "record a training script: energy per device, epoch, layer and operation",
-    "show": "a recording at a glance",
-    "report": "where the joules went: what was traced, and what one step costs",
-    "export": "for other tools: Perfetto, speedscope, tables, Prometheus, LaTeX, TensorBoard",
-    "account": "which operation used how much energy: a footprint",
-    "compare": "what changed between runs, and what of it is noise",
+    "show": "show a recording at a glance",
+    "report": "show where the joules went: in devices, and in the operations of one step",
+    "export": "write for other tools: Perfetto, speedscope, tables, Prometheus, LaTeX, TensorBoard",
+    "account": "show which operation used how much energy: a footprint",
+    "compare": "show what changed between runs, and what of it is noise",
     "sweep": "run a program at many power or clock limits, many times; resumable",
     "tune": "try power limits while a program runs, and settle on the best",
-    "fit": "energy and time against a power or clock limit: the best one, and how sure that is",
-    "profile": "energy and time of a step over batch sizes and power limits, for allocate",
+    "fit": "find the best power or clock limit, and how sure that is",
+    "profile": "measure a step over batch sizes and power limits, for allocate",
     "allocate": "split a batch over unequal GPUs, with a power limit for each",
-    "platform": "which GPU and limit for a job",
-    "batch": "batch size and limit that reach a target at the least cost",
-    "study": "BERT and ALBERT as in the paper, or a program of your own: figures, precision, findings",
-    "doctor": "what can be measured on this machine, what not, and how to fix it",
-    "baseline": "record idle power, to subtract it later",
+    "platform": "choose a GPU and its limit for a job",
+    "batch": "find batch size and limit that reach a target at the least cost",
+    "study": "repeat the paper's study of BERT and ALBERT, or make one of your program",
+    "doctor": "show what can be measured on this machine, what not, and how to fix it",
+    "baseline": "record idle power, to subtract it from runs",
     "daemon": "measure for every user of this machine, with least privilege",
-    "session": "have the daemon record a program that runs already",
+    "session": "let the daemon record a program that is already running",
 }
 
 # What other tools call it.
@@ -54,8 +54,8 @@ example:
 
 
 def program() -> NoReturn:
-    """The command itself. Its process ends here: on the way out of an interpreter, threads of libraries that
-    nobody has joined can abort it (Arrow's, once in hundreds of runs on a busy machine)."""
+    """The command itself, which ends the process here. If the interpreter ended it, threads of libraries that
+    nobody joined could abort it: Arrow's do, once in hundreds of runs on a busy machine."""
     sys.meta_path.insert(0, _WithoutPandas())
     try:
         code = main()
@@ -73,8 +73,8 @@ def program() -> NoReturn:
 
 
 class _WithoutPandas:
-    """PyArrow imports pandas, where it is installed, to ask whether a list is one of its own: half of what a
-    short command takes. It is told that there is none; whoever else asks for pandas has it."""
+    """Keeps PyArrow from importing pandas, which takes half of a short command's time, only to ask whether a
+    list is one of its own. Everyone else can still import it."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name != "pandas":
@@ -82,7 +82,7 @@ class _WithoutPandas:
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # `inspect` is dear to load
         while frame.f_back is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
             frame = frame.f_back
-        # PyArrow's own code is compiled, and has no frame: the caller seems to ask.
+        # PyArrow's own code is compiled and has no frame, so its caller seems to ask.
         if str(frame.f_globals.get("__name__")).partition(".")[0] in ("smaragdine", "pyarrow"):
             raise ModuleNotFoundError("not needed", name=name)
 
@@ -90,7 +90,7 @@ class _WithoutPandas:
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that knows no × shows a ?, and no traceback.
+        # A terminal without × shows a ? instead of failing.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -99,11 +99,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"smaragdine: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # `smaragdine show … | head`: not an error, and the interpreter must not complain on its way out.
+        # `smaragdine show … | head` is no error, and the interpreter must not complain on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except OSError as error:
-        # A full disk behind the standard output, say.
+        # For instance a full disk behind the standard output.
         print(f"smaragdine: {error}", file=sys.stderr)
         return 2
     except UnicodeEncodeError:

@@ -1,13 +1,14 @@
-"""Option parsing as all verbs do it: errors in our own one-line form, an example in every --help."""
+"""Parses options for all verbs: errors become one line, and every --help has an example."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from smaragdine.errors import UserError, visible
 
@@ -38,6 +39,14 @@ def positive_watts(text: str) -> float:
     return _number(text, 0 < (value := _float(text)) < 1e6, value, "a power above 0 W")
 
 
+def seconds_from_0(text: str) -> float:
+    return _number(text, 0 <= (value := _float(text)) <= 1e6, value, "a number of seconds from 0")
+
+
+def weight(text: str) -> float:
+    return _number(text, 0 <= (value := _float(text)) <= 1, value, "a number from 0 to 1")
+
+
 def grams_per_kwh(text: str) -> float:
     return _number(
         text, 0 <= (value := _float(text)) < 1e4, value, "grams of CO₂ per kWh, from 0 to below 10000"
@@ -49,7 +58,7 @@ def period_ms(text: str) -> float:
 
 
 def percentage(text: str) -> float:
-    """A part of one."""
+    """Reads 5% as 0.05."""
     value = _float(text.removesuffix("%"))
     good = text.endswith("%") and 0 < value <= 1000
     return _number(text, good, value / 100, "a percentage above 0, such as 1%")
@@ -96,7 +105,7 @@ def parameter(text: str) -> tuple[str, list[str | int | float]]:
 
 
 def _value(word: str) -> str | int | float:
-    """A number only where it would be written the same way again: 007 and 1e3 stay as they are."""
+    """A number only if it would be written in the same way: 007 and 1e3 stay text."""
     for kind in (int, float):
         try:
             if str(kind(word)) == word:
@@ -104,6 +113,13 @@ def _value(word: str) -> str | int | float:
         except ValueError:
             continue
     return word
+
+
+def print_json(values: Any) -> int:
+    """Returns the exit code."""
+    json.dump(values, sys.stdout, indent=1, allow_nan=False)
+    print()
+    return 0
 
 
 def split_words(words: list[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -115,7 +131,7 @@ def split_words(words: list[str], with_value: Sequence[str]) -> tuple[list[str],
 
 
 def opened(path: str | os.PathLike[str], baseline: Run | None = None) -> Run:
-    """A recording for a verb that shows no remarks of its own: what is wrong with it goes to stderr."""
+    """Opens a recording for a verb that shows no remarks, and prints its damage to stderr."""
     from smaragdine.accounting.run import Run
 
     run = replace(Run.open(path), baseline=baseline)
@@ -124,7 +140,8 @@ def opened(path: str | os.PathLike[str], baseline: Run | None = None) -> Run:
 
 
 def opened_baseline(path: str | os.PathLike[str], say: bool = True) -> Run:
-    """What is wrong with it goes to stderr too, unless the figures that rest on it `say` so themselves."""
+    """Opens a baseline, and refuses one of a program at work. With `say` its remarks go to stderr; otherwise
+    the figures that rest on it show them."""
     from smaragdine.accounting.run import Run
 
     run = Run.open(path)
@@ -146,5 +163,5 @@ def add_merge_options(parser: argparse._ActionsContainer) -> None:  # pyright: i
         metavar="RULE",
         action="append",
         default=[],
-        help=r"merge layers by a rule of your own: 'layer_(\d+)=transformer'; may be given again",
+        help=r"merge layers by a rule of your own: 'layer_(\d+)=transformer'; repeat it for more",
     )

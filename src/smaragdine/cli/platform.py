@@ -1,15 +1,13 @@
-"""`smaragdine platform`: which GPU, and which power limit, for a job."""
+"""`smaragdine platform`: chooses a GPU and its power limit for a job."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from smaragdine.allocate.platform import Prediction, best_platform, leave_one_out, standard_device
 from smaragdine.allocate.profile import MeasuredEpoch, read_epochs
-from smaragdine.cli.parsing import Parser, positive_count
+from smaragdine.cli.parsing import Parser, positive_count, print_json
 from smaragdine.errors import UserError
 
 _EXAMPLE = """\
@@ -63,9 +61,7 @@ def main(words: list[str]) -> int:
                 }
                 for each in ranked
             ]
-        json.dump(values, sys.stdout, indent=1, allow_nan=False)
-        print()
-        return 0
+        return print_json(values)
     from smaragdine.report.terminal import console
 
     console().print(platform_tables(scale, missed, ranked))
@@ -75,8 +71,8 @@ def main(words: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "platform",
-        "Many GPUs on one scale, from tables of time and power per epoch: what a workload takes on a GPU\n"
-        "where it was hardly measured, how wrong that is, and the best GPU and limit for it.",
+        "Put many GPUs on one scale, from tables of time and power per epoch. Predict what a workload takes\n"
+        "on a GPU where it was hardly measured, how wrong that may be, and the best GPU and limit for it.",
         _EXAMPLE,
     )
     parser.add_argument(
@@ -84,15 +80,15 @@ def _parser() -> Parser:
         metavar="GPU=FILE",
         action="append",
         default=[],
-        help="a GPU's table; give it again for more",
+        help="a GPU's table; repeat it for more GPUs",
     )
     parser.add_argument("--workload", metavar="NAME", help="dataset/network/optimizer, to find a GPU for")
     parser.add_argument("--batch", metavar="N", type=positive_count, help="its batch size")
     parser.add_argument("--objective", choices=tuple(_COSTS), default="energy", help="(energy)")
     parser.add_argument(
-        "--leave-one-out", action="store_true", help="how wrong predictions are on the tables"
+        "--leave-one-out", action="store_true", help="show how wrong predictions are on these tables"
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
@@ -111,7 +107,7 @@ def _epochs(given: list[str]) -> list[MeasuredEpoch]:
 
 
 def _known(epochs: list[MeasuredEpoch], workload: str, batch: int) -> dict[str, MeasuredEpoch]:
-    """What was measured of the workload on each GPU: at this batch if it was, and at the highest limit."""
+    """What was measured of the workload on each GPU: at the highest limit, and at this batch if possible."""
     known: dict[str, MeasuredEpoch] = {}
     for epoch in sorted(epochs, key=lambda epoch: (epoch.batch == batch, epoch.power_limit_w)):
         if epoch.workload == workload:

@@ -1,4 +1,4 @@
-"""`smaragdine profile`: energy and time of a step over batch sizes and power limits."""
+"""`smaragdine profile`: measures energy and time of a step over batch sizes and power limits."""
 
 from __future__ import annotations
 
@@ -66,34 +66,40 @@ def _parser() -> Parser:
         "profile",
         "Run a training for a few steps at every batch size and power limit, and write down what a step\n"
         "takes: a profile for smaragdine allocate. {batch} in the command is the batch size. Interrupted,\n"
-        "it goes on where it was; limits are as before in the end, however it ends.",
+        "the same command goes on. Limits are restored, however it ends.",
         _EXAMPLE,
     )
     parser.usage = "smaragdine profile [options] -- SCRIPT.py | -m MODULE | EXECUTABLE  [arguments]"
     parser.add_argument("--batches", metavar="N,…", type=counts, default=counts(_BATCHES), help=_BATCHES)
     parser.add_argument(
         "--power", metavar="[TYPE=]W,…", type=_watts, action="append", default=[],
-        help="power limits (the current one); again for each type of a cluster",
+        help="power limits (the current one); repeat it for each GPU type of a cluster",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", metavar="FILE", help=".parquet, .json without repeats, or DIR/ (<GPU>.parquet)"
     )
-    parser.add_argument("--device", metavar="gpu:N", help="which (one GPU of each model; without any cpu:0)")
-    parser.add_argument("--name", metavar="NAME", help="of the GPU in the profile (the file's)")
+    parser.add_argument(
+        "--device", metavar="gpu:N", help="the GPU (one of each model; cpu:0 if there is none)"
+    )
+    parser.add_argument("--name", metavar="NAME", help="the GPU's name in the profile (the file's name)")
     how = parser.add_argument_group("how long: each point lasts at least 50 updates of the device's counter")
-    how.add_argument("--warm-up", metavar="N", type=count, default=10, help="steps to drop (10)")
-    how.add_argument("--steps", metavar="N", type=positive_count, default=20, help="steps at least (20)")
-    how.add_argument("--blocks", metavar="N", type=positive_count, default=5, help="repeats made of them (5)")
+    how.add_argument("--warm-up", metavar="N", type=count, default=10, help="steps to drop at first (10)")
+    how.add_argument(
+        "--steps", metavar="N", type=positive_count, default=20, help="at least so many steps (20)"
+    )
+    how.add_argument(
+        "--blocks", metavar="N", type=positive_count, default=5, help="repeats to make of them (5)"
+    )
     how.add_argument(
         "--patience",
         metavar="S",
         type=positive_seconds,
         default=600.0,
-        help="longest time without a step (600)",
+        help="give up after so long without a step (600)",
     )
     where = parser.add_argument_group("a Ray cluster: each type of GPU on a node that has it, all at once")
-    where.add_argument("--engine", choices=("local", "ray"), default="local", help="where it runs (local)")
-    where.add_argument("--address", metavar="A", help="of the cluster (RAY_ADDRESS, or auto)")
+    where.add_argument("--engine", choices=("local", "ray"), default="local", help="where to run (local)")
+    where.add_argument("--address", metavar="A", help="the cluster's address (RAY_ADDRESS, or auto)")
     where.add_argument("--gpu-type", metavar="T,…", help="profile these (all types of the cluster)")
     return parser
 
@@ -109,7 +115,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _watts(text: str) -> tuple[str, list[float]]:
-    """A type, or none, and its limits."""
+    """Reads TYPE=W,… or W,…: the type, if any, and its limits."""
     name, equals, values = text.rpartition("=")
     if equals and not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not TYPE=W,… such as a10=200,300")
@@ -184,7 +190,7 @@ def _profile_on_ray(request: Request, limits_w: dict[str, list[float]], options:
 
 
 def _folder(output: str) -> Path | None:
-    """None where it is a file."""
+    """None if it is a file."""
     return Path(output) if output.endswith(os.sep) or os.path.isdir(output) else None
 
 

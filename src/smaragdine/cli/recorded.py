@@ -19,8 +19,8 @@ from smaragdine.report.terminal import console, run_tables, shortest_path
 
 
 class _Finish:
-    """Ctrl-C is the program's while it runs. One that comes between its end and the recording's waits: the
-    recording is to be whole."""
+    """Lets the program have Ctrl-C while it runs. One that comes after its end waits until the recording is
+    whole."""
 
     def __init__(self) -> None:
         self._came = False
@@ -34,7 +34,7 @@ class _Finish:
         return prepared
 
     def interrupted(self) -> None:
-        """Raises for the one that has waited."""
+        """Raises the one that has waited."""
         if self._came:
             raise KeyboardInterrupt
 
@@ -56,8 +56,8 @@ def finishing() -> Iterator[_Finish]:
 
 
 def cut_short(recorded: Recorded) -> int:
-    """The program has ended, and somebody does not wait for the rest: what there is, and how to have it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave this unsaid
+    """Says what there is and how to get the rest, if Ctrl-C comes after the program's end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would cut this off
     where = shortest_path(recorded.folder)
     left = any((recorded.folder / TRACES_FOLDER).glob("*.meta.json"))
     operations = f"; what was traced is not read yet: smaragdine report {where} does that" if left else ""
@@ -72,22 +72,21 @@ def cut_short(recorded: Recorded) -> int:
 
 
 def report(recorded: Recorded, said: Sequence[str]) -> None:
-    """The table, on stderr. Whatever fails here, the program's own result stands."""
+    """Prints the table to stderr. Whatever fails here, the program's own result stands."""
     if sys.stderr is None:  # closed by the caller; nothing of ours goes elsewhere
         return
     try:
         _print_tables(recorded, said)
         sys.stderr.flush()
     except (OSError, SystemExit):
-        # A broken pipe, which rich turns into an exit of its own. The interpreter must not stumble over it
-        # again on its way out.
+        # A broken pipe, which rich turns into an exit. The interpreter must not stumble over it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _print_tables(recorded: Recorded, said: Sequence[str]) -> None:
     out = console(sys.stderr)
     try:
-        # What run.json should say, also where it could not be written.
+        # The info that we have, even if run.json could not be written.
         summary = Run(Recording(recorded.folder, recorded.info)).summary
     except Exception as error:
         print(f"smaragdine: the recording cannot be summarised: {visible(str(error))}", file=sys.stderr)
@@ -105,12 +104,12 @@ def _print_tables(recorded: Recorded, said: Sequence[str]) -> None:
 
 
 def end_like(returncode: int) -> int:
-    """Exit with the program's code, or die of the signal it died of."""
+    """Exits with the program's code, or dies of the signal that it died of."""
     if returncode >= 0:
         return returncode
     number = -returncode
     sys.stderr.flush()
-    # The program left the core file that was asked for; we do not add one of our own.
+    # The program left the core file that was asked for; do not add another.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

@@ -1,18 +1,16 @@
-"""`smaragdine report`: where the joules of a recording went."""
+"""`smaragdine report`: shows where the joules of a recording went."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.run import Run, alike
-from smaragdine.cli.parsing import Parser, add_merge_options, count, opened_baseline, say_damage
+from smaragdine.cli.parsing import Parser, add_merge_options, count, opened_baseline, print_json, say_damage
 from smaragdine.errors import UserError, visible
 from smaragdine.recording.format import TRACES_FOLDER
 
@@ -28,34 +26,42 @@ _EXAMPLE = """\
 def _parser() -> Parser:
     parser = Parser(
         "report",
-        "Where the energy of a recording went: per device, and per operation of one step. Names, busy times\n"
-        "and powers come from the traced steps, length and level of a step from the untraced ones.",
+        "Show where the energy of a recording went: per device, and per operation of one step. Names, busy\n"
+        "times and powers come from traced steps, a step's length and level from untraced ones.",
         _EXAMPLE,
     )
     parser.add_argument(
-        "recordings", metavar="RUN", nargs="+", help="the folder of a recording; two are compared"
+        "recordings", metavar="RUN", nargs="+", help="the folder of a recording; give two to compare them"
     )
-    parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--html", metavar="FILE", help="one file that opens in any browser, offline")
-    shown = parser.add_argument_group("what is printed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", metavar="FILE", help="write a page that opens in any browser, offline")
+    shown = parser.add_argument_group("what to print")
     shown.add_argument(
-        "--by", choices=("name", "layer", "phase", "device", "step"), default="name", help="of what (name)"
+        "--by",
+        choices=("name", "layer", "phase", "device", "step"),
+        default="name",
+        help="what to list (name)",
     )
     shown.add_argument(
-        "--sort", choices=("energy", "power", "time", "count"), default="energy", help="by falling … (energy)"
+        "--sort",
+        choices=("energy", "power", "time", "count"),
+        default="energy",
+        help="highest first (energy)",
     )
-    shown.add_argument("--top", metavar="N", type=count, default=10, help="how many (10)")
-    shown.add_argument("--depth", metavar="N", type=count, default=2, help="of layers (2; 0: no tree)")
-    shown.add_argument("--traced", action="store_true", help="all traced steps as they were, not one step")
+    shown.add_argument("--top", metavar="N", type=count, default=10, help="show so many (10)")
+    shown.add_argument("--depth", metavar="N", type=count, default=2, help="levels of layers (2; 0: no tree)")
+    shown.add_argument(
+        "--traced", action="store_true", help="show all traced steps as they were, not one step"
+    )
     add_merge_options(shown)
     shown.add_argument(
-        "--baseline", metavar="RUN", help="a recording of the idle machine, for the static part of CPU power"
+        "--baseline", metavar="RUN", help="a recording of the idle machine: what of the CPU's power is static"
     )
-    figures = parser.add_argument_group("figures, for a paper (needs matplotlib: smaragdine[figures])")
+    figures = parser.add_argument_group("figures for a paper (needs matplotlib: smaragdine[figures])")
     figures.add_argument(
         "--figures", metavar="DIR", help="draw all that the recordings allow into this folder"
     )
-    figures.add_argument("--only", metavar="NAME,…", help="only these: docs/gallery.md has their names")
+    figures.add_argument("--only", metavar="NAME,…", help="only these; docs/gallery.md has their names")
     figures.add_argument("--format", metavar="F,…", default="pdf,svg,png", help="pdf,svg,png")
     return parser
 
@@ -72,7 +78,7 @@ def main(words: list[str]) -> int:
     silent = options.by == "step" or len(options.recordings) == 2
     runs = [_opened(path) for path in options.recordings]
     if options.figures or options.by == "step" or (len(runs) == 2 and not options.json):
-        # These have no room for remarks.
+        # These print no remarks of their own.
         for run in runs:
             say_damage(run)
     if options.figures:
@@ -99,13 +105,13 @@ def main(words: list[str]) -> int:
     if len(runs) == 2:
         return _print_both(runs[0], runs[1], options)
     if options.json:
-        return _print_json(runs[0].to_json())
+        return print_json(runs[0].to_json())
     _print_one(runs[0], options)
     return 0
 
 
 def _opened(path: str) -> Run:
-    """A run that died before its trace was read, or all of it, still has it."""
+    """Opens a run. If it died before its trace was read, reads that first."""
     run = Run.open(path)
     if run.recording.status == "running" or not (run.path / TRACES_FOLDER).is_dir():
         return run
@@ -119,7 +125,7 @@ def _opened(path: str) -> Run:
 
 
 def _merged(runs: Sequence[Run], options: argparse.Namespace) -> Sequence[Run]:
-    """With self-similar names merged where that is asked for, in all alike."""
+    """Merges self-similar names, if asked for, in the same way in all runs."""
     if not (options.summary or options.merge):
         return runs
     from smaragdine.accounting.merge import parse_rule, renaming
@@ -171,7 +177,7 @@ def _print_both(a: Run, b: Run, options: argparse.Namespace) -> int:
     comparison = None if alone else compare(sides[:1], sides[1:], by_step=None if steps else False)
     if comparison is not None and options.json:
         reports = [run.to_json() for run in (a, b)]
-        return _print_json({"a": str(a.path), "b": str(b.path), **to_json(comparison), "reports": reports})
+        return print_json({"a": str(a.path), "b": str(b.path), **to_json(comparison), "reports": reports})
     from smaragdine.report.comparison import comparison_tables, what_is_compared
     from smaragdine.report.tables import both_summaries
     from smaragdine.report.terminal import console
@@ -209,9 +215,3 @@ def _draw(runs: Sequence[Run], options: argparse.Namespace) -> None:
         print(f"not drawn: {name}: {visible(why)}", file=sys.stderr)
     for path in drawn.files:
         print(path)
-
-
-def _print_json(values: dict[str, Any]) -> int:
-    json.dump(values, sys.stdout, indent=1, allow_nan=False)
-    print()
-    return 0

@@ -1,4 +1,4 @@
-"""`smaragdine session`: have the daemon record a program that runs already."""
+"""`smaragdine session`: lets the daemon record a program that is already running."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _HELP = """\
 usage: smaragdine session start | stop | read | list  [options]
 
-Have the daemon record the energy of a program that runs already. A session ends with the program.
+Let the daemon record the energy of a program that is already running. A session ends with the program.
 
-  start --pid N   begin to record a process and all it starts; prints the session's id
+  start --pid N   record a process and all it starts; prints the session's id
   list            your sessions, and what they used so far; everybody's for root
-  read ID         readings; with --follow as they come
-  stop ID         end it, and say what was used
+  read ID         print readings; with --follow as they come
+  stop ID         end a session, and say what was used
 
   smaragdine session start --help    the options of each, with an example
 """
@@ -55,14 +55,14 @@ def _parser(verb: str, description: str, example: str) -> Parser:
 def _start(words: list[str]) -> int:
     parser = _parser(
         "start",
-        "Begin to record a process and all it starts. Prints the session's id.",
+        "Record a process and all it starts. Prints the session's id.",
         "  smaragdine session start --pid 1234 --period-ms 10 --job bert",
     )
     parser.add_argument("--pid", type=count, required=True, help="the process")
-    parser.add_argument("--period-ms", type=period_ms, default=0.0, help="how often counters are wanted (4)")
+    parser.add_argument("--period-ms", type=period_ms, default=0.0, help="how often to read counters (4)")
     parser.add_argument("--job", default="", help="a name for fleet metrics: letters, digits and ._-")
-    parser.add_argument("--include-past", action="store_true", help="count CPU time it spent before, too")
-    parser.add_argument("--json", action="store_true", help="for machines: with the channels")
+    parser.add_argument("--include-past", action="store_true", help="also count CPU time from before")
+    parser.add_argument("--json", action="store_true", help="print JSON, with the channels")
     options = parser.parse_args(words)
     if options.pid == 0:
         raise UserError("0 is no process")
@@ -78,7 +78,7 @@ def _start(words: list[str]) -> int:
 def _stop(words: list[str]) -> int:
     parser = _parser("stop", "End a session and say what was used.", "  smaragdine session stop 1f0c7a92be44")
     parser.add_argument("id", metavar="ID", help="as `session start` and `session list` print it")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(words)
     with connect(options.daemon) as daemon:
         stopped = daemon.stop(options.id)
@@ -106,11 +106,11 @@ def _read(words: list[str]) -> int:
         "  smaragdine session read 1f0c7a92be44 --follow --json",
     )
     parser.add_argument("id", metavar="ID")
-    parser.add_argument("--follow", action="store_true", help="go on until the session ends")
-    parser.add_argument("--sequence", metavar="N", type=count, default=0, help="from this batch on")
+    parser.add_argument("--follow", action="store_true", help="continue until the session ends")
+    parser.add_argument("--sequence", metavar="N", type=count, default=0, help="begin with this batch")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="for machines: one batch a line")
-    form.add_argument("--csv", action="store_true", help="the default")
+    form.add_argument("--json", action="store_true", help="print JSON, one batch per line")
+    form.add_argument("--csv", action="store_true", help="print CSV (default)")
     options = parser.parse_args(words)
     with connect(options.daemon) as daemon:
         names = _channels(daemon, options.id)
@@ -125,7 +125,7 @@ def _read(words: list[str]) -> int:
 
 def _list(words: list[str]) -> int:
     parser = _parser("list", "Your sessions; everybody's for root.", "  smaragdine session list")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(words)
     with connect(options.daemon) as daemon:
         sessions = daemon.list()
@@ -200,7 +200,7 @@ def _clock_time(t_ns: int) -> str:
 
 
 def _as_dict(message: Any) -> dict[str, Any]:
-    """As the contract's own JSON form, with numbers as numbers."""
+    """In the contract's own JSON form, but with numbers as numbers."""
     from google.protobuf.json_format import MessageToDict
 
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)

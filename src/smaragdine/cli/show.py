@@ -1,14 +1,11 @@
-"""`smaragdine show`: a recording at a glance."""
+"""`smaragdine show`: shows a recording at a glance."""
 
 from __future__ import annotations
-
-import json
-import sys
 
 from smaragdine.accounting.baseline import subtract
 from smaragdine.accounting.run import Run
 from smaragdine.accounting.summary import to_json
-from smaragdine.cli.parsing import Parser, grams_per_kwh, opened_baseline
+from smaragdine.cli.parsing import Parser, grams_per_kwh, opened_baseline, print_json
 from smaragdine.errors import visible
 from smaragdine.units import carbon_g
 
@@ -16,19 +13,21 @@ from smaragdine.units import carbon_g
 def main(words: list[str]) -> int:
     parser = Parser(
         "show",
-        "What the program used, and energy, mean and peak power per device and per epoch of a recording.",
+        "Show what the program used, and energy, mean and peak power per device and per epoch.",
         "  smaragdine show runs/2026-11-15-train\n"
         "  smaragdine show runs/first --carbon 380\n"
         "  smaragdine show runs/first --json | jq .devices",
     )
     parser.add_argument("recording", metavar="RUN", help="the folder of a recording")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--subtract", metavar="BASELINE", help="also show energy above an idle baseline")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--subtract", metavar="BASELINE", help="also show the energy above this baseline of the idle machine"
+    )
     parser.add_argument(
         "--carbon",
         metavar="G",
         type=grams_per_kwh,
-        help="also show CO₂, at so many grams per kWh: your grid's, which changes by place, hour and year",
+        help="also show CO₂, at so many grams per kWh; your grid's figure depends on place, hour and year",
     )
     options = parser.parse_args(words)
     run = Run.open(options.recording)
@@ -47,9 +46,7 @@ def main(words: list[str]) -> int:
                 "total_g": _grams(summary.total_j, options.carbon),
                 "intensity_g_per_kwh": options.carbon,
             }
-        json.dump(values, sys.stdout, indent=1, allow_nan=False)
-        print()
-        return 0
+        return print_json(values)
     from smaragdine.report.terminal import carbon_line, console, run_tables
 
     out = console()

@@ -1,16 +1,24 @@
-"""`smaragdine study`: the paper's evaluation on this machine, and the same for a program of your own."""
+"""`smaragdine study`: repeats the paper's evaluation on this machine, or makes one of a program of your
+own."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from smaragdine.cli.parsing import Parser, count, counts, parameter, positive_count, positive_seconds
+from smaragdine.cli.parsing import (
+    Parser,
+    count,
+    counts,
+    parameter,
+    positive_count,
+    positive_seconds,
+    print_json,
+)
 from smaragdine.errors import UserError
 from smaragdine.jobs.job import Stop
 from smaragdine.jobs.lender import Say
@@ -39,24 +47,25 @@ from smaragdine.study.plan import (
     size_here,
 )
 
-# The options of `smaragdine study`.
-
 _STUDIES = {
     "bert": (
-        "What BERT uses in each stage.",
+        "Measure what BERT uses in each stage.",
         "smaragdine study bert --stage pretrain,predict --runs 5 -o out",
     ),
     "variants": (
-        "What BERT's pre-training uses with other numbers of layers and hidden sizes.",
+        "Measure what BERT's pre-training uses with other numbers of layers and hidden sizes.",
         "smaragdine study variants --layers 6,8,10,12 --hidden 512,768 -o out",
     ),
-    "albert": ("What ALBERT uses, beside BERT.", "smaragdine study albert --precision bf16,fp32 -o out"),
+    "albert": (
+        "Measure what ALBERT uses, beside BERT.",
+        "smaragdine study albert --precision bf16,fp32 -o out",
+    ),
     "precision": (
-        "How alike footprints stay with fewer readings (ASSS), more runs (ASSW) and between experiments,\n"
-        "what sampling costs a program, and how the cost of it all grows.",
+        "Measure how alike footprints stay with fewer readings (ASSS), more runs (ASSW) and between\n"
+        "experiments, what sampling costs a program, and how all these costs grow.",
         "smaragdine study precision --experiments 9 -o out",
     ),
-    "all": ("bert, variants, albert, precision and figures.", "smaragdine study all -o out"),
+    "all": ("Do bert, variants, albert, precision and figures.", "smaragdine study all -o out"),
 }
 
 
@@ -65,14 +74,19 @@ def study_parser(name: str) -> Parser:
     parser = Parser(f"study {name}", description, f"  {example}")
     _add_common(parser)
     parser.add_argument(
-        "--size", choices=tuple(SIZES), help="of it all (base where there is a GPU, else small)"
+        "--size", choices=tuple(SIZES), help="size of the whole study (base with a GPU, else small)"
     )
-    parser.add_argument("--runs", metavar="N", type=positive_count, help="of each setting (base 5, small 3)")
+    parser.add_argument(
+        "--runs", metavar="N", type=positive_count, help="runs of each setting (base 5, small 3)"
+    )
     if name in ("precision", "all"):
         parser.add_argument(
-            "--experiments", metavar="N", type=positive_count, help="of so many runs each, for precision (9)"
+            "--experiments",
+            metavar="N",
+            type=positive_count,
+            help="experiments of so many runs each, for precision (9)",
         )
-    model = parser.add_argument_group("what is run; several, separated by commas: all combinations")
+    model = parser.add_argument_group("what to run; of several, separated by commas, all combinations")
     model.add_argument("--framework", metavar="F", help=f"{', '.join(FRAMEWORKS)} (torch)")
     model.add_argument("--stage", metavar="S", help=", ".join(STAGES))
     model.add_argument("--precision", metavar="P", help=f"{', '.join(PRECISIONS)} (fp32)")
@@ -80,9 +94,11 @@ def study_parser(name: str) -> Parser:
     model.add_argument("--hidden", metavar="N", type=counts, default=[], help="hidden size")
     model.add_argument("--batch", metavar="N", type=positive_count, help="sequences in a step")
     model.add_argument("--length", metavar="N", type=positive_count, help="tokens in a sequence")
-    model.add_argument("--seconds", metavar="S", type=positive_seconds, help="of steps in a run, at least")
+    model.add_argument(
+        "--seconds", metavar="S", type=positive_seconds, help="least time for the steps of a run"
+    )
     model.add_argument("--data", metavar="DIR", help="CoLA's files or texts (default: generated)")
-    parser.add_argument("--trace-steps", metavar="N", type=positive_count, help="how many steps are traced")
+    parser.add_argument("--trace-steps", metavar="N", type=positive_count, help="trace so many steps")
     return parser
 
 
@@ -95,14 +111,21 @@ def custom_parser() -> Parser:
         "  smaragdine study custom train.py --vary batch=16,32 -- --epochs 1 --batch-size {batch}",
     )
     parser.usage = "smaragdine study custom PROGRAM --vary NAME=V,… [options] [-- the program's arguments]"
-    parser.add_argument("program", metavar="PROGRAM", nargs="?", help="as smaragdine run takes it")
+    parser.add_argument("program", metavar="PROGRAM", nargs="?", help="the program, as for smaragdine run")
     parser.add_argument(
-        "--vary", metavar="NAME=V,…", type=parameter, action="append", default=[], help="what varies; again"
+        "--vary",
+        metavar="NAME=V,…",
+        type=parameter,
+        action="append",
+        default=[],
+        help="values to try; repeat it for more names",
     )
     _add_common(parser)
-    parser.add_argument("--runs", metavar="N", type=positive_count, default=3, help="of each setting (3)")
     parser.add_argument(
-        "--trace-steps", metavar="N", type=positive_count, default=20, help="how many steps are traced (20)"
+        "--runs", metavar="N", type=positive_count, default=3, help="runs of each setting (3)"
+    )
+    parser.add_argument(
+        "--trace-steps", metavar="N", type=positive_count, default=20, help="trace so many steps (20)"
     )
     parser.add_argument(
         "--trace-skip", metavar="N", type=count, default=10, help="steps before the first traced one (10)"
@@ -113,11 +136,13 @@ def custom_parser() -> Parser:
 def figures_parser() -> Parser:
     parser = Parser(
         "study figures",
-        "Every figure and table of what has been run, and a page that compares it with the paper.",
+        "Make every figure and table of what has been run, and a page that compares it with the paper.",
         "  smaragdine study figures out",
     )
-    parser.add_argument("folder", metavar="OUT", nargs="?", default="study", help="of the study (study)")
-    parser.add_argument("--json", action="store_true", help="print the findings, for machines")
+    parser.add_argument(
+        "folder", metavar="OUT", nargs="?", default="study", help="the study's folder (study)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     return parser
 
 
@@ -154,18 +179,20 @@ def _add_common(parser: Parser) -> None:
         "--output",
         metavar="OUT",
         default="study",
-        help="the study's folder; commands share it (study)",
+        help="the study's folder, which commands share (study)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would run, and how long it takes")
     parser.add_argument(
         "--keep",
         choices=KEEPS,
         default="first",
-        help="whose events stay: each setting's first run's (first)",
+        help="keep the events of these runs: each setting's first (first)",
     )
-    parser.add_argument("--timeout", metavar="S", type=positive_seconds, help="end a run after this")
-    parser.add_argument("--seed", metavar="N", type=count, help="of the order (the study's, or a new one)")
-    parser.add_argument("--json", action="store_true", help="print what was found, for machines")
+    parser.add_argument("--timeout", metavar="S", type=positive_seconds, help="end a run that takes longer")
+    parser.add_argument(
+        "--seed", metavar="N", type=count, help="seed of the order of runs (the study's, or a new one)"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
@@ -175,9 +202,9 @@ def _listed(text: str | None) -> tuple[str, ...]:
 _HELP = """\
 usage: smaragdine study bert | variants | albert | precision | all | custom | figures  [options]
 
-The paper's evaluation on this machine: run, recorded, compared with what was published, and drawn.
+Repeat the paper's evaluation on this machine: run it, compare it with what was published, draw it.
 
-  bert        pre-training, fine-tuning and prediction
+  bert        BERT's pre-training, fine-tuning and prediction
   variants    other numbers of layers and hidden sizes
   albert      ALBERT beside BERT
   precision   how alike footprints stay with fewer readings and more runs; what measuring costs
@@ -224,7 +251,7 @@ def _study(name: str, words: list[str]) -> int:
     if name == "all":
         from smaragdine.report.figures.style import look
 
-        look()  # says so where matplotlib is missing
+        look()  # says so if matplotlib is missing
 
     def then(say: Say, stop: Stop) -> bool:
         from smaragdine.study.overhead import measure_overhead
@@ -275,7 +302,7 @@ def _custom(words: list[str]) -> int:
         return code
     found = customs_of(load_results(folder), str(settings[0].facts[PROGRAM]))
     if options.json:
-        _print_json(customs_json(found))
+        print_json(customs_json(found))
     elif found.settings:
         console().print(customs_tables(found))
     return code
@@ -304,7 +331,7 @@ def _run(
     then: Callable[[Say, Stop], bool] | None = None,
     experiment_runs: int | None = None,
 ) -> int:
-    """0: all have a result; 1: some have not; more: it was stopped."""
+    """0: all runs have a result; 1: some have none; more: it was stopped."""
     from smaragdine.report.terminal import shortest_path
     from smaragdine.study.page import StudyDisplay
     from smaragdine.study.results import hardware_named, machines_of
@@ -339,7 +366,7 @@ def _run(
 
 
 def _dry_run(folder: Path, runs: Sequence[StudyRun], as_json: bool, overhead: bool = False) -> int:
-    """`overhead`: that of sampling is to be measured as well."""
+    """`overhead`: sampling's overhead will be measured too."""
     from smaragdine.report.terminal import console
     from smaragdine.study.page import runs_table
     from smaragdine.units import seconds
@@ -350,7 +377,7 @@ def _dry_run(folder: Path, runs: Sequence[StudyRun], as_json: bool, overhead: bo
     total_s = expected_s(left, took_s)
     if as_json:
         names = [run.name for run in left]
-        _print_json({"runs": len(runs), "left": names, "expected_s": total_s, "overhead_left": overhead})
+        print_json({"runs": len(runs), "left": names, "expected_s": total_s, "overhead_left": overhead})
         return 0
     out = console()
     if left:
@@ -383,7 +410,7 @@ def _draw(folder: Path) -> None:
 
 
 def _print_findings(folder: Path, names: Sequence[str], as_json: bool) -> None:
-    """Of these studies, or of all."""
+    """Findings of these studies, or of all."""
     from smaragdine.report.terminal import console
     from smaragdine.study.findings import findings
     from smaragdine.study.results import load_results
@@ -394,11 +421,6 @@ def _print_findings(folder: Path, names: Sequence[str], as_json: bool) -> None:
         [each for each in findings(results, folder) if not names or each.study in names] if results else []
     )
     if as_json:
-        _print_json([asdict(each) for each in found])
+        print_json([asdict(each) for each in found])
     elif found:
         console().print(findings_table(found))
-
-
-def _print_json(values: Any) -> None:
-    json.dump(values, sys.stdout, indent=1, allow_nan=False)
-    print()

@@ -1,4 +1,5 @@
-"""`smaragdine sweep`: run benchmarks at many limits or settings, many times, and resume what was cut off."""
+"""`smaragdine sweep`: runs benchmarks at many limits or settings, many times, and resumes what was cut
+off."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ _EXAMPLE = """\
   smaragdine sweep --parameter batch=16,32,64 --until 2% -- train.py --batch {batch}
   smaragdine sweep --resume sweeps/2026-11-15-train
   smaragdine fit sweeps/2026-11-15-train --figures figures"""
-# What an experiment file says itself.
+# What an experiment file says by itself.
 _OF_FILE = ("power", "clock", "parameter", "repeat", "devices", "gpu_type", "order", "warm_up", "cool_down",
             "baseline", "until", "timeout", "name")  # fmt: skip
-# Keys of an experiment whose options have other names.
+# Keys of an experiment whose options are called differently.
 _OPTIONS = {"power_limits": "--power", "clock_limits": "--clock", "parameters": "--parameter",
             "baseline_s": "--baseline", "timeout_s": "--timeout", "gpu_types": "--gpu-type",
             "command": "the program"}  # fmt: skip
@@ -64,8 +65,8 @@ def _parser() -> Parser:
     parser = Parser(
         "sweep",
         "Run benchmarks at many power or clock limits, or with many values of a parameter, many times and\n"
-        "in random order; each repetition is a recording. Limits come back as they were, however this ends.\n"
-        "The same command again, or --resume, goes on where it stopped. Our options come before the program.",
+        "in random order; each repetition is a recording. Limits are restored, however this ends.\n"
+        "The same command, or --resume, goes on where it stopped. Our options come before the program.",
         _EXAMPLE,
     )
     parser.usage = (
@@ -75,47 +76,57 @@ def _parser() -> Parser:
     )
     parser.add_argument("file", nargs="?", metavar="EXPERIMENT", help="YAML, TOML or JSON; see docs/sweep.md")
     parser.add_argument("-o", "--output", metavar="DIR", help="the sweep's folder (sweeps/<date>-<name>)")
-    parser.add_argument("--resume", metavar="SWEEP", help="go on with this one")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and its expected time")
+    parser.add_argument("--resume", metavar="SWEEP", help="go on with this sweep")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and how long it will take")
     parser.add_argument(
         "--retry", metavar="N", type=count, default=0, help="run what fails again, N times (0)"
     )
-    parser.add_argument("--seed", metavar="N", type=count, help="of the order (default: a new one, recorded)")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where it runs")
-    parser.add_argument("--address", metavar="A", help="of the Ray cluster (default: RAY_ADDRESS, or auto)")
-    vary = parser.add_argument_group("without an experiment file: what varies")
+    parser.add_argument(
+        "--seed", metavar="N", type=count, help="seed of the random order (a new one, recorded)"
+    )
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where to run")
+    parser.add_argument("--address", metavar="A", help="the Ray cluster's address (RAY_ADDRESS, or auto)")
+    vary = parser.add_argument_group("without an experiment file: what to vary")
     vary.add_argument("--power", metavar="W,…", type=_numbers, help="power limits in watts")
     vary.add_argument(
-        "--clock", metavar="MEM,GFX", type=_clocks, action="append", help="clocks in MHz; again"
+        "--clock",
+        metavar="MEM,GFX",
+        type=_clocks,
+        action="append",
+        help="memory and graphics clock in MHz; repeat it for more",
     )
     vary.add_argument(
         "--parameter",
         metavar="NAME=V,…",
         type=parameter,
         action="append",
-        help="{NAME} in the command; again",
+        help="values of {NAME} in the command; repeat it for more names",
     )
     more = parser.add_argument_group("without an experiment file: how")
     more.add_argument("--repeat", metavar="N", type=positive_count, help="repetitions of each setting (5)")
-    more.add_argument("--name", metavar="NAME", help="of the experiment (the program's)")
-    more.add_argument("--devices", metavar="gpu:0,…", help="set and measure these (default: all visible)")
-    more.add_argument("--gpu-type", metavar="T,…", help="of the nodes it runs on; for --engine ray")
+    more.add_argument("--name", metavar="NAME", help="the experiment's name (the program's)")
+    more.add_argument("--devices", metavar="gpu:0,…", help="set and measure these (all visible)")
+    more.add_argument("--gpu-type", metavar="T,…", help="run on nodes with these GPUs; for --engine ray")
     more.add_argument(
-        "--order", choices=("shuffled", "listed"), help="of settings in a repetition (shuffled)"
+        "--order", choices=("shuffled", "listed"), help="order of settings in a repetition (shuffled)"
     )
     more.add_argument("--warm-up", metavar="N", type=count, help="runs before the first repetition (0)")
-    more.add_argument("--cool-down", metavar="°C", type=float, help="wait until the GPUs are this cool")
-    more.add_argument("--baseline", metavar="S", type=positive_seconds, help="measure idle power first")
+    more.add_argument("--cool-down", metavar="°C", type=float, help="first wait until the GPUs are this cool")
+    more.add_argument(
+        "--baseline", metavar="S", type=positive_seconds, help="first measure idle power for so long"
+    )
     more.add_argument(
         "--until", metavar="P%", type=percentage,
-        help="enough when the 95%% interval of a setting's energy is within ± this (3 repetitions at least)",
+        help="stop repeating when the 95%% interval of the energy is within ± this (at least 3 times)",
     )  # fmt: skip
-    more.add_argument("--timeout", metavar="S", type=positive_seconds, help="end a repetition after this")
+    more.add_argument(
+        "--timeout", metavar="S", type=positive_seconds, help="end a repetition that takes longer"
+    )
     return parser
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and the program with everything that follows it."""
+    """Splits our words from the program and all that follows it."""
     flags = ("--dry-run", "--help", "-h")
     i = 0
     while i < len(words):
@@ -173,14 +184,14 @@ def _of_words(program: Sequence[str], options: argparse.Namespace) -> Experiment
 
 
 def _as_option(error: UserError) -> UserError:
-    """A mistake at a key of an experiment, for somebody who has given options."""
+    """Words an error at a key of an experiment for somebody who gave options."""
     key = r"command line: experiments\[0\]\.(?:benchmarks\[0\]\.)?(\w+)[^:]*: "
     found = re.fullmatch(key + r"(.*)", error.reason)
     if found is None:
         return error
     option = _OPTIONS.get(found[1]) or f"--{found[1].replace('_', '-')}"
     remedy = error.remedy.replace("Example: command: ", "Example: ").replace("Use repeat", "Use --repeat")
-    # Other remedies are about the keys of a file.
+    # Other remedies speak of keys in a file.
     own = remedy.startswith(("Use --", "Allowed")) or (found[1] == "command" and "Example" in remedy)
     return UserError(option, found[2], remedy if own else "See smaragdine sweep --help")
 

@@ -1,4 +1,4 @@
-"""`smaragdine tune`: record a program, try power limits while it runs, and settle on the best."""
+"""`smaragdine tune`: records a program, tries power limits while it runs, and settles on the best."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from smaragdine.cli.parsing import (
     positive_seconds,
     positive_watts,
     split_words,
+    weight,
 )
 from smaragdine.cli.recorded import cut_short, end_like, finishing, report
 from smaragdine.errors import UserError
@@ -45,15 +46,13 @@ def _parser() -> Parser:
         _EXAMPLE,
     )
     parser.usage = "smaragdine tune [options] [--] SCRIPT.py | -m MODULE | EXECUTABLE  [arguments]"
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", help="the recording's folder (default runs/<date>-<script>)"
-    )
+    parser.add_argument("-o", "--output", metavar="DIR", help="the recording's folder (runs/<date>-<script>)")
     parser.add_argument(
         "--power",
         metavar="W,…",
         type=_watts,
         default=(),
-        help="limits to try (default: even steps downwards)",
+        help="limits to try (even steps downwards)",
     )
     parser.add_argument(
         "--objective",
@@ -61,27 +60,33 @@ def _parser() -> Parser:
         default="energy",
         help="least energy (default), energy × delay, or eta × energy + (1 − eta) × highest power × time",
     )
-    parser.add_argument("--eta", type=_part, help="the weight of energy in cost (0.5)")
+    parser.add_argument("--eta", type=weight, help="weight of energy in cost (0.5)")
     parser.add_argument(
         "--slowdown",
         metavar="P%",
         type=percentage,
-        help="least energy with steps at most so much longer: 5%%",
+        help="least energy with steps at most so much slower: 5%%",
     )
-    parser.add_argument("--devices", type=_names, default=(), help="gpu:0,gpu:1 (default: all it sees)")
+    parser.add_argument("--devices", type=_names, default=(), help="gpu:0,gpu:1 (all that the program sees)")
     parser.add_argument(
-        "--steps", metavar="N", type=positive_count, default=20, help="in each slice, at least (20)"
+        "--steps", metavar="N", type=positive_count, default=20, help="at least so many steps per slice (20)"
     )
-    parser.add_argument("--skip", metavar="N", type=count, default=10, help="steps before the first (10)")
     parser.add_argument(
-        "--settle-s", metavar="S", type=positive_seconds, default=0.5, help="dropped after a change (0.5)"
+        "--skip", metavar="N", type=count, default=10, help="steps before the first slice (10)"
+    )
+    parser.add_argument(
+        "--settle-s",
+        metavar="S",
+        type=positive_seconds,
+        default=0.5,
+        help="drop so long after each change (0.5)",
     )
     parser.add_argument(
         "--trying",
         metavar="P%",
         type=percentage,
         default=0.1,
-        help="no search begins anew while more than this part of the time went into searches (10%%)",
+        help="search again only while searches took less than this part of the time (10%%)",
     )
     return parser
 
@@ -160,13 +165,3 @@ def _watts(text: str) -> tuple[float, ...]:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(","))
-
-
-def _part(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return value

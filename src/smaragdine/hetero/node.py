@@ -1,4 +1,4 @@
-"""What is done once per machine around a training: limits on loan, a recording, what it used in the end."""
+"""Does what is done once per machine around a training: lends limits, records, and sums up what was used."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class RankPlace:
     """Where a rank runs."""
 
     machine: str
-    name: str  # of the machine, for people
+    name: str  # the machine's name, for people
     gpu_uuid: str | None
 
 
 @dataclass(frozen=True)
 class MachineUse:
-    """What a machine's devices used, in J."""
+    """What one machine's devices used, in J."""
 
     machine: str
     energy_j: dict[str, float]
@@ -35,8 +35,8 @@ class MachineUse:
 
 
 class MeasuredBlock:
-    """The time of a block. The lowest rank of each machine does the work; what fails there fails everywhere,
-    so that no rank waits for one that is gone."""
+    """Measures a block. The lowest rank of each machine does the work. If it fails on one machine it fails on
+    all, so that no rank waits for one that is gone."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class MeasuredBlock:
         self._world = world
         self._group = group
         self._limits_w = limits_w
-        # Inside `smaragdine run` everything is recorded already.
+        # Inside `smaragdine run` everything is already recorded.
         self._record = record and not os.environ.get("SMARAGDINE_SPOOL")
         self._folder = folder
         self._open = contextlib.ExitStack()
@@ -69,7 +69,7 @@ class MeasuredBlock:
             try:
                 if self._rank == ranks[0]:
                     self._begin(ranks, places)
-            except Exception as refused:  # whatever it is, the other ranks wait for a word
+            except Exception as refused:  # whatever it is, other ranks wait for an answer
                 error = str(refused) or repr(refused)
             errors = [each for each in self._gather(error) if each]
             if errors:
@@ -79,7 +79,7 @@ class MeasuredBlock:
 
     def end(self, failed: bool) -> None:
         if failed:
-            # Other ranks may be anywhere: nothing is asked of them.
+            # Other ranks may be anywhere: ask them nothing.
             self._open.close()
             return
         self._gather(None)
@@ -104,7 +104,7 @@ class MeasuredBlock:
         try:
             self._open.close()
             used = self._used()
-        except Exception as failed:  # as in the beginning: the other ranks wait for a word
+        except Exception as failed:  # as at the beginning, other ranks wait for an answer
             error = str(failed) or repr(failed)
         ended: list[tuple[MachineUse | None, str]] = self._gather((used, error))
         errors = [each for _, each in ended if each]
@@ -147,8 +147,8 @@ def _place() -> RankPlace:
 
 
 def gpus_of(uuids: Sequence[str | None]) -> tuple[list[str], list[str]]:
-    """The GPUs of a machine's ranks that NVML knows here, and those that it does not: each rank may see its
-    own alone."""
+    """The GPUs of a machine's ranks that NVML knows here, and those it does not: each rank may see only its
+    own."""
     from smaragdine.jobs.lender import devices_here
 
     found = list(dict.fromkeys(uuid for uuid in uuids if uuid is not None))
@@ -157,7 +157,7 @@ def gpus_of(uuids: Sequence[str | None]) -> tuple[list[str], list[str]]:
 
 
 def set_limits(opened: contextlib.ExitStack, wanted: Sequence[tuple[str | None, float]]) -> None:
-    """Set (UUID of a GPU, W) until `opened` closes: by lease where there is a daemon."""
+    """Sets (UUID of a GPU, W) until `opened` closes; through the daemon's lease, if there is a daemon."""
     from smaragdine.jobs.lender import devices_here, lender, ranges_here, wanted_limits
     from smaragdine.jobs.setting import Setting
 

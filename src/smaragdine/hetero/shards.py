@@ -1,7 +1,7 @@
 """Unequal shards for PyTorch's DistributedDataParallel, which averages gradients as if shards were equal.
 
-Each rank's loss is multiplied so that this average is the mean over the whole global batch. Nothing else is
-touched: mixed precision, gradient accumulation, `no_sync`, clipping and communication hooks work as they do.
+We multiply each rank's loss so that this average is the mean over the whole global batch. Nothing else
+changes: mixed precision, gradient accumulation, `no_sync`, clipping and communication hooks work as before.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _MOST = 10**9
 
 @dataclass(frozen=True)
 class SavedAllocation:
-    """By rank."""
+    """Batches and limits, by rank."""
 
     batches: tuple[int, ...]
     power_limits_w: tuple[float, ...] | None = None
-    gpus: tuple[str, ...] = ()  # names in the file
+    gpus: tuple[str, ...] = ()  # their names in the file
 
 
 def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> SavedAllocation:
-    """An answer of `smaragdine allocate --json`: `method`'s, else the cheapest that is fast enough."""
+    """Reads an answer of `smaragdine allocate --json`: by default the cheapest that is fast enough."""
     file = Path(path)
     try:
         values = read_json(file)
@@ -65,8 +65,8 @@ def read_allocation(path: str | os.PathLike[str], method: str | None = None) -> 
 
 
 def _preference(answer: Mapping[str, Any]) -> tuple[bool, float, bool]:
-    """What keeps to the slowdown that was asked for comes first, however much cheaper a slower one is. An
-    answer that was preferred to one it cannot be told from stands for it."""
+    """Answers that keep to the slowdown come first, however much cheaper a slower one is. If an answer was
+    preferred to a cheaper one that it cannot be told from, that cost counts."""
     least = float(answer.get("tie", answer)["cost"])
     return bool(answer.get("too_slow")), float(f"{least:.9g}"), answer["method"] != "optimal"
 
@@ -95,19 +95,20 @@ def _bad(file: Path, why: str) -> UserError:
     return UserError(f"{file} is no allocation", why, "Make one: smaragdine allocate … --json > FILE")
 
 
-# Which samples a rank gets of every global batch. Every rank computes the same, and nobody has to ask.
+# Which samples a rank gets of every global batch. All ranks compute the same, so none must ask.
 
 
 @dataclass(frozen=True)
 class RankPart:
     """A rank's part of one global batch."""
 
-    samples: int  # of this rank
+    samples: int  # this rank's
     global_samples: int
 
 
 def shares(total: int, batches: Sequence[int]) -> list[int]:
-    """`total` samples in proportion to `batches`, by largest remainder; the lower rank first in a tie."""
+    """Splits `total` samples in proportion to `batches`, by largest remainder; in a tie the lower rank
+    wins."""
     whole = sum(batches)
     found = [total * batch // whole for batch in batches]
     by_remainder = sorted(range(len(batches)), key=lambda rank: (-(total * batches[rank] % whole), rank))
@@ -117,8 +118,8 @@ def shares(total: int, batches: Sequence[int]) -> list[int]:
 
 
 def permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The order of an epoch. numpy promises this generator's numbers for all its versions: unequal machines
-    need not have equal ones."""
+    """The order of an epoch. numpy promises the same numbers from this generator in all its versions, so
+    machines may have different ones."""
     return np.random.RandomState([seed, epoch]).permutation(count)
 
 
@@ -141,7 +142,7 @@ class ShardSampler:
         return self._count // whole if self._drop_last else -(-self._count // whole)
 
     def parts(self) -> Iterator[RankPart]:
-        """What `__iter__` gives, as counts."""
+        """The sizes of what `__iter__` gives."""
         for begin in self._begins():
             total = min(sum(self._batches), self._count - begin)
             yield RankPart(shares(total, self._batches)[self._rank], total)
@@ -153,7 +154,7 @@ class ShardSampler:
             counts = shares(len(indices), self._batches)
             first = sum(counts[: self._rank])
             mine = indices[first : first + counts[self._rank]]
-            # A rank without samples must still take part in the all-reduce: a sample stands in, and has no
+            # A rank without samples must still take part in the all-reduce: a sample stands in, with no
             # weight.
             yield (mine if mine.size else indices[:1]).tolist()
 
@@ -174,12 +175,12 @@ def split(
     record: bool = True,
     folder: str | os.PathLike[str] | None = None,
 ) -> Shards:
-    """How every global batch is split over the ranks.
+    """Splits every global batch over the ranks.
 
-    `batches` has the samples of each rank, in the order of ranks, or is the path of an allocation
-    (`smaragdine allocate --json`), of which `method` names an answer (the cheapest that is fast enough).
-    `power_limits`, in W by rank or True for the allocation's, are set for the time of the `with` block.
-    `record` measures its energy, into `folder`.
+    `batches` has the samples of each rank, by rank; or it is the path of an allocation (`smaragdine allocate
+    --json`), of which `method` names an answer (by default the cheapest that is fast enough). `power_limits`,
+    in W by rank, or True for the allocation's, hold during the `with` block. `record` measures the block's
+    energy, into `folder`.
     """
     if isinstance(batches, str | os.PathLike):
         allocation = read_allocation(batches, method)
@@ -197,7 +198,7 @@ def split(
 
 
 class Shards:
-    """This rank's part of the split; as a context, limits and a recording for the time of the block."""
+    """This rank's part of the split. As a context, it sets limits and records during the block."""
 
     def __init__(self, batches: Sequence[int], rank: int, group: Any, measured: MeasuredBlock) -> None:
         self.batches = tuple(batches)  # by rank
@@ -218,7 +219,7 @@ class Shards:
 
     @property
     def part(self) -> RankPart | None:
-        """Of the batch that the loader gave last; a stand-in has 0 samples."""
+        """This rank's part of the batch that the loader gave last; 0 samples if one stands in."""
         return self._part
 
     def loader(
@@ -230,7 +231,7 @@ class Shards:
         drop_last: bool = False,
         **options: Any,
     ) -> ShardLoader:
-        """Batches of this rank, by a DataLoader with these `options`; an uneven last one is split in
+        """This rank's batches, from a DataLoader with these `options`; a smaller last batch is split in
         proportion."""
         mine = [name for name in _OURS if name in options]
         if mine:
@@ -244,10 +245,10 @@ class Shards:
         return ShardLoader(self, dataset, sampler, options)
 
     def weight(self, loss: Any, count: Any = None, *, summed: bool = False) -> Any:
-        """`loss` so that the ranks' mean gradient is that of the mean over the global batch.
+        """Scales `loss` so that the mean of the ranks' gradients is that of the mean over the global batch.
 
-        `loss` is a mean over `count` elements of this rank (a sum with `summed`); without a count the
-        elements are the samples of the batch that the loader gave last. Every rank calls it for every batch.
+        `loss` is a mean over `count` elements of this rank (a sum if `summed`). Without a count, the elements
+        are the samples of the batch that the loader gave last. Every rank calls it for every batch.
         """
         part = self._part
         if count is None:
@@ -258,7 +259,7 @@ class Shards:
             return loss * (factor if part.samples else 0.0)
         import torch
 
-        # On the loss's device from end to end: nobody waits for a number to arrive here.
+        # All of it on the loss's device, so that nobody waits for a number to arrive here.
         kind = torch.float32 if loss.device.type == "mps" else torch.float64
         mine = torch.as_tensor(count, dtype=kind, device=loss.device).detach().reshape(())
         if part is not None and not part.samples:
@@ -272,7 +273,8 @@ class Shards:
         return loss * factor.to(loss.dtype)
 
     def wrap(self, module: Any, **options: Any) -> Any:
-        """`module` in DistributedDataParallel with these options; one that is wrapped already as it is."""
+        """Wraps `module` in DistributedDataParallel with these options; returns it unchanged if it is wrapped
+        already."""
         from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm  # pyright: ignore[reportPrivateUsage]
         from torch.nn.parallel import DistributedDataParallel
 
@@ -314,7 +316,7 @@ class ShardLoader:
         self.loader: Any = DataLoader(dataset, batch_sampler=sampler, **options)  # pyright: ignore[reportArgumentType]
 
     def set_epoch(self, epoch: int) -> None:
-        """Another order for every epoch, the same on all ranks; call it before each."""
+        """Chooses another order for every epoch, the same on all ranks. Call it before each epoch."""
         self.sampler.epoch = epoch
 
     def __len__(self) -> int:

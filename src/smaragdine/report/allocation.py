@@ -1,4 +1,4 @@
-"""Allocations as tables for a terminal, or for a paper."""
+"""Prints allocations, platforms, batch sizes and profiles as tables for a terminal, or for a paper."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _notes(answers: Sequence[Answer]) -> list[str]:
 
 
 def _tie_words(answer: Answer, tie: Tie) -> str:
-    """What was cheaper, by how little, and what the answer has before it."""
+    """What would be cheaper, by how little, and why this answer was preferred."""
     chosen, cheapest, of = answer.allocation, tie.cheapest, unit(answer.objective)
     split = " + ".join(str(share.batch) for share in cheapest.shares)
     steps_s = [step_time_s(each.shares, answer.objective.all_reduce_s) for each in (chosen, cheapest)]
@@ -151,13 +151,13 @@ def _table(*headers: str) -> Table:
 
 # Platforms and batch sizes as tables for a terminal.
 
-_LAST = 20  # recurrences, by which the bandit should have settled
+_LAST = 20  # recurrences: by then the bandit should have settled
 
 
 def platform_tables(
     scale: Standard, missed: Mapping[str, Sequence[Miss]], ranked: Sequence[Choice]
 ) -> RenderableType:
-    table = _table_platform("GPU", "slowness", "draw", "highest limit")
+    table = _platform_table("GPU", "slowness", "draw", "highest limit")
     for row in scale_json(scale):
         table.add_row(
             visible(row["gpu"]), f"{row['slowness']:.3f}", f"{row['draw']:.3f}", f"{row['highest_w']:g} W"
@@ -165,7 +165,7 @@ def platform_tables(
     parts: list[RenderableType] = [table]
     parts.append(Text("time and power of an unlimited epoch, the standard device's being 1", style="dim"))
     for name, misses in missed.items():
-        errors = _table_platform(
+        errors = _platform_table(
             f"known there: {name}", "epochs", "time: median", "90 %", "energy: median", "90 %"
         )
         for row in misses_json({name: misses}):
@@ -175,7 +175,7 @@ def platform_tables(
     if missed:
         parts.append(Text("absolute errors, each workload left out on each GPU in turn", style="dim"))
     if ranked:
-        choice = _table_platform("best first", "limit", "time", "energy")
+        choice = _platform_table("best first", "limit", "time", "energy")
         for each in ranked:
             of = each.prediction
             choice.add_row(
@@ -215,7 +215,7 @@ def misses_json(missed: Mapping[str, Sequence[Miss]]) -> list[dict[str, Any]]:
 def batch_tables(
     sizes: Sequence[BatchSize], best: BatchSize, default: BatchSize, replays: Sequence[Replay]
 ) -> RenderableType:
-    table = _table_platform("batch", "limit", "epochs", "cost", "energy", "time", "")
+    table = _platform_table("batch", "limit", "epochs", "cost", "energy", "time", "")
     for size in sizes:
         mark = "best" if size is best else "default" if size.batch == default.batch else ""
         style = "bold" if size is best else "" if size.reaches else "dim"
@@ -249,7 +249,7 @@ def _row(size: BatchSize) -> tuple[str, ...]:
     return (str(size.batch), f"{size.power_limit_w:g} W", *figures)
 
 
-def _table_platform(*headers: str) -> Table:
+def _platform_table(*headers: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, header in enumerate(headers):
         table.add_column(header, justify="right" if i and header else "left", no_wrap=True)
@@ -294,5 +294,5 @@ def profile_table(
 
 
 def _part(error: float | None, value: float) -> str:
-    """The standard error, as a part of the value."""
+    """The standard error as a part of the value."""
     return "" if error is None or value <= 0 else f"± {error / value:.1%}"

@@ -1,4 +1,4 @@
-"""What changed between runs, and how precise footprints are, as tables for a terminal."""
+"""Prints what changed between runs, and how precise footprints are, as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def what_is_compared(comparison: Comparison, a: Sequence[Footprint], b: Sequence
 def matrix_tables(
     labels: Sequence[str], matrices: Sequence[tuple[str, Sequence[Sequence[Correlation]]]]
 ) -> RenderableType:
-    """The similarity of many runs, for each of several quantities."""
+    """How alike many runs are, each to each, in several quantities."""
     letters = [letter(i) for i in range(len(labels))]
     parts: list[RenderableType] = [
         Text(f"{name}  {label}") for name, label in zip(letters, labels, strict=True)
@@ -166,7 +166,7 @@ def _sentence(text: str) -> str:
 
 
 def letter(i: int) -> str:
-    """a … z, then a1 … z1 and so on."""
+    """Counts in letters: a … z, then a1 … z1 and so on."""
     return chr(ord("a") + i % 26) + (str(i // 26) if i >= 26 else "")
 
 
@@ -179,7 +179,7 @@ _SCORE_NOTE = (
 
 
 def thinned_table(scores: Mapping[str, Sequence[Score]]) -> RenderableType:
-    """ASSS: every k-th reading against all of them."""
+    """ASSS: the footprint from every k-th reading against that from all."""
     lines = [
         Line(f"{device}  every {_ordinal(score.n)}", _score_figures(score))
         for device, of_device in scores.items()
@@ -191,7 +191,7 @@ def thinned_table(scores: Mapping[str, Sequence[Score]]) -> RenderableType:
 
 
 def widening_table(found: Widening) -> RenderableType:
-    """ASSW: one experiment against more of them."""
+    """ASSW: one experiment against more and more of them."""
     lines = [Line(f"the first {score.n}, itself among them", _score_figures(score)) for score in found.pooled]
     lines += [
         Line(f"{score.n} other{'s' if score.n > 1 else ''}", _score_figures(score))

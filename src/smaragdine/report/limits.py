@@ -1,4 +1,4 @@
-"""Fits, sweeps and tuning against a limit, as tables for a terminal or a paper."""
+"""Prints fits, sweeps and tuning against a limit, as tables for a terminal or a paper."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from smaragdine.sweep.table import Repetition
 from smaragdine.tuning.process import PartSaved, Searched, TuneOutcome
 from smaragdine.units import joule_seconds, joules, seconds, si, watts
 
-# Fits against a limit as tables for a terminal, or to paste into a paper.
+# Fits.
 
 TITLES = {
     "energy": "Energy",
@@ -82,7 +82,7 @@ def varying(found: Analysis) -> tuple[list[str], str]:
 
 
 def telling(groups: Sequence[Mapping[str, Value]]) -> list[str]:
-    """The columns in which groups differ. Experiments of one sweep need not have the same."""
+    """The columns in which groups differ. Experiments of one sweep may have different columns."""
     names = dict.fromkeys(name for by in groups for name in by)
     return [name for name in names if len({str(by.get(name)) for by in groups}) > 1]
 
@@ -93,7 +93,7 @@ def value_text(quantity: str, value: float) -> str:
 
 
 def of_words(of: GroupFit) -> str:
-    """What time and energy are of, to put behind their names."""
+    """What time and energy cover, to put after their names."""
     return _OF.get(of.group.of or "", "")
 
 
@@ -102,7 +102,7 @@ def limit_text(limit: float, unit: str) -> str:
 
 
 def fit_tables(found: Analysis, quantities: Sequence[str]) -> RenderableType:
-    """One table for each quantity, a line for each group, and what one must know to read them."""
+    """One table per quantity, one line per group, and notes that help to read them."""
     names, common = varying(found)
     units = {each.group.unit for each in found.groups}
     unit = f" ({units.pop()})" if len(units) == 1 and "" not in units else ""
@@ -125,7 +125,7 @@ def fit_tables(found: Analysis, quantities: Sequence[str]) -> RenderableType:
 
 
 def front_table(found: Analysis) -> RenderableType:
-    """The limits no other beats in both time and energy."""
+    """The limits that no other beats in both time and energy."""
     names, _ = varying(found)
     header = "fastest → least energy"
     lines = [
@@ -169,7 +169,7 @@ def _remarks(of: GroupFit, quantity: str) -> list[str]:
 
 
 def _verdict(of: GroupFit, quantity: str) -> str:
-    """In a word, for a table's line; the notes below it say more."""
+    """One word for a table's line; the notes below say more."""
     fit = of.parabolas[quantity]
     fits, _ = judge(fit)
     if fits is None:
@@ -224,13 +224,13 @@ def _listed(limits: Sequence[float], unit: str) -> str:
     return ", ".join(f"{limit:.4g}" for limit in limits) + (f" {unit}" if unit else "")
 
 
-# A sweep on the terminal: its plan, and how far it is.
+# A sweep on the terminal: its plan and its progress.
 
 _MOST_ROWS = 200
 
 
 def plan_table(plan: Plan, left: Sequence[Task]) -> RenderableType:
-    """Every repetition that is still to run, in order; of a long plan its beginning."""
+    """Every repetition that is left, in order; of a long plan only the beginning."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("", "experiment", "benchmark", "setting", "repetition", "command"):
         table.add_column(header, justify="right" if header in ("", "repetition") else "left")
@@ -255,7 +255,7 @@ def row_words(task: Task, row: Repetition) -> str:
 
 
 class SweepDisplay(RunsDisplay):
-    """Tells how a sweep goes; `first` is said once it is sure to go."""
+    """Shows how a sweep goes; says `first` once it is sure to begin."""
 
     def __init__(self, note: Callable[[str], None], total: int, first: str) -> None:
         super().__init__(note, total)
@@ -276,11 +276,11 @@ _MOST_SEARCHES = 3
 
 def tune_tables(found: TuneOutcome) -> list[Table]:
     """The limits of each of the last searches."""
-    return [_table(search) for search in found.searches[-_MOST_SEARCHES:]]
+    return [_search_table(search) for search in found.searches[-_MOST_SEARCHES:]]
 
 
 def tune_lines(found: TuneOutcome) -> Iterator[str]:
-    """What is to be said, in one line each."""
+    """All there is to say, line by line."""
     if not found.searches:
         yield "no limit was tried: " + (found.problem or "the program ended before enough steps were seen")
         return
@@ -334,7 +334,7 @@ def _part(part: PartSaved, more: str, less: str) -> str:
     return f"{100 * part.part:.1f} % [{100 * part.low:.1f}, {100 * part.high:.1f}] {more}"
 
 
-def _table(search: Searched) -> Table:
+def _search_table(search: Searched) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("limit", "slices", "steps", "time a step", "energy a step", "power", ""):
         table.add_column(name, justify="left" if not name else "right")

@@ -1,8 +1,8 @@
-"""`--live`: power per device, the machine's joules so far and their expected total, on the last line.
+"""`--live`: shows power per device, the machine's joules so far and their expected total on the last line.
 
-What of it is the program's is known at its end.
+How much of that is the program's is known only at its end.
 
-The program's output scrolls above it: the line is outside the scrolling region, and every update is one
+The program's output scrolls above: the line lies outside of the scrolling region, and each update is one
 write that puts the cursor back where the program left it.
 """
 
@@ -34,7 +34,7 @@ Feed = Callable[[Path, list[Any], dict[str, Any]], None]
 
 @dataclass
 class RunProgress:
-    """What is known so far; one per run. Energies in J, only of devices that add up."""
+    """What is known so far; one per run. Energies in J, over devices that add up."""
 
     t_ns: list[int] = field(default_factory=list)
     total_j: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class RunProgress:
     _marks: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self, channels: list[dict[str, Any]], values: dict[str, list[float]]) -> None:
-        """One second's readings, as the recorder's feed has them."""
+        """Takes one second's readings from the recorder's feed."""
         if not self.t_ns and values:
             self.t_ns.append(int(min(v[3] for v in values.values())))
             self.total_j.append(0.0)
@@ -60,7 +60,7 @@ class RunProgress:
             last = self._last.get(number, (int(first_ns), first))
             self._last[number] = (int(t_ns), newest)
             if channel["quantity"] == "power":
-                # Samples say what is drawn now; where a counter says what was used, it is believed.
+                # Samples show what is drawn now; if a counter says what was used, believe it.
                 power_now[device] = mean
                 if not self._has_counter(channels, device):
                     self._add(device, mean * (t_ns - last[0]) * 1e-9)
@@ -86,7 +86,7 @@ class RunProgress:
         self.energy_j[device] = self.energy_j.get(device, 0.0) + max(0.0, used_j)
 
     def read_marks(self, spool: Path) -> None:
-        """Epoch marks that are new since the last look."""
+        """Reads epoch marks that are new since last time."""
         for path in spool.glob("marks-*.jsonl"):
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 file.seek(self._offsets.get(path.name, 0))
@@ -96,9 +96,10 @@ class RunProgress:
                 self._marks += [mark for mark in parse_lines(whole.splitlines()) if mark["name"] in wanted]
 
     def expected_j(self) -> tuple[float, float] | None:
-        """The whole run's energy and its standard deviation, once two epochs are done and all are planned."""
+        """The whole run's energy and its standard deviation; from the second epoch on, if their number is
+        known."""
         marks = sorted(self._marks, key=lambda mark: mark["t_ns"])
-        # A second fit() has a plan of its own.
+        # A second fit() has its own plan.
         begun = [i for i, mark in enumerate(marks) if mark["name"] == "train_begin"]
         current = marks[begun[-1] :] if begun else marks
         planned = next((mark["total"] for mark in current if mark["total"]), None)
@@ -108,10 +109,10 @@ class RunProgress:
         edges = np.interp([t for _, s, e in epochs for t in (s, e)], self.t_ns, self.total_j)
         each_j = edges[1::2] - edges[0::2]
         last_index = epochs[-1][0]
-        # A resumed training plans ten epochs in all and begins with the sixth.
+        # A resumed training may plan ten epochs in all and begin with the sixth.
         finished = last_index + 1 if last_index is not None else len(epochs)
         done, left = len(epochs), max(0, planned - finished)
-        # The epochs to come scatter, and their mean is itself known only from those that are done.
+        # Epochs to come scatter, and we know their mean only from those that are done.
         spread_j = statistics.stdev(each_j) * (left + left**2 / done) ** 0.5
         return float(edges[-1] + left * each_j.mean()), float(spread_j)
 
@@ -125,7 +126,7 @@ class RunProgress:
 
 
 class LastLine:
-    """The terminal's last line, kept out of the scrolling region."""
+    """Keeps the terminal's last line out of the scrolling region."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -137,7 +138,7 @@ class LastLine:
         except OSError:
             return
         if rows < 2 or columns < 2:
-            return  # no room, or a terminal that does not know its size
+            return  # no room, or the terminal does not know its size
         reserve = "" if rows == self._rows else self._reserve(rows)
         self._write(f"{reserve}\x1b7\x1b[{rows};1H\x1b[2K{text[: columns - 1]}\x1b8")
 
@@ -178,7 +179,7 @@ def live_line() -> Iterator[Feed]:
         last_line.release()
 
 
-# How far many runs are, on stderr: a bar on a terminal, lines elsewhere.
+# The progress of many runs on stderr: a bar on a terminal, lines elsewhere.
 
 
 def left_words(found: Progress) -> str:

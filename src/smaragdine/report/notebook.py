@@ -1,4 +1,4 @@
-"""A recording, a footprint and a diagram as a notebook shows them: HTML in the notebook's own colours."""
+"""Shows recordings, footprints and diagrams in a notebook: HTML in the notebook's own colours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TERMINAL = 110  # columns
 _DEPTH = 4
 _LEAST_SHARE = 0.005
 _MOST_NODES = 300  # a notebook keeps every output it shows
-# Bars in emerald, which reads on white and on black; all else takes the notebook's colours.
+# Bars are emerald, which reads on white and on black; all else takes the notebook's colours.
 _STYLE = """<style>
 .smg{font:13px/1.45 system-ui,sans-serif;font-variant-numeric:tabular-nums;max-width:68em}
 .smg table{font:inherit;font-variant-numeric:inherit;border-collapse:collapse;border:0;margin:.2em 0 .6em}
@@ -41,7 +41,7 @@ _STYLE = """<style>
 
 
 def html(shown: Any) -> str:
-    """What `_repr_html_` gives for a Footprint, a Node, a Recording or a Run."""
+    """The `_repr_html_` of a Footprint, a Node, a Recording or a Run."""
     if isinstance(shown, Footprint):
         return _whole(footprint_html(shown))
     if isinstance(shown, Node):
@@ -207,7 +207,7 @@ def _table(headers: Sequence[str], rows: Sequence[str]) -> str:
 
 
 def _tree(node: Node) -> list[str]:
-    """The diagram as lines that unfold, the first two levels open."""
+    """The diagram as lines that unfold, with two levels open."""
     left = [_MOST_NODES]
     parts = [_branch(node, 0, left)]
     for device, total in node.footprint.devices.items():
@@ -244,7 +244,7 @@ def _line(text: str, style: str) -> str:
 
 
 def _name(name: str) -> str:
-    """A qualified name, which may be broken where a segment or a word of it ends."""
+    """A qualified name that may break after a segment or a word."""
     return _text(name).replace("/", "/<wbr>").replace("_", "_<wbr>")
 
 

@@ -1,4 +1,4 @@
-"""A recording as people read it: its energy, what was traced, and where a step's joules go."""
+"""Prints a recording for people: its energy, what was traced, and where the joules of a step go."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from smaragdine.report.terminal import FittingTable, Line, how_it_ended, run_tab
 from smaragdine.tracing.absence import why_no_operations
 from smaragdine.units import joules, plain, plus_minus, seconds, si, watts
 
-# A footprint as tables for a terminal, and its tree.
+# A footprint as tables for a terminal, and as a tree.
 
 _HEADERS = ("phase", "energy ± 95 %", "share", "power", "busy", "count", "basis")
-# What gives way, first to last, where a terminal is too narrow for names and all figures.
+# Columns that give way, first to last, if the terminal is too narrow for names and all figures.
 _GIVES_WAY = ("basis", "busy", "count", "power", "share", "phase")
 _NONE = "–"
-_BAR = 6  # characters
+_BAR = 6  # width in characters
 
 
 def footprint_tables(footprint: Footprint, top: int) -> RenderableType:
-    """Per device its names by falling energy, idle, other processes, and the sum they make."""
+    """Per device: names with the most energy first, idle, other processes, and the sum."""
     parts: list[RenderableType] = []
     for device, total in footprint.devices.items():
         parts += [device_table(device, total, footprint, top), *_device_remarks(total), Text("")]
@@ -103,7 +103,7 @@ def _sum(energy_j: float, total: DeviceTotal) -> dict[str, str]:
 
 
 def _within(energy_j: float, uncertainty_j: float | None) -> str:
-    """No digits that the uncertainty does not allow."""
+    """Without digits that the uncertainty does not allow."""
     return joules(energy_j) if uncertainty_j is None else plus_minus(energy_j, uncertainty_j, "J")
 
 
@@ -115,7 +115,7 @@ def _share(energy_j: float, total: DeviceTotal) -> str:
 
 
 def _bar(part: float) -> str:
-    """In eighths of a character."""
+    """A bar in eighths of a character."""
     eighths = round(max(0.0, min(part, 1.0)) * _BAR * 8)
     return ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(_BAR)
 
@@ -170,10 +170,8 @@ def _label(node: Node) -> Text:
     )
 
 
-# A recording as people read it: its energy, what was traced, and where a step's joules go.
-
-_NOISE = 1e-9  # of a mean: a smaller spread is that of the arithmetic
-_LEAST_SHARE = 0.02  # of its parent; smaller ones are summed up in the tree
+_NOISE = 1e-9  # of a mean: a smaller spread comes from rounding
+_LEAST_SHARE = 0.02  # of its parent; the tree sums up smaller ones
 
 
 def overview_tables(
@@ -183,8 +181,8 @@ def overview_tables(
     top: int,
     depth: int,
 ) -> RenderableType:
-    """`shown` is the footprint to print: a step's, or what was traced, merged or not; `rows` the same in the
-    groups and the order asked for."""
+    """`shown` is the footprint to print: of a step or of what was traced, merged or not. `rows` is the same,
+    grouped and sorted as asked for."""
     parts: list[RenderableType] = [
         run_tables(run.summary, idle=run.is_baseline),
         Text(""),
@@ -249,7 +247,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def _part(part: float) -> str:
-    """99.96 % is not all."""
+    """Rounds so that 99.96 % does not become all."""
     return f"{part:.1%}" if part == 1 else f"{min(part, 0.999):.1%}"
 
 
@@ -287,7 +285,7 @@ def _heading(device: str, run: Run, shown: Footprint) -> Text:
     if total.per_step and step is not None and step.length_s > 0:
         line.append(f", {min(step.busy_s / step.length_s, 1.0):.0%} busy")
     elif total.per_step and device.startswith("gpu:"):
-        line.append(", from its first kernel to its last")  # it lags behind the steps of the program
+        line.append(", from its first kernel to its last")  # a GPU lags behind the program's steps
     return line
 
 
@@ -301,7 +299,7 @@ _SHORT = "its whole run is what it did until then"
 
 
 def both_summaries(a: RunSummary, b: RunSummary) -> RenderableType:
-    """Two runs: the program's part, and device by device all that was used; and where one is no whole run."""
+    """Two runs side by side: the program's part, each device's energy, and a note if one was cut short."""
     lines: list[Line] = []
     if a.program_j is not None and b.program_j is not None:
         lines.append(_both("program", a.program_j, b.program_j, "bold"))
@@ -342,8 +340,8 @@ _SAID = {
 
 
 def step_tables(run: Run, top: int) -> RenderableType:
-    """The steps that took most energy, the mean of those that one step is the mean of, and how many others
-    there are; the program's part of each device, as elsewhere in the report."""
+    """The steps that took most energy, the mean of each kind that counts, and how many others there are; as
+    everywhere, of the program's part of each device."""
     table = run.step_energies
     if table is None:
         return _dim("the program announced no steps")
@@ -359,7 +357,7 @@ def step_tables(run: Run, top: int) -> RenderableType:
         )
         for i in np.argsort(-np.nan_to_num(table.sum_j), kind="stable")[:top].tolist()
     ]
-    # Where some of a step was not read its mean is the mean power of the rest, as above the operations.
+    # If a part of a step was not read, its mean is the mean power of the rest, as above the operations.
     known_j = {device: step.energy_j for device, step in {**run.unresolved, **run.untraced}.items()}
     counts, thinned = steps.counts(), steps.thinned
     for kind, means_j in ((UNTRACED, table.thinned_mean_j | known_j), (TRACED, {})):
@@ -387,7 +385,7 @@ def _called(index: int, kind: str) -> str:
 
 
 def _mean_std(values: Floats, unit: str, mean: float | None = None) -> str:
-    """The mean, with the digits it has elsewhere in the report, and the spread."""
+    """The mean, with as many digits as elsewhere in the report, and the spread."""
     known = values[np.isfinite(values)]
     if mean is None and len(known):
         mean = float(known.mean())

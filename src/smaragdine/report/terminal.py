@@ -1,4 +1,4 @@
-"""Tables for a terminal or a log file."""
+"""Prints summaries of recordings as tables for a terminal or a log file, and fits tables to the terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from smaragdine.errors import shortened, signal_name, visible
 from smaragdine.sensors.base import Absent, Channel
 from smaragdine.units import J_PER_KWH, carbon_g, joule_seconds, joules, plain, plus_minus, seconds, si, watts
 
-_PROGRAM = "program"  # the first column of figures: the program's part of all devices
+_PROGRAM = "program"  # the first column: the program's part of all devices
 _MOST_EPOCHS = 12
 _MOST_REGIONS = 20
 _STATUS = {
@@ -38,10 +38,10 @@ _STATUS = {
 
 
 def console(stream: IO[str] | None = None, width: int | None = None) -> Console:
-    """A console that keeps its tables whole in a pipe or a log, where there is no width to ask for."""
-    out: IO[str] = stream or sys.stdout or io.StringIO()  # none at all: closed by the caller
+    """A console that keeps tables whole in a pipe or a log, which have no width."""
+    out: IO[str] = stream or sys.stdout or io.StringIO()  # None: closed by the caller
     width = width or (None if out.isatty() or "COLUMNS" in os.environ else 110)
-    # Names have square brackets, too: nothing is markup but what `Text.from_markup` makes of our own words.
+    # Names may have square brackets: only `Text.from_markup` on our own words makes markup.
     return _Console(
         file=out,
         width=width,
@@ -55,11 +55,11 @@ def console(stream: IO[str] | None = None, width: int | None = None) -> Console:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would end the program with exit code 1; whoever called us knows what a closed pipe means."""
+        """Rich would exit with code 1; our callers know what a closed pipe means."""
         raise BrokenPipeError
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Nothing that a file or a program named may reach the terminal as a command to it."""
+        """Keeps names in files and programs from reaching the terminal as commands."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
                 yield segment
@@ -69,7 +69,7 @@ class _Console(Console):
 
 
 def shortest_path(path: Path) -> str:
-    """Relative where that is inside the working folder, else absolute."""
+    """Relative if the path is inside the working folder, else absolute."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -84,8 +84,8 @@ def _table(*headers: str, left: int = 1) -> Table:
 
 
 def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = (), idle: bool = False) -> RenderableType:
-    """What the program used, energy per device, per epoch where there are epochs, and all there is to say
-    about the figures. `idle`: of a machine without a program."""
+    """What the program used, energy per device and per epoch, and remarks. `idle`: of a machine without a
+    program."""
     parts: list[RenderableType] = []
     if summary.devices:
         parts += [Text(headline(summary, idle), style="bold"), Text(""), _device_table(summary, idle)]
@@ -100,7 +100,8 @@ def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = (), idle: bool = 
 
 
 def headline(summary: RunSummary, idle: bool = False) -> str:
-    """The first figure of every view: what the program used, and of how much; without one, the machine."""
+    """The first figure of every view: what the program used, and of how much; without a program, the
+    machine."""
     time = seconds(summary.duration_s)
     parts = {d.provenance for d in summary.devices.values() if d.scope == "device" and d.energy_j is not None}
     how = "" if parts <= {"measured"} else f" ({' + '.join(sorted(parts))})"
@@ -114,12 +115,12 @@ def headline(summary: RunSummary, idle: bool = False) -> str:
     of = f"of the machine's {joules(summary.total_j)}{part} in {time}"
     line = f"your program: {joules(summary.program_j)} {of}"
     unsplit_j = summary.unsplit_j or 0.0
-    unknown = f"; whose {joules(unsplit_j)} were is not known" if unsplit_j > 1e-3 * summary.total_j else ""
+    unknown = f"; who used {joules(unsplit_j)} is not known" if unsplit_j > 1e-3 * summary.total_j else ""
     return line + how + unknown
 
 
 def carbon_line(summary: RunSummary, intensity_g_per_kwh: float) -> str:
-    """Of the program, and of the machine."""
+    """CO₂ of the program, and of the machine."""
     if summary.total_j is None:
         return "no CO₂: no energy is known"
 
@@ -135,8 +136,8 @@ def carbon_line(summary: RunSummary, intensity_g_per_kwh: float) -> str:
 
 
 def _device_table(summary: RunSummary, idle: bool) -> Table:
-    """Mean, peak and energy × delay are the machine's: nobody knows the program's from one instant to the
-    next."""
+    """Mean, peak and energy × delay are the machine's, because the program's part is not known from instant
+    to instant."""
     first = () if idle or summary.program_j is None else (_PROGRAM,)
     table = _table("device", *first, "energy" if idle else "machine", "mean", "peak", "energy × delay", "")
     table.columns[-1].justify = "left"
@@ -175,8 +176,8 @@ def _device_table(summary: RunSummary, idle: bool) -> Table:
 
 @dataclass(frozen=True)
 class _Tables:
-    """One table, or several below each other where the terminal is too narrow for all devices. The program's
-    part comes first."""
+    """One table, or several below each other if the terminal is too narrow for all devices. The program comes
+    first."""
 
     summary: RunSummary
     table: Callable[[RunSummary, Sequence[str]], Table]
@@ -268,7 +269,7 @@ def _remarks(summary: RunSummary, idle: bool) -> list[str]:
         )
     lines += [f"[dim]{escape(visible(note))}[/]" for note in summary.notes]
     for device, of in summary.owners.items():
-        # Memory that is estimated to draw the same at any time leaves nothing for it but rounding.
+        # Memory that is estimated to draw the same all the time leaves it nothing but rounding.
         least_j = 1e-4 * (of.program_j + of.other_j)
         monitor = f", monitor {joules(of.monitor_j)}" if of.monitor_j > least_j else ""
         lines.append(
@@ -328,7 +329,7 @@ def doctor_tables(channels: Sequence[Channel], absent: Sequence[Absent]) -> Rend
     return Group(*parts)
 
 
-# A table of names and figures that fits the terminal: names keep their room, figures give way.
+# Tables that fit the terminal: names keep their room, figures give way.
 
 _NAME_WIDTH = 24
 _LONGEST = 120
@@ -338,19 +339,19 @@ _GAP = 2
 @dataclass(frozen=True)
 class Line:
     name: str
-    figures: Mapping[str, str | Text]  # by header; what is not there stays empty
+    figures: Mapping[str, str | Text]  # header → cell; missing ones stay empty
     style: str = ""
 
 
 @dataclass(frozen=True)
 class FittingTable:
-    """All figures, or as many as leave the names room. A very long name is shortened in the middle."""
+    """All figures, or as many as leave room for names. A very long name is shortened in the middle."""
 
-    title: str  # of the names
+    title: str  # heads the column of names
     headers: Sequence[str]
     lines: Sequence[Line]
-    gives_way: Sequence[str]  # headers, first to last, where there is no room
-    left: Sequence[str] = ()  # headers of text, not figures
+    gives_way: Sequence[str]  # headers that go first, if there is no room
+    left: Sequence[str] = ()  # headers of columns with text
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         headers = list(self.headers)
@@ -383,7 +384,7 @@ class FittingTable:
 
 
 def _folded(name: str, room: int) -> str:
-    """Over several lines, where it is too long for one: after slashes, as a path is read."""
+    """Breaks a long name after slashes, as a path is read."""
     lines = [""]
     for part in re.findall(r"[^/]*/|[^/]+", name):
         if lines[-1] and len(lines[-1]) + len(part) > room:

@@ -1,4 +1,4 @@
-"""What the paper claims about BERT (§ 5), and the rule that judges a finding here."""
+"""What the paper claims about BERT (§ 5), its variants and ALBERT (§ 6), and the rules that judge it here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Literal
 from smaragdine.study.plan import STAGES
 from smaragdine.units import plus_minus, si
 
-# A finding: a claim of the paper, the number here, and by which rule the two agree or differ.
+# A judged claim: what the paper says, the number here, and by which rule the two agree or differ.
 
 Verdict = Literal["agrees", "differs", "not comparable"]
 
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    key: str  # with framework and precision: encoder-share-torch-fp32
+    key: str  # includes framework and precision: encoder-share-torch-fp32
     study: str  # bert, variants, albert, precision
     question: str
     here: str
@@ -26,31 +26,31 @@ class JudgedClaim:
     here_value: float | None
     there_value: float | None
     verdict: Verdict
-    why: str  # the rule that decided, or why the two cannot be compared
+    why: str  # the rule that decided, or why they cannot be compared
     settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ClaimRule:
-    """`agrees` of the number in each run."""
+    """`agrees` gets the number of each run."""
 
     text: str
     agrees: Callable[[Sequence[float]], bool]
-    by_spread: bool = False  # takes the deviation over runs into account
+    by_spread: bool = False  # uses the deviation over runs
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says, and the rule; docs print these."""
+    """What the paper says, and the rule; the docs print these."""
 
     name: str
     study: str
     question: str
     there: str
     there_value: float | None
-    unit: str  # of the number here
+    unit: str  # unit of the number here
     rule: ClaimRule
-    section: str  # of the paper
+    section: str  # the paper's section
 
 
 def mean(values: Sequence[float]) -> float:
@@ -58,18 +58,18 @@ def mean(values: Sequence[float]) -> float:
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """The standard deviation; of one run there is none."""
+    """The standard deviation; None for a single run."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Two standard errors of the mean; of one run none is known."""
+    """Two standard errors of the mean; 0 for a single run, of which none is known."""
     spread = deviation(values)
     return 0.0 if spread is None else 2 * spread / math.sqrt(len(values))
 
 
 def near(there: float, points: float, unit: str) -> ClaimRule:
-    """The paper gives no deviation of most figures: a fixed distance stands for it."""
+    """The paper gives no deviation for most figures; a fixed distance takes its place."""
     return ClaimRule(
         f"agrees if within {points:g} {unit} or two standard errors over runs, whichever is wider",
         lambda values: abs(mean(values) - there) <= max(points, _noise(values)),
@@ -97,7 +97,7 @@ def at_least(bound: float, unit: str) -> ClaimRule:
 
 
 def signed(sign: int) -> ClaimRule:
-    """Of a difference."""
+    """The sign of a difference."""
     word = "above" if sign > 0 else "below"
 
     return ClaimRule(
@@ -151,23 +151,23 @@ def shown(values: Sequence[float], unit: str) -> str:
 
 
 def _decimals(values: Sequence[float]) -> int:
-    """Counts that are the same in all runs need none; a number below 1 needs more than one above."""
+    """Counts that are the same in all runs need none; numbers below 1 need more than those above."""
     if all(value == round(value) for value in values) and len(set(values)) == 1:
         return 0
     return 2 if abs(mean(values)) >= 1 else 3
 
 
 _TRAINED = 500  # steps: what the paper calls epochs (60 kJ / 500 = 120 J, at about 120 W)
-_SENTENCES = 1063  # of CoLA's test set
+_SENTENCES = 1063  # in CoLA's test set
 PAPERS_GPU = "P5000"
 
-_POINTS = 5.0  # of a share: the paper's have no deviation, and its GPU, framework and kernels are others
-_ALIKE = 10.0  # per cent: powers that we call similar, where the paper gives no number
+_POINTS = 5.0  # points of a share: the paper gives no deviation, and its GPU, framework and kernels differ
+_ALIKE = 10.0  # per cent: powers that we call similar, if the paper gives no number
 _OF = dict.fromkeys(STAGES, f"{_TRAINED} steps") | {"predict": f"{_SENTENCES:,} sentences"}
 
 
 def stage_steps(stage: str, batch: int) -> int:
-    """How many steps a stage's total is of."""
+    """How many steps a stage's total covers."""
     return math.ceil(_SENTENCES / batch) if stage == "predict" else _TRAINED
 
 
@@ -184,7 +184,7 @@ ENCODER_SHARE = Claim(
 
 
 def transformer_share(layers: int = 12) -> Claim:
-    """The paper's share of each of twelve, for as many as there are here."""
+    """The paper's share of each of twelve transformers, scaled to as many as there are here."""
     share, spread = 8.25 * 12 / layers, 0.61 * 12 / layers
     scaled = "" if layers == 12 else f" (8.25 ± 0.61 % of 12, for {layers})"
     return Claim(
@@ -386,7 +386,7 @@ PAPER_CLAIMS: tuple[Claim, ...] = (
 )
 
 
-# What the paper claims about BERT's variants and ALBERT (§ 6), and the rule that judges a finding here.
+# What the paper claims about BERT's variants and ALBERT (§ 6), and the rules that judge it here.
 
 _STRONG = "high for all pairs (above 0.7 is strong to the paper)"
 VARIANTS_ENERGY = Claim(
@@ -450,7 +450,8 @@ HIDDEN_ENERGY = Claim(
     "6.1",
 )
 
-# Of two deviations of one kind over five runs each, one is so many times the other in one case of twenty.
+# Of two deviations of the same kind over five runs each, one is this many times the other in one case of
+# twenty.
 _BY_CHANCE = 2.5
 
 ALBERT_EINSUM = Claim(

@@ -1,4 +1,4 @@
-"""A user's own program as a study: what varies in its words, and how alike the settings come out."""
+"""Studies a user's own program: makes a setting of every combination of values, and compares the settings."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from smaragdine.study.plan import PROGRAM, SCRIPT, Fact, StudySetting
 from smaragdine.study.results import Result, by_setting
 from smaragdine.sweep.experiment import filled
 
-_VARIED = "--"  # before the name of what varies: a user's `model` or `scale` is not the study's
+_VARIED = "--"  # put before the name of what varies: a user's `model` or `scale` is not the study's
 
 
 def custom_settings(
     words: Sequence[str], vary: Mapping[str, Sequence[Fact]], trace_steps: int, trace_skip: int
 ) -> list[StudySetting]:
-    """Every combination. `{layers}` in the words is replaced; without it `--layers 2` is added."""
+    """Every combination. `{layers}` in the words is replaced; without it, `--layers 2` is added."""
     label = build_command(words, os.environ).label
     program: dict[str, Fact] = {PROGRAM: label, **_script(words)}
     settings: list[StudySetting] = []
@@ -49,7 +49,7 @@ def custom_settings(
 
 
 def _script(words: Sequence[str]) -> dict[str, Fact]:
-    """Of a program that is no file nothing is known."""
+    """Nothing is known of a program that is no file."""
     try:
         return {SCRIPT: hashlib.sha256(Path(words[0]).read_bytes()).hexdigest()[:16]}
     except OSError:
@@ -58,34 +58,35 @@ def _script(words: Sequence[str]) -> dict[str, Fact]:
 
 @dataclass(frozen=True)
 class Own:
-    """One setting of a user's program; figures are of a step on all devices, means over its runs."""
+    """One setting of a user's program; figures are per step on all devices, as means over its runs."""
 
     name: str
     runs: int
     step_s: float | None
     energy_j: float
-    energy_std_j: float | None  # of one run there is none
+    energy_std_j: float | None  # None for a single run
     provenance: str
-    alike: float | None  # the lowest similarity between two of its runs, by energy
+    alike: float | None  # the lowest similarity of two of its runs, by energy
     alike_power: float | None
     asss: float | None  # the lowest over all thinnings and runs, by energy
 
 
 @dataclass(frozen=True)
 class Customs:
-    """How settings of one program compare. Matrices are in the order of `settings`, layers merged."""
+    """How the settings of one program compare. Matrices are in the order of `settings`, with layers
+    merged."""
 
-    device: str | None  # that does the work, and that similarities are of; None: over all
+    device: str | None  # the device that does the work, for similarities; None: all devices
     settings: tuple[Own, ...]
     energy: list[list[Correlation]]
     power: list[list[Correlation]]
-    time_alone: list[list[Correlation]]  # what constant power would score
-    difference_j: list[list[float | None]]  # mean of row − column over common names, as in figure 9
+    time_alone: list[list[Correlation]]  # the score of constant power
+    difference_j: list[list[float | None]]  # the mean of row − column over common names, as in figure 9
     difference_w: list[list[float | None]]
 
 
 def customs_of(results: Sequence[Result], program: str) -> Customs:
-    """Of all results of a user's program, whatever command they came from."""
+    """From all results of a user's program, whatever command they came from."""
     own = [result for result in results if result.facts.get(PROGRAM) == program]
     groups = by_setting(sorted(own, key=varied))
     device = working_device([run.step for runs in groups.values() for run in runs]) if groups else None
@@ -103,7 +104,7 @@ def customs_of(results: Sequence[Result], program: str) -> Customs:
 
 
 def varied(result: Result) -> list[tuple[bool, float, str]]:
-    """What its settings are ordered by: numbers as numbers, before words."""
+    """Sorts settings: numbers as numbers, before words."""
     own = values_of(result).values()
     return [(False, value, "") if isinstance(value, int | float) else (True, 0.0, value) for value in own]
 
@@ -118,7 +119,7 @@ def values_of(result: Result) -> dict[str, Fact]:
 
 
 def step_j(footprint: Footprint) -> float:
-    """Of all devices that add up."""
+    """Over all devices that add up."""
     return sum(footprint.devices[device].total_j for device in adding_devices(footprint))
 
 

@@ -1,4 +1,4 @@
-"""All that a page of findings says, in one object: the same for HTML, Markdown and JSON."""
+"""Collects all that a page of findings says in one object, for HTML, Markdown and JSON alike."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from smaragdine.study.results import Result, Sketch, by_setting, load_sketch, sk
 from smaragdine.study.roles import Shape, groups, shape_of
 from smaragdine.units import plus_minus, seconds, si
 
-# A table of a study as CSV, with every figure in its base unit, and as Markdown and LaTeX for people.
+# A table of a study: as CSV with every figure in its base unit, and as Markdown and LaTeX for people.
 
 NONE = "–"
 _SIGNS = {sign: f"\\{sign}" for sign in "\\`*_[]<>|~$"}
@@ -39,7 +39,7 @@ _SIGNS = {sign: f"\\{sign}" for sign in "\\`*_[]<>|~$"}
 
 @dataclass(frozen=True)
 class MeanOverRuns:
-    """Over runs. One run has no spread."""
+    """Over runs. A single run has no spread."""
 
     mean: float
     std: float | None
@@ -51,9 +51,9 @@ Cell = MeanOverRuns | float | int | str | None
 
 @dataclass(frozen=True)
 class Column:
-    key: str  # in a CSV, with its unit: energy_j
+    key: str  # its name in a CSV, with its unit: energy_j
     title: str
-    unit: str = ""  # J, W, s, %, 1, part (shown in %); nothing: text or a count
+    unit: str = ""  # J, W, s, %, 1, part (shown in %); empty: text or a count
 
     @property
     def is_text(self) -> bool:
@@ -70,7 +70,7 @@ class StudyTable:
 
 
 def mean_of(values: Sequence[float | None]) -> MeanOverRuns | None:
-    """None where no run has it."""
+    """None if no run has it."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     if not known:
         return None
@@ -80,7 +80,7 @@ def mean_of(values: Sequence[float | None]) -> MeanOverRuns | None:
 
 
 def worth_showing(table: StudyTable) -> StudyTable:
-    """Without columns of nothing, and without the kind where there is one: pages are narrow, CSV has all."""
+    """Drops empty columns, and the kind if there is only one: pages are narrow, and the CSV has all."""
 
     def says(n: int) -> bool:
         cells = [row[n] for row in table.rows]
@@ -141,7 +141,7 @@ def markdown_text(table: StudyTable, level: int = 2) -> str:
 
 
 def latex_text(table: StudyTable) -> str:
-    """With booktabs, as `smaragdine export` has it."""
+    """With booktabs, like `smaragdine export`."""
 
     def line(cells: Sequence[str]) -> str:
         return f"    {' & '.join(map(latex_escaped, cells))} \\\\"
@@ -179,7 +179,7 @@ def shown_as(cell: Cell, column: Column) -> str:
     if not column.unit:
         return f"{mean:,.0f}" if mean == round(mean) or abs(mean) >= 1000 else f"{mean:.4g}"
     if column.unit in ("J", "W"):
-        # What no run has needs no spread.
+        # A column that is all empty needs no spread.
         known = std is not None and not mean == std == 0
         return plus_minus(mean, std or 0.0, column.unit) if known else si(mean, column.unit)
     if column.unit == "s":
@@ -192,7 +192,7 @@ def shown_as(cell: Cell, column: Column) -> str:
 
 
 def escaped(text: str) -> str:
-    """As Markdown shows it."""
+    """Escapes text for Markdown."""
     return "".join(_SIGNS.get(sign, sign) for sign in text)
 
 
@@ -205,14 +205,14 @@ _SECTION = re.compile(r"^##\s+`?([^`\n]+?)`?\s*$", re.MULTILINE)
 class Picture:
     """A figure that was drawn."""
 
-    name: str  # of its files
-    number: int  # in the paper
+    name: str  # name of its files
+    number: int  # number in the paper
     title: str
-    of: str  # kind of results; of one setting, its name
-    there: str  # what the paper's showed
+    of: str  # the kind of results, or the name of one setting
+    there: str  # what the paper's figure showed
     alt: str
     svg: bytes
-    wide: bool  # as a page, not a column
+    wide: bool  # as wide as a page, not a column
 
 
 @dataclass(frozen=True)
@@ -233,9 +233,9 @@ class Document:
     head: Head
     findings: tuple[JudgedClaim, ...]
     pictures: tuple[Picture, ...]
-    left_out: Mapping[str, str]  # figure → why the results do not allow it
+    left_out: Mapping[str, str]  # figure → why it cannot be drawn
     tables: tuple[StudyTable, ...]
-    notes: Mapping[str, str]  # what the user wrote: key of a finding → text; "": before all keys
+    notes: Mapping[str, str]  # what the user wrote: key of a finding → text; "": text before all keys
 
 
 def head_of(out: Path, results: Sequence[Result]) -> Head:
@@ -261,7 +261,8 @@ def provenance_of(results: Sequence[Result]) -> dict[str, str]:
 
 
 def read_notes(out: Path) -> dict[str, str]:
-    """OUT/notes.md by its second headings: what a person wrote about a finding outlives every redrawing."""
+    """Reads OUT/notes.md by its second headings: what a person wrote about a finding outlives every
+    redrawing."""
     path = out / NOTES
     if not path.is_file():
         return {}
@@ -275,7 +276,7 @@ def read_notes(out: Path) -> dict[str, str]:
 
 
 def note_key(finding: JudgedClaim, notes: Mapping[str, str]) -> str | None:
-    """Its own key, or the longest that its key begins with: one note may serve all precisions."""
+    """The finding's own key, or the longest that its key begins with: one note may serve all precisions."""
     found = [key for key in notes if key and (finding.key == key or finding.key.startswith(f"{key}-"))]
     return max(found, key=len, default=None)
 
@@ -285,13 +286,13 @@ def differing(document: Document) -> list[JudgedClaim]:
 
 
 def spare_notes(document: Document) -> dict[str, str]:
-    """Notes that stand at no difference: nothing that a person wrote is lost."""
+    """Notes that belong to no difference, so that nothing a person wrote is lost."""
     used = {note_key(finding, document.notes) for finding in differing(document)}
     return {key: text for key, text in document.notes.items() if key and key not in used}
 
 
 def counted(findings: Sequence[JudgedClaim]) -> str:
-    """12 agree, 3 differ, 2 not comparable."""
+    """Counts verdicts: 12 agree, 3 differ, 2 not comparable."""
     counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in VERDICTS}
     words = {"agrees": ("agrees", "agree"), "differs": ("differs", "differ")}
     said: list[str] = []
@@ -309,7 +310,7 @@ def sentences(finding: JudgedClaim) -> str:
 
 
 def settings_of(finding: JudgedClaim) -> str:
-    """One or two by name; of many, the first."""
+    """One or two settings by name; of more, the first and their number."""
     first, more = finding.settings[:2], len(finding.settings) - 2
     return ", ".join(first) if more < 1 else f"{first[0]} and {more + 1} more"
 
@@ -318,14 +319,14 @@ def _commands(out: Path, results: Sequence[Result]) -> tuple[str, ...]:
     try:
         made = read_made(out)
     except UserError:
-        made = None  # results may be carried about without the rest
+        made = None  # results may have been copied without the rest
     if made is not None and made.commands:
         return _distinct(shlex.join(str(word) for word in one.get("command", ())) for one in made.commands)
     return _distinct(shlex.join(result.command) for result in results)
 
 
 def _remarks(results: Sequence[Result]) -> tuple[str, ...]:
-    """Each with how many runs say it."""
+    """Each remark, with the number of runs that make it."""
     counts: dict[str, int] = {}
     for result in results:
         for remark in dict.fromkeys(result.remarks):
@@ -337,26 +338,27 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in texts if text))
 
 
-# What a study has to draw: its results by what may be compared, and a sketch of a run.
+# What a study has to draw: results that may be compared with each other, and a sketch of a run.
 #
-# Results of one framework, precision, batch and length are one kind, as findings have it: each has its
+# Results of one framework, precision, batch and length are one kind, as in findings. Each kind has its own
+# figures.
 # figures.
 
 
 @dataclass(frozen=True)
 class Material:
-    """Of one kind. Energies are those of `device`, which does the work, unless said otherwise."""
+    """Results of one kind. Energies are those of `device`, which does the work, unless said otherwise."""
 
     out: Path
-    kind: str  # as keys of findings have it: torch-bf16; of a user's own program, its name
-    suffix: str  # of files: the kind; nothing where OUT has one
+    kind: str  # as in keys of findings: torch-bf16; for a user's own program, its name
+    suffix: str  # of files: the kind; empty if OUT has only one
     device: str
     results: tuple[Result, ...]
-    shape: Shape | None = None  # layers and hidden size of what is no variant; None: a user's own program
+    shape: Shape | None = None  # layers and hidden size of the base; None: a user's own program
 
     @cached_property
     def base(self) -> list[Result]:
-        """What all is compared with: pre-training of BERT where there is any."""
+        """What all else is compared with: BERT's pre-training, if there is any."""
         found = [self.like_base(model, stage) for stage in STAGES for model in ("bert", "albert")]
         return next((each for each in found if each), None) or max(by_setting(self.results).values(), key=len)
 
@@ -364,11 +366,11 @@ class Material:
         return [r for r in self.results if r.facts.get("model") == model and r.facts.get("stage") == stage]
 
     def like_base(self, model: str, stage: str) -> list[Result]:
-        """Of the shape that is no variant."""
+        """Results with the base's shape."""
         return [result for result in self.of(model, stage) if shape_of(result) == self.shape]
 
     def variants(self) -> dict[str, list[Result]]:
-        """By hidden size and layers; of a user's own program, by what varies."""
+        """By hidden size and layers; for a user's own program, by what varies."""
         if self.shape is None:
             return {_varied(each[0]): each for each in by_setting(sorted(self.results, key=varied)).values()}
         found = sorted(self.of("bert", "pretrain"), key=lambda result: shape_of(result)[::-1])
@@ -376,7 +378,7 @@ class Material:
 
     @cached_property
     def sketch(self) -> Sketch:
-        """Of a run of the base, made of its recording where no sketch of it can be used."""
+        """The sketch of a run of the base; made from its recording, if none can be used."""
         why: list[str] = []
         for result in sorted(self.base, key=lambda one: one.number):
             for sketched in (self._kept, self._made):
@@ -403,7 +405,7 @@ class Material:
 
 
 def materials(out: Path, results: Sequence[Result]) -> list[Material]:
-    """The kinds that OUT has, that with the most runs first; then a user's own programs."""
+    """The kinds that OUT has, the one with the most runs first; then a user's own programs."""
     kinds = [
         Material(
             out,
@@ -432,7 +434,8 @@ def variant_label(result: Result) -> str:
 
 
 def of_phase(footprint: Footprint, phase: str) -> Footprint:
-    """One phase of a footprint; a device's total is then what that phase took, for idle belongs to none."""
+    """One phase of a footprint. A device's total is then what that phase took, because idle belongs to no
+    phase."""
     kept = pa.array([known == phase for known in footprint.rows["phase"].to_pylist()], pa.bool_())
     rows = footprint.rows.filter(kept)
     devices = rows["device"].to_pylist()

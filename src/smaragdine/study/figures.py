@@ -1,4 +1,4 @@
-"""The paper's figures from the results of a study. `NotDrawn` says why one cannot be."""
+"""Draws the paper's figures from the results of a study. `NotDrawn` says why one cannot be drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from smaragdine.accounting.arithmetic import average, scale
 from smaragdine.accounting.diagram import Node, diagram, walk, zoom
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, only
 from smaragdine.accounting.precision import Score
 from smaragdine.accounting.repeats import repeating
 from smaragdine.accounting.similarity import Correlation, Scores
@@ -27,7 +27,7 @@ from smaragdine.report.figures.layers import (
 )
 from smaragdine.report.figures.matrices import difference, similarity
 from smaragdine.report.figures.precision import asss, assw, pair
-from smaragdine.report.figures.runs import NotDrawn, footprint_notes, only
+from smaragdine.report.figures.runs import NotDrawn, footprint_notes
 from smaragdine.study.claims import stage_steps
 from smaragdine.study.document import Material, of_phase
 from smaragdine.study.folder import experiment_runs
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_LEAST_SHARE = 0.0005  # of a diagram's level: the paper's have boxes below one percent
+_LEAST_SHARE = 0.0005  # of a diagram's level: the paper's diagrams have boxes below one percent
 _MOST_PANELS = 6
 
 
@@ -60,7 +60,7 @@ def stages_figure(material: Material) -> Figure:
 
 
 def program_figure(material: Material) -> Figure:
-    """From the whole forward pass down to the transformers one by one."""
+    """From the whole forward pass down to single transformers."""
     root = _forward(material)
     family = _family(root, material)
     above = family[0].path.rpartition("/")[0]
@@ -84,7 +84,7 @@ def power_figure(material: Material) -> Figure:
 
 
 def transformer_figure(material: Material) -> Figure:
-    """The first transformer, its layers, and self-attention, or whatever layer inside them is the largest."""
+    """The first transformer, its layers, and self-attention, or whatever is the largest layer inside."""
     root = _forward(material)
     first = zoom(root, _family(root, material)[0].path)
     parts = [child for child in first.children if child.children]
@@ -106,7 +106,7 @@ def top_power_figure(material: Material) -> Figure:
 
 
 def similarity_figure(material: Material) -> Figure:
-    """All readings against every second."""
+    """All readings against every second one."""
     sketch = material.sketch
     both = sketch.all_readings, sketch.half_readings
     return pair(*both, ("all", "every 2nd"), sketch.device, ["columns: the readings kept", sketch.name])
@@ -123,7 +123,7 @@ def asss_figure(material: Material) -> Figure:
 
 
 def assw_figure(material: Material) -> Figure:
-    """As the paper has it: the experiments that are pooled hold the one they are compared with."""
+    """As in the paper: the pooled experiments include the one they are compared with."""
     experiments = _experiments(material, 3)
     device = material.device
     turns = in_turn(experiments, device)
@@ -155,7 +155,7 @@ def albert_power_figure(material: Material) -> Figure:
 
 
 def score_of(values: Mapping[str, float | int | None]) -> Score:
-    """A score of ASSS as a result keeps it."""
+    """A score of ASSS, as results keep it."""
 
     def value(key: str) -> Correlation:
         return Correlation(values.get(key), "", 0, (), ())
@@ -168,7 +168,7 @@ def score_of(values: Mapping[str, float | int | None]) -> Score:
 
 
 def _forward(material: Material) -> Node:
-    """The mean forward pass of the base, with the dataflow of one run."""
+    """The base's mean forward pass, with the dataflow of one run."""
     mean = of_phase(_mean(material.base, material.device), "forward")
     if not mean.rows.num_rows:
         raise NotDrawn(f"{material.base[0].setting} has no forward pass of its own")
@@ -187,7 +187,7 @@ def _family(root: Node, material: Material) -> list[Node]:
 
 
 def _in_order(node: Node) -> Node:
-    """Numbered layers by their number where no dataflow says more."""
+    """Sorts numbered layers by number, if no dataflow says more."""
     numbers = {child.name: re.findall(r"\d+", child.name) for child in node.children}
     if node.edges or not all(numbers.values()):
         return node
@@ -254,7 +254,7 @@ class PaperFigure:
         return int(self.name.split("-")[1])
 
 
-OF_BASE = range(2, 9)  # figures of one setting, the base
+OF_BASE = range(2, 9)  # figures that show one setting, the base
 
 FIGURES = (
     PaperFigure(

@@ -1,4 +1,4 @@
-"""All findings that results allow: each claim of the paper beside the number here."""
+"""Makes all findings that results allow: each claim of the paper beside the number here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from smaragdine.study.results import Result
 from smaragdine.study.roles import Mask, OperationGroup, Operations, Shape, Work, groups, rounds, summary_of
 from smaragdine.units import joules, watts
 
-# Findings on BERT itself: where the energy of a step goes, and what the stages take (the paper's § 5).
+# BERT itself: where the energy of a step goes, and what the stages take (the paper's § 5).
 
 TOP = 10
-_LEAST_LAYERS = 6  # for a third of them to be more than one
+_LEAST_LAYERS = 6  # so that a third of them is more than one
 _FEED_FORWARD = ("intermediate", "output")
 _UNNAMED = "no operation here has the name of a transformer"
 _NO_BACKWARD = "no operation here is of the backward pass"
@@ -44,7 +44,7 @@ def bert_findings(group: OperationGroup) -> list[JudgedClaim]:
 
 
 def _parts(group: OperationGroup, works: Sequence[Work]) -> Iterator[JudgedClaim]:
-    """The paper speaks of embedding and encoding; heads and loss are said beside it."""
+    """The paper speaks of embedding and encoding; heads and loss are mentioned beside them."""
     model = ("embeddings", "encoder", "pooler")
     alone, with_heads = (
         _over(works, lambda run, of=parts: _percent(run, _encoder(run), _in(run, *of) & run.of("forward")))
@@ -53,12 +53,12 @@ def _parts(group: OperationGroup, works: Sequence[Work]) -> Iterator[JudgedClaim
     if any(alone):
         also = f"of the whole forward pass, heads and loss included, {shown(with_heads, '%')}"
         yield group.finding(claims.ENCODER_SHARE, works, alone, also)
-    else:  # without an encoder that has a name there is nothing to take a share of
+    else:  # without a named encoder there is nothing to take a share of
         yield group.finding(claims.ENCODER_SHARE, works, [], obstacle=_UNNAMED)
 
 
 def _transformers(group: OperationGroup, works: Sequence[Work]) -> Iterator[JudgedClaim]:
-    # A transformer that no reading of power fell upon has none, and no share to compare.
+    # A transformer on which no reading of power fell has no share to compare.
     shares = [share for share in map(_layer_shares, works) if len(share) > 1 and min(share) > 0]
     obstacle = "" if shares else _UNNAMED
     layers = min(map(len, shares), default=12)
@@ -67,7 +67,7 @@ def _transformers(group: OperationGroup, works: Sequence[Work]) -> Iterator[Judg
     means = [mean(each) for each in shares]
     yield group.finding(claims.transformer_share(layers), works, means, also, obstacle)
     uneven = [100 * each / middle for each, middle in zip(spread, means, strict=True)]
-    # The paper explains both by the power that a step begins with.
+    # The paper explains both by the power at which a step begins.
     yield group.finding(claims.TRANSFORMER_SPREAD, works, uneven, "", obstacle, of_power=True)
     first = [100 * (each[0] / middle - 1) for each, middle in zip(shares, means, strict=True)]
     third = max(1, layers // 3)
@@ -80,7 +80,7 @@ def _transformers(group: OperationGroup, works: Sequence[Work]) -> Iterator[Judg
 
 
 def _attention(group: OperationGroup, works: Sequence[Work]) -> Iterator[JudgedClaim]:
-    """Of the first transformer, as in the paper, and of all."""
+    """The first transformer, as in the paper, and all of them."""
 
     def attention(phase: str, layers: Callable[[Operations], Mask]) -> list[float]:
         return _over(works, lambda run: _percent(run, run.attention, layers(run) & run.of(phase)))
@@ -176,7 +176,7 @@ def _stages(group: OperationGroup) -> Iterator[JudgedClaim]:
 
 
 def stage_total_j(work: Work) -> float:
-    """Of as many steps as the paper's stage has."""
+    """For as many steps as the paper's stage has."""
     facts = work.result.facts
     return work.total_j * claims.stage_steps(str(facts["stage"]), int(facts.get("batch", 1)))
 
@@ -186,26 +186,26 @@ def _stage_mean_j(works: Sequence[Work]) -> float:
 
 
 def powers_w(run: Operations, chosen: Ints) -> list[float]:
-    """Of those that took time."""
+    """The power of those that took time."""
     ran = chosen[run.busy_s[chosen] > 0]
     return (run.energy_j[ran] / run.busy_s[ran]).tolist()
 
 
 def relative_spread(run: Operations, chosen: Ints) -> float | None:
-    """The standard deviation of operations' powers, of their mean."""
+    """The standard deviation of operations' powers, relative to their mean."""
     found_w = powers_w(run, chosen)
     return statistics.stdev(found_w) / mean(found_w) if len(found_w) > 1 and mean(found_w) > 0 else None
 
 
 def _level_later(shares: Sequence[float], third: int) -> float:
-    """Where the first is not below the average nothing rises, and there is no level to come to."""
+    """If the first is not below the average, nothing rises, so there is no level to reach."""
     spread = statistics.stdev(shares)
     rises = spread > 0 and shares[0] < mean(shares)
     return statistics.stdev(shares[third:]) / spread if rises else 1.0
 
 
 def _layer_shares(work: Work) -> list[float]:
-    """Each transformer's share of the encoder's forward pass, from the input on."""
+    """Each transformer's share of the encoder's forward pass, beginning at the input."""
     run = work.operations
     chosen = _encoder(run) & run.of("forward")
     layers = sorted({int(layer) for layer in run.layer[chosen] if layer >= 0})
@@ -243,9 +243,9 @@ def _any(run: Operations) -> Mask:
     return run.layer >= 0
 
 
-# Findings on ALBERT, beside BERT of the same layers and hidden size (the paper's § 6.2).
+# ALBERT, beside BERT with the same layers and hidden size (the paper's § 6.2).
 
-_ENOUGH = 5  # runs, as the paper has them
+_ENOUGH = 5  # runs, as in the paper
 _Block = tuple[object, object, object, bool]  # phase, part, block, by matrix products
 
 
@@ -303,7 +303,7 @@ def _beside(group: OperationGroup, albert: Sequence[Work], bert: Sequence[Work])
 
 
 def _by_block(works: Sequence[Work]) -> dict[_Block, float]:
-    """Names of the two differ; what a block does in a phase, and whether by products, does not."""
+    """Names differ between the two. What a block does in a phase, and whether by products, does not."""
     found: dict[_Block, float] = {}
     for run in (work.summed for work in works):
         keys = zip(run.phase, run.part, run.block, run.product.tolist(), strict=True)
@@ -317,7 +317,7 @@ def _correlation(a: dict[_Block, float], b: dict[_Block, float]) -> float | None
     keys = sorted(a.keys() | b.keys(), key=str)
     try:
         return statistics.correlation([a.get(key, 0.0) for key in keys], [b.get(key, 0.0) for key in keys])
-    except statistics.StatisticsError:  # fewer than two, or all the same
+    except statistics.StatisticsError:  # fewer than two values, or all the same
         return None
 
 
@@ -342,20 +342,20 @@ def _power_w(work: Work) -> float:
 
 
 def _spread_w(works: Sequence[Work]) -> float | None:
-    """The standard deviation over runs of a name's power, mean over the ten that take most."""
+    """The standard deviation over runs of a name's power, averaged over the ten that take most."""
     if len(works) < _ENOUGH:
         return None
     spread = average([work.summary for work in works]).spread
-    std_w = column(spread, "power_std_w")[:TOP]  # rows are by falling energy
+    std_w = column(spread, "power_std_w")[:TOP]  # rows with the most energy come first
     known = [value for value in std_w.tolist() if value == value]
     return mean(known) if known else None
 
 
-# Findings on BERT's variants: what layers and hidden size do to energy and power (the paper's § 6.1).
+# BERT's variants: what layers and hidden size do to energy and power (the paper's § 6.1).
 
 Pair = tuple[Shape, Shape]
 Variants = Mapping[Shape, Sequence[Work]]
-Averaged = Sequence[Mapping[Shape, Footprint]]  # of each round
+Averaged = Sequence[Mapping[Shape, Footprint]]  # one entry per round
 _CONSTANT = "power is the same for all operations here"
 
 
@@ -379,7 +379,7 @@ def variant_findings(group: OperationGroup) -> list[JudgedClaim]:
 def _alike(
     group: OperationGroup, variants: Variants, averaged: Averaged, claim: Claim, quantity: Quantity
 ) -> JudgedClaim:
-    """All pairs in each round of runs; the least alike decides, beside what constant power would score."""
+    """All pairs in each round of runs. The least alike decides, beside the score of constant power."""
     lowest: list[float] = []
     middle: list[float] = []
     constant: list[float] = []
@@ -389,7 +389,7 @@ def _alike(
         if known:
             lowest.append(min(known))
             middle.append(mean(known))
-        # Constant power has no footprint of power to compare: its energies are what time alone scores.
+        # Constant power has no footprint of power to compare, so compare the energies that time alone gives.
         flat = _pairs(matrix([constant_power(each) for each in footprints], "energy", group.device))
         constant += [min(flat)] if flat else []
     also = [f"mean of all pairs {shown(middle, '')}"] if middle else []
@@ -406,7 +406,7 @@ def _alike(
 
 
 def _pairs(table: list[list[Correlation]]) -> list[float]:
-    """Every two once."""
+    """Every pair once."""
     return _known([table[a][b].value for a, b in combinations(range(len(table)), 2)])
 
 
@@ -442,7 +442,7 @@ def _smallest(
 
 
 def _few_wide(group: OperationGroup, variants: Variants, averaged: Averaged) -> Iterator[JudgedClaim]:
-    """The paper's cell E, D: the fewest of the widest against the most of the narrowest layers."""
+    """The paper's cell E, D: the widest with the fewest layers against the narrowest with the most."""
     layers, hidden = ({shape[side] for shape in variants} for side in (0, 1))
     narrow, wide = (max(layers), min(hidden)), (min(layers), max(hidden))
     if narrow == wide or len(hidden) < 2 or not {narrow, wide} <= set(variants):
@@ -456,7 +456,7 @@ def _few_wide(group: OperationGroup, variants: Variants, averaged: Averaged) -> 
 def _differences(
     group: OperationGroup, averaged: Averaged, pair: Pair, quantity: Quantity
 ) -> list[float | None]:
-    """The second less the first, in each round of runs; None where they have no name in common."""
+    """The second less the first in each round of runs; None if they have no name in common."""
     return [mean_difference(of[pair[0]], of[pair[1]], quantity, group.device) for of in averaged]
 
 
@@ -465,7 +465,7 @@ def _known(values: Sequence[float | None]) -> list[float]:
 
 
 def _steps(variants: Variants, fixed: int) -> list[Pair]:
-    """Neighbours of the same layers (fixed 0) or hidden size (1), the smaller first."""
+    """Neighbours with the same layers (fixed 0) or hidden size (1), the smaller first."""
     same = sorted({shape[fixed] for shape in variants})
     rows = [sorted(shape for shape in variants if shape[fixed] == value) for value in same]
     return [pair for row in rows for pair in pairwise(row)]
@@ -483,8 +483,8 @@ __all__ = ["Claim", "JudgedClaim", "Verdict", "all_claims", "findings"]
 
 
 def findings(results: Sequence[Result], out: Path | None = None) -> list[JudgedClaim]:
-    """By study; in each by framework and precision. `out`: the study's folder, which holds the overhead."""
-    # It takes `JudgedClaim` from here.
+    """By study, then by framework and precision. `out` is the study's folder, which has the overhead."""
+    # Imported here, because it takes `JudgedClaim` from us.
     from smaragdine.study.precision import precision_findings
 
     by_group = groups(results)
@@ -497,7 +497,7 @@ def findings(results: Sequence[Result], out: Path | None = None) -> list[JudgedC
 
 
 def all_claims() -> list[Claim]:
-    """The table of what is compared and how it is judged, for the docs."""
+    """What is compared and how it is judged, as the docs print it."""
     from smaragdine.study import precision
 
     return [*claims.PAPER_CLAIMS, *claims.CASE_CLAIMS, *precision.PRECISION_CLAIMS]

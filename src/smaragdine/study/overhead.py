@@ -1,8 +1,8 @@
-"""What sampling costs the program, in time and in energy.
+"""Measures what sampling costs the program, in time and in energy.
 
-Time: seconds a step with the recorder beside the program ÷ without, pair by pair of blocks. Energy: the same
-of a device with a counter, joules a step. Where power is estimated there is no counter to see a difference
-by: what stands there is the monitor's own energy as a part of the program's, estimated as well.
+Time: seconds per step with the recorder beside the program ÷ without it, over pairs of blocks. Energy: the
+same in joules per step, for devices with a counter. If power is estimated, no counter shows a difference; we
+then give the monitor's own energy as a part of the program's, estimated too.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from smaragdine.study.plan import StudySetting
 from smaragdine.study.results import hardware_of
 from smaragdine.system import end
 
-# Energy counters of the machine, read at two edges of a stretch of time: its mean power.
+# Mean power over a stretch of time, from energy counters read at its two edges.
 #
-# A GPU's counter steps every 100 ms, and a value read in between is old. So an edge is where it steps, as a
-# tight loop of polls sees it; how wide the last poll was, is said.
+# A GPU's counter steps every 100 ms, and a value read in between is old. So an edge is where the counter
+# steps, as a tight loop of polls sees it; we state how long the last poll was.
 
-_LONGEST_NS = 500_000_000  # a counter that does not step in so long stands still
+_LONGEST_NS = 500_000_000  # a counter that does not step for so long stands still
 _POLL_S = 0.001
 
 
@@ -59,7 +59,7 @@ class CounterReading:
 
     mono_ns: int
     energy_j: float
-    within_ns: int  # the time is exact to half of it
+    within_ns: int  # the time is exact to half of this
     wraps_at_j: float | None = None
 
 
@@ -67,7 +67,7 @@ Read = Callable[[], Mapping[str, CounterReading]]
 
 
 def mean_power_w(first: Mapping[str, CounterReading], last: Mapping[str, CounterReading]) -> dict[str, float]:
-    """Of every device that has both edges."""
+    """For every device with both edges."""
     found: dict[str, float] = {}
     for device in first.keys() & last.keys():
         begin, end = first[device], last[device]
@@ -81,7 +81,7 @@ def mean_power_w(first: Mapping[str, CounterReading], last: Mapping[str, Counter
 
 @contextlib.contextmanager
 def measured_counters(environment: Mapping[str, str]) -> Iterator[Read]:
-    """Those of sockets and their memory, and of the GPUs that a program with this environment sees."""
+    """Counters of sockets and their memory, and of the GPUs that a program with this environment sees."""
     settings = settings_from_environment(environment)
     sockets = rapl.open_sensors(root=settings.powercap_root).sensors
     held = False
@@ -133,7 +133,8 @@ def _read_sockets(sensors: list[Sensor]) -> dict[str, CounterReading]:
         end_ns = time.monotonic_ns()
         for _, number, energy_j in readings:
             channel = channels[number]
-            # A second die of a socket is the same device: its sum cannot be told from a wrap of one of them.
+            # A second die of a socket is the same device: their sum cannot be told from a wrap of one of
+            # them.
             if channel.scope == "device" and channel.device not in found:
                 middle_ns = (begin_ns + end_ns) // 2
                 found[channel.device] = CounterReading(
@@ -157,24 +158,24 @@ def _read_gpus(watches: Mapping[str, Watch]) -> dict[str, CounterReading]:
     return found
 
 
-# One program that runs all the time, and the recorder that comes and goes beside it.
+# One program that runs all the time, and a recorder that comes and goes beside it.
 #
 # The program has no hook and traces nothing. It stamps the ends of its steps into a file (see
-# experiments/study/overhead_loop.py), so that what it did in any stretch of time is known without asking it.
-# Blocks with and without the recorder alternate as ABBA: what drifts steadily cancels.
+# experiments/study/overhead_loop.py), so we know what it did in any stretch of time without asking it. Blocks
+# with and without the recorder alternate as ABBA, so that steady drift cancels.
 
 STAMPS_VARIABLE = "STEP_STAMPS"
 DRIVER = "overhead_loop.py"
-SCRATCH = "overhead-"  # folders beside the results, while it is measured
+SCRATCH = "overhead-"  # folders beside the results, during the measurement
 _LOOK_S = 0.05
 _GRACE_S = 20.0
 _FIRST_STEP_S = 300.0  # to start a framework and make data
 _WARM_UP_S = 3.0
-_SETTLE_S = 0.5  # after the recorder came or went
+_SETTLE_S = 0.5  # wait so long after the recorder came or went
 _STAMPS_A_BLOCK = 8
 _LONGEST_BLOCK_S = 10.0
-_PATIENCE = 10  # times a block's length, with a program that has stalled
-_AT_MOST_S = 86_400  # should nobody end the program
+_PATIENCE = 10  # times a block's length: then the program has stalled
+_AT_MOST_S = 86_400  # if nobody ends the program
 
 
 @dataclass(frozen=True)
@@ -184,22 +185,22 @@ class OverheadBlock:
     recorded: bool
     step_s: float
     steps: int
-    power_w: Mapping[str, float] = field(default_factory=dict[str, float])  # of devices with a counter
-    # devices whose power is estimated → the monitor's energy as a part of the program's; recorded blocks only
+    power_w: Mapping[str, float] = field(default_factory=dict[str, float])  # for devices with a counter
+    # device whose power is estimated → the monitor's energy as a part of the program's; recorded blocks only
     monitor_part: Mapping[str, float] = field(default_factory=dict[str, float])
-    core_share: float | None = None  # of one core, the recorder's
+    core_share: float | None = None  # the recorder's part of one core
 
 
 @dataclass(frozen=True)
 class MeasuredOverhead:
     blocks: list[OverheadBlock]
     block_s: float
-    stamp_s: Mapping[str, float]  # device → how exactly its counter's steps are timed, at worst
+    stamp_s: Mapping[str, float]  # device → the worst timing of its counter's steps
     last: Recording  # for facts about the machine; its folder is gone
 
 
 class Stopped(Exception):
-    """The user wants no more."""
+    """The user wants to stop."""
 
 
 def measure_blocks(
@@ -210,7 +211,8 @@ def measure_blocks(
     say: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> MeasuredOverhead:
-    """2 × `pairs` blocks. Raises `Stopped`, and `UserError` where the program ends or announces no steps."""
+    """Measures 2 × `pairs` blocks. Raises `Stopped`; or `UserError` if the program ends or announces no
+    steps."""
     log = out / "logs" / f"overhead-{setting.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **setting.environment}
@@ -232,7 +234,7 @@ def measure_blocks(
 
 
 def stamps_in(path: Path) -> Ints:
-    """Rows of the monotonic clock in ns and the steps so far."""
+    """Rows of monotonic time in ns and the number of steps so far."""
     try:
         values = np.fromfile(path, dtype="<i8")
     except FileNotFoundError:
@@ -241,7 +243,7 @@ def stamps_in(path: Path) -> Ints:
 
 
 def steps_between(stamps: Ints, begin_ns: int, end_ns: int) -> tuple[int, float] | None:
-    """Whole steps inside, and the seconds that one took; None where fewer than two stamps are inside."""
+    """Whole steps inside, and the seconds that one took; None if fewer than two stamps are inside."""
     inside = stamps[(stamps[:, 0] >= begin_ns) & (stamps[:, 0] <= end_ns)]
     if len(inside) < 2 or inside[-1, 1] == inside[0, 1]:
         return None
@@ -281,7 +283,7 @@ class _Measuring:
             self._wait(_LOOK_S)
 
     def long_enough_s(self, block_s: float) -> float:
-        """Steps of a second would leave two or three of them in a block; but nobody waits for hours."""
+        """Long enough for many steps, even if each takes a second; but nobody waits for hours."""
         apart_s = float(np.median(np.diff(self._stamps()[:, 0]))) * 1e-9
         return max(block_s, min(_STAMPS_A_BLOCK * apart_s, _LONGEST_BLOCK_S))
 
@@ -361,8 +363,8 @@ def _running(
             stdout=printed,
             stderr=subprocess.STDOUT,
             env={**environment, STAMPS_VARIABLE: str(stamps.absolute())},
-            process_group=0,  # Ctrl-C is meant for us, who end it
-            preexec_fn=dying_with_us(),  # it would train on for a day
+            process_group=0,  # Ctrl-C is for us: we end it
+            preexec_fn=dying_with_us(),  # else it would train on for a day
         )
     try:
         yield program
@@ -371,7 +373,7 @@ def _running(
 
 
 def command_of(setting: StudySetting, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """A program of ours in its driver, which stamps its steps; any other one must stamp by itself."""
+    """Runs a program of ours in its driver, which stamps its steps; any other must stamp its own."""
     python, *words = build_command(setting.words, environment).argv
     framework = setting.facts.get("framework")
     if framework is None:
@@ -387,7 +389,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class ExtraCost:
-    """How much more, as a part of what it is without: 0.01 is one per cent. With the 95 % interval."""
+    """How much more, as a part of the value without: 0.01 is one per cent. With the 95 % interval."""
 
     low: float
     middle: float
@@ -402,9 +404,9 @@ class Overhead:
     block_s: float
     step_s: float  # without the recorder
     time: ExtraCost  # the mean over pairs
-    time_median: ExtraCost  # a pair in which somebody else took the machine moves nothing
-    energy: Mapping[str, ExtraCost]  # device → of a step
-    core_share: float  # of one core, the recorder's
+    time_median: ExtraCost  # not moved by a pair in which somebody else took the machine
+    energy: Mapping[str, ExtraCost]  # device → per step
+    core_share: float  # the recorder's part of one core
     hardware: str
     remarks: tuple[str, ...] = ()
     blocks: tuple[OverheadBlock, ...] = field(default=(), repr=False)
@@ -418,9 +420,9 @@ def measure_overhead(
     pairs: int = 20,
     block_s: float = BLOCK_S,
 ) -> Overhead | None:
-    """Into OUT/overhead.json; what is there already is not measured again. None where `stop` became true, and
-    where the program cannot run bare."""
-    # Whole rounds of ABBA: half a one would let a drift through.
+    """Measures into OUT/overhead.json, unless it is there already. None if `stop` became true, or if the
+    program cannot run without us."""
+    # Whole rounds of ABBA: half a round would let drift through.
     pairs = max(2, pairs + pairs % 2)
     known = {each.setting: each for each in load_overhead(out)}
     if setting.name in known and known[setting.name].pairs >= pairs:
@@ -429,7 +431,7 @@ def measure_overhead(
         say(f"overhead of {setting.name}: not measured, its program records itself by a session hook")
         return None
     out.mkdir(parents=True, exist_ok=True)
-    for left in out.glob(f"{SCRATCH}*"):  # by a process that was killed
+    for left in out.glob(f"{SCRATCH}*"):  # left by a process that was killed
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
     try:
@@ -444,7 +446,7 @@ def measure_overhead(
 
 
 def load_overhead(out: Path) -> list[Overhead]:
-    """Of every setting that it was measured of."""
+    """Of every setting for which it was measured."""
     path = out / OVERHEAD
     if not path.is_file():
         return []

@@ -1,10 +1,10 @@
-"""Figures, tables and the page that compares findings, from the results of a study.
+"""Writes figures, tables and the page that compares findings, from the results of a study.
 
     OUT/figures/figure-1-stages.pdf …, captions.md
     OUT/tables/stages.csv, stages.md, stages.tex …
     OUT/findings.html, findings.md, findings.json
 
-All is drawn anew each time from OUT/results; OUT/notes.md is the user's and is only read.
+All of it is drawn anew each time from OUT/results. OUT/notes.md is the user's, and only read.
 """
 
 from __future__ import annotations
@@ -64,29 +64,29 @@ from smaragdine.sweep.sweep import Progress
 from smaragdine.units import joules, seconds
 from smaragdine.version import __version__
 
-# The page of findings as Markdown: for a repository, or a paper's supplement.
+# The page of findings as Markdown, for a repository or a paper's supplement.
 
 
 def markdown_page(document: Document, figures: str, form: str) -> str:
-    """`figures` is the folder of the pictures, as the page sees it, and `form` what they are saved as."""
+    """`figures` is the folder of the pictures, as seen from the page, and `form` their file type."""
     lines = [
         "# Findings",
         "",
-        *_head_markdown(document.head),
+        *_markdown_head(document.head),
         *([document.notes[""], ""] if "" in document.notes else []),
-        *_findings_markdown(document.findings),
-        *_figures_markdown(document.pictures, figures, form),
+        *_markdown_findings(document.findings),
+        *_markdown_figures(document.pictures, figures, form),
     ]
     if document.left_out:
         lines += ["## Figures left out", ""]
         lines += [f"- `{name}`: {escaped(why)}" for name, why in document.left_out.items()] + [""]
-    lines += _differences_markdown(document)
+    lines += _markdown_differences(document)
     for table in document.tables:
         lines.append(markdown_text(worth_showing(table)))
     return "\n".join([*lines, f"smaragdine {__version__}"]) + "\n"
 
 
-def _head_markdown(head: Head) -> list[str]:
+def _markdown_head(head: Head) -> list[str]:
     power = ", ".join(f"{device} {how}" for device, how in head.provenance.items())
     lines = [
         f"- Machine: {escaped('; '.join(head.machines)) or 'not known'}",
@@ -98,7 +98,7 @@ def _head_markdown(head: Head) -> list[str]:
     return [*lines, "", "```", *head.commands, "```", ""]
 
 
-def _findings_markdown(findings: Sequence[JudgedClaim]) -> list[str]:
+def _markdown_findings(findings: Sequence[JudgedClaim]) -> list[str]:
     if not findings:
         return []
     lines = ["## The paper's findings", "", f"{counted(findings)}.", ""]
@@ -111,7 +111,7 @@ def _findings_markdown(findings: Sequence[JudgedClaim]) -> list[str]:
     return [*lines, ""]
 
 
-def _differences_markdown(document: Document) -> list[str]:
+def _markdown_differences(document: Document) -> list[str]:
     lines: list[str] = []
     for finding in differing(document):
         key = note_key(finding, document.notes)
@@ -122,7 +122,7 @@ def _differences_markdown(document: Document) -> list[str]:
     return ["## Differences", "", *lines] if lines else []
 
 
-def _figures_markdown(pictures: Sequence[Picture], folder: str, form: str) -> list[str]:
+def _markdown_figures(pictures: Sequence[Picture], folder: str, form: str) -> list[str]:
     lines = ["## Figures", ""] if pictures else []
     for picture in pictures:
         there = sentence(f"There, {picture.there}")
@@ -152,13 +152,13 @@ def html_page(document: Document) -> str:
     body = "\n".join(
         part
         for part in (
-            _head_markup(document.head, document.findings),
+            _html_head(document.head, document.findings),
             _paragraphs(document.notes.get("", "")),
-            _findings_markup(document),
-            _figures_markup(document.pictures),
-            _left_out(document),
-            _differences_markup(document),
-            *(_table(worth_showing(table)) for table in document.tables),
+            _html_findings(document),
+            _html_figures(document.pictures),
+            _html_left_out(document),
+            _html_differences(document),
+            *(_html_table(worth_showing(table)) for table in document.tables),
             f"<footer>smaragdine {html.escape(__version__)}</footer>",
         )
         if part
@@ -184,7 +184,7 @@ def html_page(document: Document) -> str:
     )
 
 
-def _head_markup(head: Head, findings: Sequence[JudgedClaim]) -> str:
+def _html_head(head: Head, findings: Sequence[JudgedClaim]) -> str:
     power = ", ".join(
         f'{html.escape(device)} <span class="provenance" data-provenance="{html.escape(how)}">'
         f"{html.escape(how)}</span>"
@@ -206,7 +206,7 @@ def _head_markup(head: Head, findings: Sequence[JudgedClaim]) -> str:
     )
 
 
-def _findings_markup(document: Document) -> str:
+def _html_findings(document: Document) -> str:
     if not document.findings:
         return ""
     rows: list[str] = []
@@ -236,7 +236,7 @@ def _findings_markup(document: Document) -> str:
     )
 
 
-def _differences_markup(document: Document) -> str:
+def _html_differences(document: Document) -> str:
     parts: list[str] = []
     for finding in differing(document):
         key = note_key(finding, document.notes)
@@ -250,7 +250,7 @@ def _differences_markup(document: Document) -> str:
     return f"<section><h2>Differences</h2>{''.join(parts)}</section>" if parts else ""
 
 
-def _figures_markup(pictures: Sequence[Picture]) -> str:
+def _html_figures(pictures: Sequence[Picture]) -> str:
     parts: list[str] = []
     for picture in pictures:
         data = base64.b64encode(picture.svg).decode("ascii")
@@ -265,7 +265,7 @@ def _figures_markup(pictures: Sequence[Picture]) -> str:
     return f'<section><h2>Figures</h2><div class="figures">{"".join(parts)}</div></section>' if parts else ""
 
 
-def _left_out(document: Document) -> str:
+def _html_left_out(document: Document) -> str:
     items = "".join(
         f"<li><code>{html.escape(name)}</code> {html.escape(why)}</li>"
         for name, why in document.left_out.items()
@@ -273,13 +273,13 @@ def _left_out(document: Document) -> str:
     return f'<section><h2>Figures left out</h2><ul class="plain">{items}</ul></section>' if items else ""
 
 
-def _table(table: StudyTable) -> str:
+def _html_table(table: StudyTable) -> str:
     heads = "".join(
         f'<th scope="col" class="{"text" if column.is_text else "number"}">{html.escape(column.title)}</th>'
         for column in table.columns
     )
     rows = "".join(
-        f"<tr>{''.join(_cell(cell, column) for cell, column in zip(row, table.columns, strict=True))}</tr>"
+        f"<tr>{''.join(_html_cell(*each) for each in zip(row, table.columns, strict=True))}</tr>"
         for row in table.rows
     )
     note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
@@ -289,7 +289,7 @@ def _table(table: StudyTable) -> str:
     )
 
 
-def _cell(cell: Cell, column: Column) -> str:
+def _html_cell(cell: Cell, column: Column) -> str:
     text = html.escape(shown_as(cell, column))
     if not column.is_text:
         return f'<td class="number">{text}</td>'
@@ -299,7 +299,7 @@ def _cell(cell: Cell, column: Column) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    """A user's own words: paragraphs, and code between backticks; all else as it is written."""
+    """The user's own words: paragraphs, and code between backticks; everything else as written."""
 
     def inline(words: str) -> str:
         return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(words))
@@ -318,12 +318,12 @@ _FORMAT = 1
 
 
 def write_study(out: Path, formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
-    """Draw all that OUT's results allow; returns the files, the page first."""
+    """Draws all that OUT's results allow; returns the files, the page first."""
     results = load_results(out)
     if not results:
         raise UserError(f"{out} has no results of a study", remedy="Run one: smaragdine study bert -o DIR")
     with look():
-        pass  # says what is missing before minutes of drawing
+        pass  # fails early if matplotlib is missing
     kinds = materials(out, results)
     pictures, left_out, files = _draw(kinds, out / FIGURES_FOLDER, formats)
     tables = [*study_tables(kinds), *cost_tables(out, results, kinds)]
@@ -375,7 +375,7 @@ def _draw(
                     wide,
                 )
             )
-    # Of results that are there no more, or under the name that they had while they were alone.
+    # They show results that are gone, or have the name they had while they were alone.
     for path in {path for each in FIGURES for path in folder.glob(f"{each.name}*.*")} - set(files):
         if path.suffix.removeprefix(".") in formats:
             path.unlink(missing_ok=True)
@@ -428,11 +428,11 @@ def _write(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-# A study on the terminal: what it is to run, and how far it is.
+# A study on the terminal: what is left to run, and how far it is.
 
 
 def runs_table(left: Sequence[StudyRun], took_s: Mapping[str, float]) -> RenderableType:
-    """The runs that a study lacks, a line for each setting."""
+    """The runs that a study lacks, one line per setting."""
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("setting", "runs", "time"):
         table.add_column(header, justify="left" if header == "setting" else "right", overflow="fold")
@@ -445,7 +445,7 @@ def runs_table(left: Sequence[StudyRun], took_s: Mapping[str, float]) -> Rendera
 
 
 class StudyDisplay(RunsDisplay):
-    """Tells how a study goes."""
+    """Shows how a study goes."""
 
     def begin(self, run: StudyRun, progress: Progress) -> None:
         self.show(run.name, progress)

@@ -1,4 +1,4 @@
-"""What a study runs: its settings, the programs and the machine, and how many runs of each.
+"""Plans a study: its settings, the programs and the machine, and how many runs of each.
 
 Commands share runs: a setting is named after what it is, never after who asked for it.
 """
@@ -19,7 +19,7 @@ from smaragdine.recording.command import build_command
 from smaragdine.sensors.discover import host_facts, settings_from_environment
 from smaragdine.sensors.nvml.gpus import ask, nvml, text
 
-# The machine that a study runs on, as far as readers of its results need it.
+# The machine, as far as readers of results need it.
 
 
 def machine_here() -> dict[str, Any]:
@@ -35,7 +35,7 @@ def machine_here() -> dict[str, Any]:
 
 
 def size_here(machine: dict[str, Any]) -> str:
-    """The paper's size where programs see a GPU, else what two cores can do."""
+    """The paper's size if programs see a GPU, else what two cores can do."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     return "base" if machine["gpus"] and not hidden else "small"
 
@@ -59,7 +59,7 @@ _MISSING = (
 
 
 def program(framework: str) -> Path:
-    """Inside the package where it was installed; beside its sources in a checkout."""
+    """Inside the package if it was installed; beside its sources in a checkout."""
     package = Path(__file__).parents[1]
     for folder in (package, package.parents[1]):
         path = folder / "experiments" / "study" / _PROGRAMS[framework][0]
@@ -69,7 +69,7 @@ def program(framework: str) -> Path:
 
 
 def check_packages(frameworks: Iterable[str]) -> None:
-    """Refuse what the programs' own interpreter cannot import, before anything is run."""
+    """Refuses what the programs' own interpreter cannot import, before anything is run."""
     for framework in frameworks:
         needed = _PROGRAMS[framework][1]
         python = build_command([str(program(framework))], os.environ).executable
@@ -82,21 +82,21 @@ def check_packages(frameworks: Iterable[str]) -> None:
             raise UserError(f"the study in {framework} cannot run", why, remedy)
 
 
-# What a study runs: a program with its words, and the facts by which its runs are told apart.
+# Settings: a program with its words, and the facts that tell its runs apart.
 
 Fact = str | int | float
 PROGRAM = "program"  # the fact that tells a user's own program
-SCRIPT = "script"  # and the one of what is in its file
+SCRIPT = "script"  # the fact that tells what is in its file
 STAGES = {"pretrain": "pre-training", "finetune": "fine-tuning", "predict": "prediction"}
 
 
 @dataclass(frozen=True)
 class StudySetting:
-    """Runs of the same setting repeat each other."""
+    """What runs are repetitions of."""
 
-    name: str  # of its runs: bert-pretrain-torch-L12-H768-fp32
+    name: str  # name of its runs: bert-pretrain-torch-L12-H768-fp32
     words: tuple[str, ...]  # the program, as `smaragdine run` takes it
-    # model, stage, framework, layers, hidden, batch, length, precision; of a user's own program what varies
+    # model, stage, framework, layers, hidden, batch, length, precision; for a user's own program, what varies
     facts: Mapping[str, Fact] = field(default_factory=dict[str, Fact])
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     trace_steps: int = 20
@@ -116,42 +116,42 @@ class StudyRun:
 MODELS = ("bert", "albert")
 _FIRST = tuple(STAGES)[:1]
 PRECISIONS = ("fp32", "tf32", "bf16")
-_UNTRACED_STEPS = 20  # at least so many tell how long a step is when nobody looks
+_UNTRACED_STEPS = 20  # at least so many, to tell how long a step is when nobody looks
 
 
 @dataclass(frozen=True)
 class Size:
-    """What is run where the user does not say it."""
+    """What is run unless the user says otherwise."""
 
     layers: int
     hidden: int
     batch: int
     length: int
     vocabulary: int | None  # None: the model's own
-    seconds: float  # of steps, in a run
+    seconds: float  # least time for the steps of a run
     runs: int
     experiments: int
     variant_layers: tuple[int, ...]
     variant_hidden: tuple[int, ...]
     trace_steps: int
     trace_skip: int
-    pairs: int  # of blocks with and without sampling, for its overhead
-    grown: int  # settings that show how the cost of measuring grows
+    pairs: int  # pairs of blocks with and without sampling, to measure its overhead
+    grown: int  # extra settings that show how the cost of measuring grows
 
 
 SIZES = {
-    # The paper's, on a GPU.
+    # The paper's size, on a GPU.
     "base": Size(12, 768, 32, 128, None, 10, 5, 9, (6, 8, 10, 12), (512, 768), 20, 10, 20, 5),
-    # The whole study on two cores in less than 20 minutes.
+    # A whole study on two cores, in less than 20 minutes.
     "small": Size(4, 128, 8, 64, 8000, 3, 3, 9, (2, 3, 4, 6), (64, 128), 12, 5, 12, 5),
-    # That it works at all.
+    # Only to see that it works at all.
     "tiny": Size(2, 32, 2, 16, 200, 1, 1, 2, (1, 2), (32,), 4, 3, 2, 1),
 }
 
 
 @dataclass(frozen=True)
 class StudyRequest:
-    """What the user asked for. None and (): what the size has, or the command."""
+    """What the user asked for. None and (): as the size or the command has it."""
 
     size: Size
     stages: tuple[str, ...] = ()
@@ -196,7 +196,7 @@ def albert(wanted: StudyRequest) -> list[Planned]:
 
 
 def precision(wanted: StudyRequest) -> list[Planned]:
-    """The same experiment many times: every `runs` of its runs are one."""
+    """One experiment many times: every `runs` of its runs are one."""
     experiments = wanted.experiments or wanted.size.experiments
     repeated = replace(wanted, runs=experiments * (wanted.runs or wanted.size.runs))
     return _planned(repeated, ["bert"], wanted.stages or _FIRST)
@@ -211,7 +211,7 @@ STUDIES: dict[str, Callable[[StudyRequest], list[Planned]]] = {
 
 
 def runs_of(planned: Iterable[Planned]) -> list[StudyRun]:
-    """Every run once: what several ask for is run as often as the one that asks for most."""
+    """Every run once: if several ask for a setting, it runs as often as the one that asks for most."""
     most: dict[str, Planned] = {}
     for each in planned:
         name = each.setting.name
@@ -269,7 +269,7 @@ def _setting(
     said = {name: value for name, value in facts.items() if name != "framework"}
     said["seconds"] = f"{wanted.seconds or size.seconds:g}"
     said["steps"] = size.trace_skip + trace_steps + _UNTRACED_STEPS
-    # A folder of texts may bring a vocabulary of its own.
+    # A folder of texts may have its own vocabulary.
     if size.vocabulary is not None and not (wanted.data and (wanted.data / "vocab.txt").is_file()):
         said["vocabulary"] = size.vocabulary
     if wanted.data is not None:

@@ -1,4 +1,4 @@
-"""Findings about precision and overhead, beside the paper's (§ 5.4)."""
+"""Finds how precise a study is and what sampling costs, beside the paper's findings (§ 5.4)."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from smaragdine.units import plain
 
 # How alike the footprints of a study stay: ASSS, ASSW and stability over its runs.
 #
-# An experiment is a few runs of one setting that follow each other; the paper's has five. Scores are those of
-# summary footprints, as the paper's are, on the device that does the work.
+# An experiment is a few runs of one setting that follow each other; the paper's has five. As in the paper,
+# scores are those of summary footprints, on the device that does the work.
 
-PAPERS_RUNS = 5  # of an experiment
+PAPERS_RUNS = 5  # runs of an experiment
 PAPERS_EXPERIMENTS = 9
-_WIDEST = 5  # experiments, of ASSW
+_WIDEST = 5  # most experiments for ASSW
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Over runs."""
+    """Mean and deviation over runs."""
 
     mean: float
-    std: float | None  # of one run there is none
+    std: float | None  # None for a single run
     lowest: float
     runs: int
 
 
 @dataclass(frozen=True)
 class EveryNth:
-    """Every n-th reading kept, against all. None: a correlation that there is none of."""
+    """Every n-th reading against all of them. None: there is no such correlation."""
 
     every: int
     energy: Spread | None
     power: Spread | None
-    times_against_energy: Spread | None  # busy times of the thinned one, against energies of the whole
-    constant_power: Spread | None  # energies, had all operations the same power; of powers there is no score
+    times_against_energy: Spread | None  # busy times of the thinned one against energies of the whole
+    constant_power: Spread | None  # energies if all operations drew the same power; powers have no such score
 
 
 @dataclass(frozen=True)
 class Widened:
-    """One experiment against the mean of so many, itself among them: over the experiments it may be."""
+    """One experiment against the mean of so many that include it, over the experiments it may be."""
 
     experiments: int
     energy: Spread | None
@@ -64,21 +64,21 @@ class Precision:
     setting: str
     device: str
     provenance: str
-    period_ms: float | None  # between two readings
-    size: int  # runs of an experiment
+    period_ms: float | None  # time between two readings
+    size: int  # runs per experiment
     experiments: int
     asss: list[EveryNth]
-    assw: list[Widened]  # none: there is one experiment
+    assw: list[Widened]  # empty: there is one experiment
     stability: Stability | None
 
 
 def repeated(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Setting → its runs, the most repeated setting first. Runs that only show growth are none of it."""
+    """Setting → its runs, the most repeated setting first, without runs that only show growth."""
     plain = [result for result in results if "scale" not in result.facts]
     found = by_setting(sorted(plain, key=lambda each: (each.setting, each.number)))
 
     def order(runs: list[Result]) -> tuple[int, bool]:
-        # The paper's experiments are of BERT's pre-training.
+        # The paper's experiments are BERT's pre-training.
         kind = [runs[0].facts.get(name) for name in ("model", "stage")]
         return -len(runs), kind != ["bert", "pretrain"]
 
@@ -86,22 +86,22 @@ def repeated(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def usual_size(runs: int) -> int:
-    """The paper's five, where that leaves several experiments; else what makes nine of them."""
+    """The paper's five if that makes several experiments; else whatever makes nine."""
     if runs >= 2 * PAPERS_RUNS and runs % PAPERS_RUNS == 0:
         return PAPERS_RUNS
     return min(PAPERS_RUNS, max(1, runs // PAPERS_EXPERIMENTS))
 
 
 def experiments_of(results: Sequence[Result], size: int | None = None) -> list[list[Result]]:
-    """Consecutive runs of the most repeated setting, `size` at a time; what is left over is of none."""
+    """Consecutive runs of the most repeated setting, `size` at a time; the rest belongs to none."""
     runs = next(iter(repeated(results).values()), [])
-    if size is None or len(runs) < 2 * size:  # the study has not come far, or was asked for otherwise
+    if size is None or len(runs) < 2 * size:  # the study has not come far, or was asked for differently
         size = usual_size(len(runs))
     return [runs[at : at + size] for at in range(0, len(runs) - size + 1, size)]
 
 
 def precision_of(results: Sequence[Result], size: int | None = None) -> Precision:
-    """Of the most repeated setting; runs in which its working device was not measured are left out."""
+    """Of the most repeated setting, without runs in which its working device was not measured."""
     runs = next(iter(repeated(results).values()), [])
     if not runs:
         raise UserError("the study has no runs to tell how precise they are", remedy="Run it first")
@@ -124,7 +124,7 @@ def precision_of(results: Sequence[Result], size: int | None = None) -> Precisio
 
 
 def _working_device(runs: Sequence[Result]) -> str:
-    """The device of which operations take the most energy, in whatever runs it was measured."""
+    """The device whose operations take the most energy, over the runs in which it was measured."""
     energy_j: dict[str, float] = {}
     for run in runs:
         for device, total in run.step.devices.items():
@@ -133,7 +133,7 @@ def _working_device(runs: Sequence[Result]) -> str:
 
 
 def summaries(results: Sequence[Result], device: str) -> list[Footprint]:
-    """Of one device, with self-similar layers merged: the paper's STEF and STPF."""
+    """One device, with self-similar layers merged: the paper's STEF and STPF."""
     return merge_all([select(result.step, device) for result in results])
 
 
@@ -142,7 +142,7 @@ def _thinned(runs: Sequence[Result], device: str) -> list[EveryNth]:
     found: list[EveryNth] = []
     for every in sorted({int(score["every"] or 0) for scores in known for score in scores}):
         here = [score for scores in known for score in scores if score["every"] == every]
-        # Short runs have no score where few readings are left: a mean over the others would be another's.
+        # Short runs have no score if few readings are left; a mean over the others would mean something else.
         if sum(score["energy"] is not None for score in here) < len(known):
             continue
         names = ("energy", "power", "times_against_energy", "constant_power")
@@ -178,7 +178,7 @@ def _spread(values: Sequence[float | int | None]) -> Spread | None:
 
 
 def pairs_of(matrix: Sequence[Sequence[Correlation]]) -> list[float]:
-    """Every two experiments once."""
+    """Every pair of experiments once."""
     cells = [matrix[a][b].value for a in range(len(matrix)) for b in range(a)]
     return [value for value in cells if value is not None]
 
@@ -191,7 +191,7 @@ def _lowest(bound: float) -> ClaimRule:
 
 
 def _overlaps(middle: float, half: float) -> ClaimRule:
-    """Values are an interval's low and high."""
+    """Values are an interval's low and high end."""
     return ClaimRule(
         "agrees if the 95 % interval here and the paper's ± overlap",
         lambda values: values[0] <= middle + half and values[-1] >= middle - half,
@@ -251,14 +251,14 @@ ENERGY_OVERHEAD = Claim(
 )
 PRECISION_CLAIMS = (ASSS, ASSW, STABILITY, TIME_OVERHEAD, ENERGY_OVERHEAD)
 PAPERS_PERIOD_MS = 4.0
-WIDEST = 2.0  # per cent; an interval wider than ± so much says nothing about costs of a few tenths
-TARGETS = {"asss": 0.90, "assw": 0.97, "stability": 0.9}  # our own, of energies
+WIDEST = 2.0  # per cent: a wider interval says nothing about costs of a few tenths
+TARGETS = {"asss": 0.90, "assw": 0.97, "stability": 0.9}  # our own targets, for energies
 
 
 def precision_findings(
     results: Sequence[Result], out: Path | None = None, size: int | None = None
 ) -> list[JudgedClaim]:
-    """Of the most repeated setting of each framework and precision; and of the overhead that `out` has."""
+    """For the most repeated setting of each framework and precision, and for the overhead that `out` has."""
     if size is None and out is not None:
         size = experiment_runs(out)
     most: dict[str, list[Result]] = {}
@@ -314,7 +314,7 @@ def _similarities(runs: Sequence[Result], precision: Precision) -> list[JudgedCl
 def _of_power(
     claim: Claim, values: Sequence[float], precision: Precision, suffix: str, runs: Sequence[Result]
 ) -> JudgedClaim:
-    """The paper has no such score. Powers that are one constant correlate with nothing: theirs is none."""
+    """The paper has no such score. If power is the same for all operations, nothing correlates with it."""
     above = "above" if min(values) > 0 else "not above"
     why = f"the paper compares energies only; {above} the score of constant power, which for powers is none"
     if precision.provenance != "measured":
@@ -406,7 +406,7 @@ def _cost_finding(
 
 
 def _suffix(run: Result) -> str:
-    """As other findings have it; a program of the user's own by its setting."""
+    """As in other findings; for a user's own program, its setting."""
     facts = run.facts
     return f"{facts['framework']}-{facts['precision']}" if "framework" in facts else run.setting
 

@@ -1,4 +1,4 @@
-"""What an operation is to a transformer model, from its qualified name: part, layer, block and kind.
+"""Tells what an operation is to a transformer model, from its qualified name: part, layer, block and kind.
 
 BertForPreTraining/bert/encoder/layer/3/attention/self/query/addmm   encoder, 3, attention/self, product
 bert/encoder/layer_3/output/dense/MatMul/MatMul_1                    encoder, 3, output, product
@@ -67,15 +67,15 @@ _PRODUCT = re.compile(
     r"|_?scaled_dot_product_\w+|_(?:flash|efficient)_attention_\w+",
     re.IGNORECASE,
 )
-# A transformer is merged with the others even where it has an operation more, or has no others.
+# Merges a transformer with the others even if it has one operation more, or if there are no others.
 LAYERS = (MergeRule(re.compile(r"layer_\d+"), "layer_*"), MergeRule(re.compile(r"\d+"), "*"))
 
 
 @dataclass(frozen=True)
 class Role:
     part: Part
-    layer: int | None  # None: of none, of ALBERT's shared one, or merged
-    block: Block | None  # of a transformer
+    layer: int | None  # None: no layer, ALBERT's shared one, or merged
+    block: Block | None  # its block of a transformer
     operation: str
     kind: Kind
 
@@ -89,7 +89,7 @@ class Operations:
     energy_j: Floats
     busy_s: Floats
     part: npt.NDArray[np.object_]
-    layer: npt.NDArray[np.int64]  # -1: of none
+    layer: npt.NDArray[np.int64]  # -1: no layer
     block: npt.NDArray[np.object_]
     kind: npt.NDArray[np.object_]
 
@@ -108,12 +108,12 @@ class Operations:
         return float(self.energy_j[chosen].sum())
 
     def top(self, n: int) -> npt.NDArray[np.int64]:
-        """By falling energy; ties in the order of rows, which is always one."""
+        """Most energy first; ties in the order of rows, which is always the same."""
         return np.argsort(-self.energy_j, kind="stable")[:n]
 
 
 def over_layers(footprint: Footprint) -> Footprint:
-    """The summary footprint of a transformer model: the same operation of all transformers as one."""
+    """The summary footprint of a transformer model: an operation that all transformers share is one row."""
     return merge(footprint, LAYERS)
 
 
@@ -128,12 +128,12 @@ def role_of(name: str) -> Role:
 
 
 def operations(footprint: Footprint, device: str) -> Operations:
-    """Names repeat over phases, and runs repeat names: each is looked at once."""
+    """Names repeat over phases and runs, so each is looked at once."""
     rows = footprint.device_rows(device)
     names: list[str] = rows["name"].to_pylist()
     phases: list[str | None] = rows["phase"].to_pylist()
     roles = [role_of(name) for name in names]
-    # A framework may have the optimizer's work in the layer's scope: the phase knows better.
+    # A framework may put the optimizer's work into a layer's scope; the phase knows better.
     updates = [phase == "optimizer" for phase in phases]
     parts = ["optimizer" if update else role.part for role, update in zip(roles, updates, strict=True)]
     return Operations(
@@ -149,7 +149,7 @@ def operations(footprint: Footprint, device: str) -> Operations:
 
 
 def _part(segments: Sequence[str]) -> tuple[Part, Sequence[str]]:
-    """The part, and the segments inside it."""
+    """The part, and the segments inside of it."""
     if segments[0] in _CLASSES:
         return _CLASSES[segments[0]], ()
     for i, segment in enumerate(segments[:-1]):
@@ -175,12 +175,12 @@ def _layer(inside: Sequence[str]) -> int | None:
 
 
 def _block(inside: Sequence[str]) -> Block | None:
-    """Of the outermost scope that is one; the operation itself is no scope."""
+    """The outermost scope that is a block; the operation itself is no scope."""
     scopes = [_NUMBER.sub("", segment) for segment in inside[:-1]]
     for scope, following in zip_longest(scopes, scopes[1:], fillvalue=""):
         if scope == "attention":
             return "attention/output" if following in _AFTER_ATTENTION else "attention/self"
-        if scope == "intermediate" and following == "output":  # ALBERT's reference nests them
+        if scope == "intermediate" and following == "output":  # ALBERT's reference implementation nests them
             return "output"
         if scope == "ffn" and following == "intermediate":
             continue
@@ -195,7 +195,7 @@ def _kind(segments: Sequence[str]) -> Kind:
         return "einsum"
     if not _PRODUCT.fullmatch(operation):
         return "other"
-    # What an einsum is made of stands in its scope.
+    # An einsum's parts are in its scope.
     above = [_NUMBER.sub("", scope) for scope in segments[-3:-1]]
     return "einsum" if any(map(_EINSUM.fullmatch, above)) else "product"
 
@@ -208,7 +208,7 @@ def _objects(values: Sequence[object]) -> npt.NDArray[np.object_]:
 
 # The runs that findings compare: of one framework, precision and load, on the device that does the work.
 
-# The paper's, § 5.1 and § 6.1
+# The paper's model, § 5.1 and § 6.1.
 PAPER = {"layers": 12, "hidden": 768, "batch": 32, "length": 128}
 Shape = tuple[int, int]  # layers, hidden
 
@@ -230,7 +230,7 @@ class Work:
 
     @cached_property
     def summed(self) -> Operations:
-        """With the same operation of all transformers as one."""
+        """With operations that all transformers share as one."""
         return operations(self.summary, self.device)
 
     @property
@@ -254,7 +254,7 @@ def shape_of(result: Result) -> Shape:
 
 @dataclass(frozen=True)
 class OperationGroup:
-    suffix: str  # of its findings' keys: torch-fp32
+    suffix: str  # ends its findings' keys: torch-fp32
     device: str
     works: tuple[Work, ...]
 
@@ -267,7 +267,7 @@ class OperationGroup:
         ]
 
     def main_shape(self, model: str) -> Shape | None:
-        """Of the runs that are no variants: pre-trained, in most stages, most often run, then the largest."""
+        """The shape that is no variant: pre-trained, in most stages, most often run, then the largest."""
         stages: dict[Shape, list[str]] = {}
         for work in self.works:
             if work.result.facts.get("model") == model:
@@ -292,7 +292,7 @@ class OperationGroup:
         obstacle: str = "",
         of_power: bool = False,
     ) -> JudgedClaim:
-        """`of_power`: an estimate of power cannot speak about it."""
+        """`of_power`: estimated power says nothing about it."""
         estimated = any(work.estimated for work in works)
         remarks = [text for text in (_unlike(works) if claim.study != "variants" else "",) if text]
         if estimated and of_power:
@@ -310,7 +310,7 @@ class OperationGroup:
 
 
 def groups(results: Sequence[Result]) -> list[OperationGroup]:
-    """Runs that only measure how costs grow are left out, and so are programs of a user's own."""
+    """Leaves out runs that only measure how costs grow, and users' own programs."""
     found: dict[tuple[str, str], dict[tuple[Fact, Fact], list[Result]]] = {}
     for result in sorted(results, key=lambda result: (result.setting, result.number)):
         facts = result.facts
@@ -320,7 +320,7 @@ def groups(results: Sequence[Result]) -> list[OperationGroup]:
             found.setdefault(kind, {}).setdefault(load, []).append(result)
     made: list[OperationGroup] = []
     for kind, loads in found.items():
-        # Most have the batch and length of the study: theirs is the plain name.
+        # Most runs have the study's own batch and length: they get the plain name.
         for n, (load, own) in enumerate(sorted(loads.items(), key=lambda item: -len(item[1]))):
             device = _device(own)
             if device is not None:
@@ -331,15 +331,16 @@ def groups(results: Sequence[Result]) -> list[OperationGroup]:
 
 
 def _device(results: Sequence[Result]) -> str | None:
-    """By the devices that most runs have: one run without a GPU's power does not decide."""
+    """By the devices that most runs have, so that one run without a GPU's power does not decide."""
     usual = Counter(frozenset(result.step.devices) for result in results).most_common(1)[0][0]
     return working_device([result.step for result in results if usual == frozenset(result.step.devices)])
 
 
 def rounds(settings: Sequence[Sequence[Work]]) -> list[tuple[list[Work], ...]]:
-    """As many as the setting with the fewest runs has: the first of each, the second of each, …
+    """As many rounds as the setting with the fewest runs has: the first of each, the second of each, …
 
-    Where a setting has more runs, its others are dealt out in turn: a round then has several, to be averaged.
+    If a setting has more runs, the others are dealt out in turn; then a round has several, which are
+    averaged.
     """
     count = min(map(len, settings), default=0)
     return [tuple([*works[n::count]] for works in settings) for n in range(count)]

@@ -1,6 +1,6 @@
-"""Run what a study lacks: each run is recorded, its result kept, and its events taken away.
+"""Runs what a study lacks: records each run, keeps its result, and takes its events away.
 
-The result of a run is made while the next program starts: that takes longer, and nothing of it is measured.
+A run's result is made while the next program starts: that takes longer, and nothing of it is measured.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from smaragdine.sweep.local import ended_words, last_line
 from smaragdine.sweep.sweep import Progress
 from smaragdine.tracing.assemble import NotWritten, assemble
 
-# What becomes of a recording: the events of its raw trace, and its result.
+# What becomes of a recording: its raw trace becomes events, and these become a result.
 #
 #     python -m smaragdine.study.runner   # the request is a pickle on stdin, the answer its last line
 #
-# A process of its own does it beside the next program, which has to start before it is measured. It dies with
-# whoever started it: a raw trace stays until there is a result, so that the next command can begin anew.
+# A process of its own does this beside the next program, which has to start before it is measured. It dies
+# with whoever started it. The raw trace stays until there is a result, so the next command can begin again.
 
 # -P: modules beside the program are not ours.
 COMMAND = (sys.executable, "-P", "-m", "smaragdine.study.runner")
@@ -65,13 +65,13 @@ _NICE = 10
 @dataclass(frozen=True)
 class Finished:
     result: Result | None = None
-    said: tuple[str, ...] = ()  # about the trace
+    said: tuple[str, ...] = ()  # remarks on the trace
     error: str = ""  # why there is no result
-    useless: bool = False  # the recording says nothing about a step; else another try may have its result
+    useless: bool = False  # the recording says nothing about a step; if not, another try may give a result
 
 
 def finish(folder: Path, run: StudyRun) -> Finished:
-    """Make the result of a run that was recorded into the study `folder`."""
+    """Makes the result of a run that was recorded into the study `folder`."""
     recording, log = run_folder(folder, run), log_of(folder, run)
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     try:
@@ -89,14 +89,14 @@ def finish(folder: Path, run: StudyRun) -> Finished:
     if not has_sketch(folder, run.setting.name):
         said = (*said, *sketched(folder, run.name, recorded))
     try:
-        save_result(folder, result)  # last: what has a result is not made again
+        save_result(folder, result)  # last: a run with a result is not done again
     except (UserError, OSError) as error:
         return Finished(said=said, error=f"its result could not be written: {error}")
     return Finished(result, said)
 
 
 def sketched(folder: Path, name: str, run: Run) -> tuple[str, ...]:
-    """Keep the sketch of a run; why it cannot be. It never costs the result."""
+    """Keeps the sketch of a run, or says why it cannot. Never costs the result."""
     try:
         sketch = sketch_of(name, run)
         if sketch is not None:
@@ -107,25 +107,25 @@ def sketched(folder: Path, name: str, run: Run) -> tuple[str, ...]:
 
 
 def assembled(recording: Path) -> tuple[tuple[str, ...], float | None]:
-    """What is to be said about the trace, and the CPU seconds that its events took."""
+    """Remarks on the trace, and the CPU seconds that its events took."""
     if not (recording / TRACES_FOLDER).is_dir():
         return (), None
     import pyarrow as pa
 
-    pa.array([0])  # the first one loads libraries
-    remove_traced(recording)  # of one who was ended before all events were there
+    pa.array([0])  # the first call loads libraries
+    remove_traced(recording)  # left if somebody was stopped before all events were there
     begin_s = time.process_time()
     try:
         said = tuple(assemble(recording, keep=True))
     except NotWritten:
         raise
-    except Exception as error:  # the run is to be named, and the others to go on
+    except Exception as error:  # name the run, and let the others go on
         said = (f"the trace cannot be used: {error}",)
     return said, time.process_time() - begin_s
 
 
 class FinishingProcess:
-    """`finish`, in a process of its own that has begun."""
+    """Runs `finish` in a process of its own."""
 
     def __init__(self, folder: Path, run: StudyRun) -> None:
         self._folder, self._run = folder, run
@@ -162,7 +162,7 @@ class FinishingProcess:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """For a child, for good: Ctrl-C is for the program, and a result that was begun is worth its seconds. The
+    """Ignores Ctrl-C in a child: it is for the program, and a result that was begun is worth its seconds. The
     second Ctrl-C kills."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
@@ -172,7 +172,7 @@ def _signals_held() -> Iterator[None]:
 
 
 def _answer(line: str) -> Finished | None:
-    """None: it did not come so far, and the line is of something else."""
+    """None if it did not come so far, and the line is something else."""
     try:
         values = json.loads(line)
         return Finished(None, tuple(values["said"]), values["error"], values["useless"])
@@ -191,13 +191,13 @@ def main() -> None:
     os.nice(_NICE)
     done = finish(folder, run)
     print("\n" + json.dumps({"said": done.said, "error": done.error, "useless": done.useless}), flush=True)
-    # Threads of libraries that nobody has joined can abort a process on its way out.
+    # Threads of libraries that nobody joined can abort a process on its way out.
     os._exit(0)
 
 
-# A setting that fails so often, one after the other, is not tried again in this command.
+# A setting that fails so often in a row is not tried again in this command.
 _MOST_FAILURES = 2
-LEAST_PROCESSORS = 4  # with fewer, what goes on beside a program takes too much from it
+LEAST_PROCESSORS = 4  # with fewer, work beside a program takes too much from it
 
 
 class StudyWatcher(Protocol):
@@ -225,9 +225,9 @@ def run_missing(
     beside: bool | None = None,
     timeout_s: float | None = None,
 ) -> StudyOutcome:
-    """Until all have a result, or `stop`.
+    """Runs until all have a result, or `stop`.
 
-    `beside`: a run's result is made while the next program starts; None: where there are processors for it.
+    `beside`: make a run's result while the next program starts; None: if there are processors for it.
     `timeout_s`: a program that takes longer is ended, and its run has failed.
     """
     if beside is None:
@@ -256,7 +256,7 @@ class _Behind:
 
 
 class _Course:
-    """One run after the other, the result of at most one of them still to come."""
+    """Runs one after the other, while at most one result is still to come."""
 
     def __init__(
         self,
@@ -277,9 +277,9 @@ class _Course:
         self.left_out: list[str] = []
 
     def run(self, run: StudyRun, left: Sequence[StudyRun]) -> None:
-        """`left` begins with it."""
+        """`left` begins with this run."""
         setting = run.setting.name
-        # The result that is still to come may be the failure that decides.
+        # The result still to come may be the failure that decides.
         behind = self._behind is not None and self._behind.run.setting.name == setting
         if behind and self._in_a_row[setting] >= _MOST_FAILURES - 1:
             self.settle(left)
@@ -301,7 +301,7 @@ class _Course:
             self._fail(run, error)
 
     def settle(self, left: Sequence[StudyRun]) -> None:
-        """Wait for the result that is still to come; `left` are to be run after that."""
+        """Waits for the result that is still to come; `left` are to run after that."""
         if self._behind is None:
             return
         behind, self._behind = self._behind, None
@@ -317,12 +317,12 @@ class _Course:
             self._fail(behind.run, found.error)
 
     def abandon(self) -> None:
-        """The recording is whole: the next command makes its result."""
+        """Leaves the recording as it is: it is whole, and the next command makes its result."""
         if self._behind is not None and self._behind.process is not None:
             self._behind.process.abandon()
 
     def _is_whole(self, run: StudyRun, left: Sequence[StudyRun]) -> bool:
-        """Whether a recording was there that lacked its result alone: whoever made it was ended before."""
+        """Whether there was a recording that lacked only its result: whoever made it was stopped before."""
         if not self._study.run_folder(run).is_dir():
             return False
         self.settle(left)
@@ -330,7 +330,7 @@ class _Course:
         if found.result is not None:
             self._end(run, found.result, left[1:])
         elif found.useless:
-            self._study.give_up(run)  # its events are gone, say, and its result was removed
+            self._study.give_up(run)  # for instance, its events are gone and its result was removed
             return False
         elif not self._stop:
             self._fail(run, found.error)
@@ -362,7 +362,7 @@ class _Course:
 
 
 def _recorded(study: Study, run: StudyRun, timeout_s: float | None, stop: Stop) -> str | None:
-    """Why there is no recording; None where there is."""
+    """Why there is no recording; None if there is one."""
     setting, place, log = run.setting, study.place(run), study.log(run)
     job = RunRequest(
         setting.words,
@@ -377,7 +377,7 @@ def _recorded(study: Study, run: StudyRun, timeout_s: float | None, stop: Stop) 
     if stop:
         return "stopped"
     if ran.error or ran.returncode or ran.timed_out:
-        assembled(place)  # what it did until then may tell why
+        assembled(place)  # what it did before may tell why
         return ran.error or ended_words(ran) + last_line(log)
     study.take(run, place)
     return None

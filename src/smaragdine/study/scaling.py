@@ -1,7 +1,7 @@
-"""How the cost of monitoring, tracing and accounting grows with layers, batch and the length of a run.
+"""Shows how the cost of monitoring, tracing and accounting grows with layers, batch and the length of a run.
 
-A few extra runs change one of them at a time; every run says what measuring it took (`Result.cost`). Devices
-cannot be added to a machine: how many there are, and the channels they have, stands in every row.
+A few extra runs change one of these at a time, and every run says what measuring it took (`Result.cost`). We
+cannot add devices to a machine, so every row says how many devices and channels there are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Growth:
     x: str
     y: str
     exponent: float | None
-    lowest_ratio: float  # of y ÷ x
+    lowest_ratio: float  # the lowest y ÷ x
     highest_ratio: float
     runs: int
 
@@ -122,7 +122,7 @@ GROWTHS = (
 
 
 def growths_of(rows: Sequence[Row]) -> list[Growth]:
-    """By least squares of logarithms, over the run of a base and those that change the scale of it."""
+    """By least squares of logarithms, over a base's run and those that change its scale."""
     found: list[Growth] = []
     for base in dict.fromkeys(str(row["base"]) for row in rows):
         own = [row for row in rows if row["base"] == base]

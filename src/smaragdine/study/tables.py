@@ -1,4 +1,4 @@
-"""The tables of a study: mean ± standard deviation over runs, every kind of result in its own rows."""
+"""Makes the tables of a study: mean ± standard deviation over runs, each kind of result in its own rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rich.text import Text
 
 from smaragdine.accounting.arithmetic import average
 from smaragdine.accounting.diagram import Node
-from smaragdine.accounting.footprint import Footprint, column
+from smaragdine.accounting.footprint import Footprint, column, only
 from smaragdine.accounting.similarity import Correlation
 from smaragdine.errors import UserError
 from smaragdine.report.comparison import letter, matrix_tables
 from smaragdine.report.figures.layers import IDLE, TOP, Bars, energies, family_of, phase_energies_j, powers
-from smaragdine.report.figures.runs import NotDrawn, only
+from smaragdine.report.figures.runs import NotDrawn
 from smaragdine.study.claims import stage_steps
 from smaragdine.study.custom import Customs
 from smaragdine.study.document import (
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from smaragdine.study.findings import JudgedClaim
 
 
-# A user's own program as a study, on the terminal.
+# A user's own program, on the terminal.
 
 
 def customs_tables(found: Customs) -> RenderableType:
-    """A line for each setting; then how alike they are, and by how much they differ."""
+    """A line for each setting; then how alike they are, and how far they differ."""
     table = _table(
         "setting", "runs", "energy", "time", "power", "runs\nalike", "power\nalike", "fewer\nreadings"
     )
@@ -110,7 +110,7 @@ def _differences(
 def _table(*headers: str) -> RichTable:
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for n, header in enumerate(headers):
-        # The first column alone gives way on a narrow terminal.
+        # On a narrow terminal only the first column gives way.
         table.add_column(Text(header), justify="right" if n else "left", overflow="fold", no_wrap=n > 0)
     return table
 
@@ -123,7 +123,7 @@ def _values(rows: Sequence[Sequence[Correlation]]) -> list[list[float | None]]:
     return [[score.value for score in row] for row in rows]
 
 
-# The summary footprint of every setting, name by name: what the figures are drawn from.
+# The summary footprint of every setting, name by name: the figures are drawn from it.
 
 _COLUMNS = (
     Column("setting", "Setting"),
@@ -140,7 +140,7 @@ _COLUMNS = (
 
 
 def footprints_table(materials: Sequence[Material]) -> StudyTable:
-    """Of the device that does the work; a setting's rows, `(idle)` among them, add up to its step."""
+    """For the device that does the work; a setting's rows, `(idle)` among them, add up to its step."""
     rows = [
         row
         for material in materials
@@ -165,17 +165,17 @@ def _rows(results: Sequence[Result], device: str) -> Iterator[tuple[Cell, ...]]:
             row["name"],
             row["phase"],
             row["count"],
-            _mean_footprints(row["energy_j"], spread["energy_std_j"], len(having)),
+            _over_runs(row["energy_j"], spread["energy_std_j"], len(having)),
             row["uncertainty_j"],
             row["basis"],
-            _mean_footprints(row["busy_s"], spread["busy_std_s"], len(having)),
-            _mean_footprints(spread["power_mean_w"], spread["power_std_w"], spread["runs"]) if ran else None,
+            _over_runs(row["busy_s"], spread["busy_std_s"], len(having)),
+            _over_runs(spread["power_mean_w"], spread["power_std_w"], spread["runs"]) if ran else None,
         )
     idle = mean_of([footprint.devices[device].idle_j for footprint in footprints])
     yield (setting, device, f"({IDLE})", None, None, idle, None, None, None, None)
 
 
-def _mean_footprints(mean: float, std: float | None, runs: int) -> MeanOverRuns:
+def _over_runs(mean: float, std: float | None, runs: int) -> MeanOverRuns:
     return MeanOverRuns(mean, std if std is not None and math.isfinite(std) else None, runs)
 
 
@@ -200,14 +200,14 @@ def findings_table(findings: Sequence[JudgedClaim]) -> RenderableType:
     for finding in findings:
         verdict = Text(finding.verdict, style=_STYLES.get(finding.verdict, ""))
         question = Text(finding.question)
-        if asked[finding.question] > 1:  # of several frameworks, precisions or programs
+        if asked[finding.question] > 1:  # asked for several frameworks, precisions or programs
             question.append(f"\n{settings_of(finding)}", style="dim")
         table.add_row(question, Text(finding.here), Text(finding.there), verdict)
     return Group(table, Text(""), Text(counted(findings)))
 
 
 def study_tables(materials: Sequence[Material]) -> list[StudyTable]:
-    """Those that have rows."""
+    """Tables that have rows."""
     found = [
         stages_table(materials),
         layers_table(materials),
@@ -229,7 +229,7 @@ def power_words(materials: Sequence[Material]) -> str:
 
 
 def stages_table(materials: Sequence[Material]) -> StudyTable:
-    """Of the shape that is no variant."""
+    """Only the shape that is no variant."""
     rows = [
         _stage_row(material, model, stage, results)
         for material in materials
@@ -339,7 +339,7 @@ def top_table(materials: Sequence[Material]) -> StudyTable:
 
 
 def _means(bars: Bars, runs: int) -> list[tuple[tuple[str, str], MeanOverRuns]]:
-    spread = runs > 1  # of one run the bars have the spread over its steps
+    spread = runs > 1  # for a single run, bars show the spread over its steps
     return [
         ((name, phase or ""), MeanOverRuns(float(v), float(s) if spread and math.isfinite(s) else None, runs))
         for name, phase, v, s in zip(bars.name, bars.phase, bars.value, bars.std, strict=True)
@@ -392,7 +392,7 @@ def _figures(results: Sequence[Result], device: str) -> tuple[Cell, ...]:
 
 
 def busy_power_w(footprint: Footprint, device: str) -> float | None:
-    """The mean power over all operations, each as long as it ran."""
+    """The mean power of all operations, weighted by how long each ran."""
     rows = footprint.device_rows(device)
     busy_s = float(column(rows, "busy_s").sum())
     return float(column(rows, "energy_j").sum()) / busy_s if busy_s > 0 else None
@@ -402,7 +402,7 @@ def _size(result: Result) -> str:
     return f"{variant_label(result)}, {result.facts.get('batch')} × {result.facts.get('length')}"
 
 
-# Tables of how precise a study is and what measuring costs: scores, overhead, growth.
+# How precise a study is and what measuring costs: scores, overhead, growth.
 
 _SCALING = (
     Column("run", "Run"),
@@ -425,7 +425,7 @@ _SCALING = (
 
 
 def cost_tables(out: Path, results: Sequence[Result], materials: Sequence[Material]) -> list[StudyTable]:
-    """Those that have rows."""
+    """Tables that have rows."""
     precision = precision_table(materials)
     precision = replace(precision, note=f"{precision.note} {power_words(materials)}")
     found = [precision, overhead_table(out), scaling_table(results), growth_table(results)]
@@ -442,12 +442,12 @@ def precision_table(materials: Sequence[Material]) -> StudyTable:
         for thinned in found.asss:
             spreads = (thinned.energy, thinned.power, thinned.constant_power)
             rows.append(
-                (material.kind, "ASSS", f"every n-th reading, n {thinned.every}", *map(_mean_costs, spreads))
+                (material.kind, "ASSS", f"every n-th reading, n {thinned.every}", *map(_mean_score, spreads))
             )
         for widened in found.assw:
             spreads = (widened.energy, widened.power, widened.constant_power)
             of = f"{widened.experiments} experiments of {found.size}"
-            rows.append((material.kind, "ASSW", of, *map(_mean_costs, spreads)))
+            rows.append((material.kind, "ASSW", of, *map(_mean_score, spreads)))
         if found.stability is not None:
             matrices = (found.stability.energy, found.stability.power, found.stability.time_alone)
             lowest = [min(pairs_of(matrix), default=None) for matrix in matrices]
@@ -526,5 +526,5 @@ def growth_table(results: Sequence[Result]) -> StudyTable:
     return StudyTable("growth", "Growth", columns, tuple(rows), note)
 
 
-def _mean_costs(spread: Spread | None) -> MeanOverRuns | None:
+def _mean_score(spread: Spread | None) -> MeanOverRuns | None:
     return None if spread is None else MeanOverRuns(spread.mean, spread.std, spread.runs)

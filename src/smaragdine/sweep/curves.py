@@ -13,16 +13,16 @@ import numpy.typing as npt
 
 from smaragdine.arrays import Floats
 
-OVERSAMPLING = 2.0  # of the sensor's own rate: interpolation must not lose what was measured
+OVERSAMPLING = 2.0  # of the sensor's own rate, so that interpolation loses nothing
 
 
 @dataclass(frozen=True)
 class Averaged:
-    """The mean curve of runs of different length; at each time over those that still ran."""
+    """The mean curve of runs of different length; at each time, over those that still run."""
 
     t_s: Floats
     mean: Floats
-    std: Floats  # nan where but one run is left
+    std: Floats  # nan if only one run is left
     count: npt.NDArray[np.int64]
 
 
@@ -33,16 +33,16 @@ def relative_s(t_ns: npt.ArrayLike) -> Floats:
 
 
 def rate_hz(t_s: Floats) -> float:
-    """The rate to resample at: twice the sensor's, which is the usual spacing of readings."""
+    """The rate to resample at: twice the sensor's, by the usual spacing of readings."""
     if t_s.size < 2:
         raise ValueError("one reading has no rate")
     return OVERSAMPLING / float(np.median(np.diff(t_s)))
 
 
 def resample(t_s: Floats, value: Floats, hz: float) -> tuple[Floats, Floats]:
-    """Times 0, 1/hz, 2/hz … within the readings, and the cubic interpolation there."""
+    """Times 0, 1/hz, 2/hz … within the readings, and cubic interpolation there."""
     span_s = float(t_s[-1] - t_s[0])
-    # A grid point that rounding puts a hair behind the last reading is still on it.
+    # Rounding may put a grid point a little after the last reading: it still counts.
     grid = np.minimum(np.arange(np.floor(span_s * hz * (1 + 1e-12)) + 1) / hz, span_s)
     return grid, spline(t_s - t_s[0], value, grid)
 
@@ -100,7 +100,7 @@ def _second_derivatives(step: Floats, slope: Floats) -> Floats:
 
 
 def _solved(lower: Floats, diagonal: Floats, upper: Floats, right: Floats) -> Floats:
-    """Three diagonals, by elimination; plain floats, for numpy's scalars are five times slower."""
+    """Solves a tridiagonal system by elimination, in plain floats: numpy's scalars are five times slower."""
     a, b, c, d = lower.tolist(), diagonal.tolist(), upper.tolist(), right.tolist()
     for i in range(1, len(b)):
         part = a[i] / b[i - 1]

@@ -1,4 +1,4 @@
-"""The experiment file: what to run, at which limits, how often. YAML, TOML or JSON.
+"""Reads an experiment file: what to run, at which limits, how often. YAML, TOML or JSON.
 
     seed: 7
     experiments:
@@ -8,7 +8,7 @@
         benchmarks:
           - {name: small, command: train.py --epochs {epochs}, epochs: 10}
 
-Every mistake is one message: which file, which key, what is allowed.
+Every mistake becomes one message: which file, which key, what is allowed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from smaragdine.errors import UserError
 from smaragdine.files import parse_json
 from smaragdine.jobs.setting import CoolDown, Seconds, Value
 
-# YAML, TOML or JSON as plain values; a mistake is one line with its place.
+# YAML, TOML or JSON as plain values; a mistake becomes one line with its place.
 
 _MOST_VALUES = 100_000
 _TWICE = ("the key is there twice", "Leave one out")
@@ -43,7 +43,7 @@ def parsed(text: str, where: Path) -> Any:
             return tomllib.loads(text)
         if where.suffix == ".json":
             found = parse_json(text, lambda pairs: _once(pairs, where))
-            # Half a character, which JSON can escape, is no text that anybody can pass on.
+            # Half a character, which JSON can escape, is text that nobody can pass on.
             json.dumps(found, ensure_ascii=False).encode()
             return found
     except (ValueError, RecursionError) as error:
@@ -73,7 +73,7 @@ def _why(error: Exception) -> str:
 
 
 def _once(pairs: Sequence[tuple[str, Any]], where: Path) -> dict[str, Any]:
-    """Of a key that an object has twice, JSON's reader would quietly take the last."""
+    """Refuses keys that an object has twice: JSON's reader would quietly take the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -83,11 +83,11 @@ def _once(pairs: Sequence[tuple[str, Any]], where: Path) -> dict[str, Any]:
 
 
 def _refuse_twice(root: Any, where: Path) -> None:
-    """Of a key that a mapping has twice, YAML's reader would quietly take the last."""
+    """Refuses keys that a mapping has twice: YAML's reader would quietly take the last."""
     nodes, known = [root], set[int]()
     while nodes:
         node = nodes.pop()
-        # An alias may stand for what is around it.
+        # An alias may stand for something that contains it.
         if id(node) in known or not isinstance(getattr(node, "value", None), list):
             continue
         known.add(id(node))
@@ -104,12 +104,12 @@ def _refuse_twice(root: Any, where: Path) -> None:
 
 
 def _refuse_many(root: Any, where: Path) -> None:
-    """A few lines of aliases of aliases are any number of values once somebody writes them out."""
+    """Refuses aliases of aliases: a few lines of them can mean any number of values."""
     counted: dict[int, int] = {}
 
     def count(node: Any) -> int:
         if id(node) not in counted:
-            counted[id(node)] = _MOST_VALUES + 1  # an alias within itself has no end
+            counted[id(node)] = _MOST_VALUES + 1  # an alias that contains itself never ends
             inside = node.value if isinstance(getattr(node, "value", None), list) else ()
             parts = [part for each in inside for part in (each if isinstance(each, tuple) else (each,))]
             counted[id(node)] = 1 + sum(map(count, parts))
@@ -151,13 +151,13 @@ _PERCENT = re.compile(r"\d+(\.\d+)?\s*%")
 
 
 class Benchmark(Struct, frozen=True, forbid_unknown_fields=True):
-    command: str | list[Value]  # as one would start it: a script, -m MODULE or an executable
-    name: Word | None = None  # the script's unless given
-    folder: str = "."  # where it starts, from the experiment file's folder
-    epochs: Count | None = None  # {epochs} in the command
+    command: str | list[Value]  # a script, -m MODULE or an executable, as one would start it
+    name: Word | None = None  # the script's name by default
+    folder: str = "."  # where it starts, relative to the experiment file
+    epochs: Count | None = None  # the value of {epochs} in the command
     environment: dict[str, str | int | float] = {}
-    timeout_s: Seconds | None = None  # a repetition that takes longer is ended, and has failed
-    expected_s: Seconds | None = None  # for a dry run, before anything was measured
+    timeout_s: Seconds | None = None  # a repetition that takes longer is ended, and counts as failed
+    expected_s: Seconds | None = None  # used by a dry run before anything was measured
 
 
 class Experiment(Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,14 +166,16 @@ class Experiment(Struct, frozen=True, forbid_unknown_fields=True):
     repeat: Count = 5
     power_limits: list[Watts] = []  # W
     clock_limits: list[tuple[Mhz, Mhz]] = []  # [memory, graphics] MHz
-    parameters: dict[str, list[Value]] = {}  # {name} in the command
-    devices: list[Annotated[str, Meta(pattern=r"^gpu:\d{1,3}$")]] = []  # all that the program sees
-    gpu_types: list[Word] = []  # of a cluster's nodes: all of it for each type
+    parameters: dict[str, list[Value]] = {}  # values of {name} in the command
+    devices: list[Annotated[str, Meta(pattern=r"^gpu:\d{1,3}$")]] = []  # by default all that the program sees
+    gpu_types: list[Word] = []  # types of a cluster's GPUs: each runs all of it
     order: Literal["shuffled", "listed"] = "shuffled"
-    warm_up: Annotated[int, Meta(ge=0, le=100)] = 0  # runs of each benchmark before its first repetition
+    warm_up: Annotated[int, Meta(ge=0, le=100)] = (
+        0  # extra runs of each benchmark before its first repetition
+    )
     cool_down: CoolDown | None = None
-    baseline_s: Seconds | None = None  # idle power, measured first
-    until: str | None = None  # 2%: no more repetitions of a setting whose energy is known so well
+    baseline_s: Seconds | None = None  # measure idle power first
+    until: str | None = None  # 2%: stop repeating a setting once its energy is known so well
 
 
 class ExperimentFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -193,7 +195,7 @@ def read_experiments(path: str | os.PathLike[str]) -> ExperimentFile:
 
 
 def checked(values: Any, where: str, base: Path) -> ExperimentFile:
-    """The experiments of a parsed file; folders are taken from `base`."""
+    """Checks a parsed file and returns its experiments; folders are relative to `base`."""
     try:
         found = msgspec.convert(values, ExperimentFile)
     except msgspec.ValidationError as error:
@@ -214,7 +216,7 @@ def words_of(command: str | Sequence[Value]) -> list[str]:
 
 
 def filled(text: str, values: dict[str, Value]) -> str:
-    """`text` with {name} replaced; braces around other words are the program's own."""
+    """Replaces {name} in `text`; braces around other words are the program's own."""
     return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), text)
 
 
@@ -276,7 +278,7 @@ def _benchmark(benchmark: Benchmark, experiment: Experiment, base: Path, key: st
 
 
 def name_of(words: Sequence[str]) -> str:
-    """A benchmark's name after its script, module or program."""
+    """Names a benchmark after its script, module or program."""
     script = next((word for word in words if word.endswith(".py")), None)
     if script is None and words[0] == "-m" and len(words) > 1:
         script = words[1].rpartition(".")[2]
@@ -291,7 +293,7 @@ def _unique(names: Sequence[str], where: str, key: str, what: str) -> None:
 
 
 def _mistake(where: str, said: str, values: Any) -> UserError:
-    """A message of msgspec's, in our form."""
+    """Turns a message of msgspec's into one of ours."""
     message, _, at = said.partition(" - at `")
     key = at.rstrip("`").removeprefix("key in ").removeprefix("$").removeprefix(".") or "the file"
     key = _with_name(key, values)
@@ -319,13 +321,13 @@ def _mistake(where: str, said: str, values: Any) -> UserError:
 
 
 def _kind_words(found: re.Match[str]) -> str:
-    """`int | null` is a whole number: what may be nothing may be left out, too."""
+    """`int | null` becomes a whole number: what may be null may also be left out."""
     kinds = [kind for kind in found[1].split(" | ") if kind != "null"] or ["null"]
     return " or ".join(_KINDS.get(kind, kind) for kind in kinds)
 
 
 def _with_name(key: str, values: Any) -> str:
-    """`a[...]` with the name of the entry: msgspec does not say which one of a mapping is wrong."""
+    """Puts a name into `a[...]`: msgspec does not say which entry of a mapping is wrong."""
     before, dots, after = key.partition("[...]")
     if not dots:
         return key

@@ -1,4 +1,4 @@
-"""Energy, time and their products against a limit, for every group of measurements."""
+"""Fits energy, time and their products against a limit, for every group of measurements."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from smaragdine.errors import UserError
 from smaragdine.stats import MOST_SQUARED, regularised_beta, t_quantile
 from smaragdine.sweep.measurements import Group, Value
 
-# A second-degree least-squares fit against a limit: R², band, optimum and the interval it may lie in.
+# A second-degree least-squares fit against a limit: R², band, optimum, and the interval it may lie in.
 #
-# All of it is computed on u = (limit − middle) / half range, from −1 to 1, where the sums are well
-# conditioned and the ends of the range are the same for every sweep.
+# It is computed on u = (limit − middle) / half range, from −1 to 1: there sums are well conditioned, and the
+# ends of the range are the same for every sweep.
 
 CONFIDENCE = 0.95
 ALPHA = 1 - CONFIDENCE
-# A misfit below this part of the mean is of no consequence, however sure it is.
+# A misfit below this part of the mean does not matter, however sure it is.
 LEAST_MISFIT = 0.01
-# No repetition tells noise from misfit: single measurements further off than this are not taken for noise.
+# Without repetitions we cannot tell noise from misfit: single measurements further off are not taken for
+# noise.
 MOST_SINGLE_MISFIT = 0.10
-_ROUNDING = 1e-12  # of the values: what is smaller is arithmetic, not measurement
+_ROUNDING = 1e-12  # of the values: anything smaller is rounding
 
 
 @dataclass(frozen=True)
 class Parabola:
-    """y = c₂·limit² + c₁·limit + c₀ over the measured range, and how far it may be trusted."""
+    """y = c₂·limit² + c₁·limit + c₀ over the measured range, and how far to trust it."""
 
-    coefficients: tuple[float, float, float]  # c₂, c₁, c₀: as np.polyval takes them
-    limits: Floats  # of every measurement, with `values` beside them
+    coefficients: tuple[float, float, float]  # c₂, c₁, c₀, as np.polyval takes them
+    limits: Floats  # of every measurement; `values` belong to them
     values: Floats
     r2: float | None  # None: all values are the same
-    r2_of_means: float | None  # of the means at each limit; that of GPyJoules
-    freedom: int  # measurements beyond the three that a parabola needs
-    residual_std: float | None  # None: no freedom
-    effect_p: float | None  # how likely chance alone would give such a curve
-    misfit_p: float | None  # … such a distance of the means from it; None: no repetitions to tell
+    r2_of_means: float | None  # of the means at each limit, as GPyJoules has it
+    freedom: int  # measurements beyond the three that determine a parabola
+    residual_std: float | None  # None: no degrees of freedom
+    effect_p: float | None  # how likely chance alone gives such a curve
+    misfit_p: float | None  # how likely chance puts the means so far off it; None: no repetitions
     lowest: float
     highest: float
-    optimum: float  # clamped to the measured range
-    edge: bool  # the vertex lies outside, or the parabola opens downwards: no minimum was bracketed
-    interval: tuple[float, float] | None  # limits that may be the true optimum, 95 %
+    optimum: float  # kept within the measured range
+    edge: bool  # the vertex lies outside, or the parabola opens downwards
+    interval: tuple[float, float] | None  # where the true optimum may lie, 95 %
     best_measured: float
-    _scaled: Floats  # c₂, c₁, c₀ of u
+    _scaled: Floats  # c₂, c₁, c₀ for u
     _inverse: Floats  # (XᵀX)⁻¹ of u², u, 1
 
     @property
@@ -67,7 +68,7 @@ class Parabola:
         return _design(self._u(limits)) @ self._scaled
 
     def band(self, limits: npt.ArrayLike) -> Floats | None:
-        """The half-width of the 95 % confidence band of the curve at each limit."""
+        """The half-width of the curve's 95 % confidence band at each limit."""
         if self.residual_std is None:
             return None
         rows = _design(self._u(limits))
@@ -75,7 +76,7 @@ class Parabola:
         return _t(self.freedom) * self.residual_std * np.sqrt(leverage)
 
     def measured_at(self, limit: float) -> float:
-        """The mean of what was measured at a limit."""
+        """The mean of all measurements at a limit."""
         return float(self.values[self.limits == limit].mean())
 
     def _u(self, limits: npt.ArrayLike) -> Floats:
@@ -91,7 +92,7 @@ def fit_parabola(limits: Sequence[float] | Floats, values: Sequence[float] | Flo
         raise ValueError("a parabola needs three different limits")
     lowest, highest = float(different[0]), float(different[-1])
     half, middle = (highest - lowest) / 2, (highest + lowest) / 2
-    # Around the mean: a curve of 1 J on a base of 1 MJ keeps its digits.
+    # Around the mean, so that a curve of 1 J on a base of 1 MJ keeps its digits.
     level = float(y.mean())
     design = _design((x - middle) / half)
     scaled: Floats = np.asarray(np.linalg.lstsq(design, y - level, rcond=None)[0], dtype=np.float64)
@@ -137,7 +138,7 @@ def fit_parabola(limits: Sequence[float] | Floats, values: Sequence[float] | Flo
 
 
 def judge(fit: Parabola) -> tuple[bool | None, str]:
-    """Whether the model fits, and why it does not; None where nothing is left to tell by."""
+    """Whether the model fits, and why if not; None if nothing is left to test it."""
     if fit.r2 is None:
         return False, "it is the same at every limit"
     if fit.effect_p is None or fit.misfit is None:
@@ -165,7 +166,7 @@ def _limit(u: float, lowest: float, highest: float) -> float:
 
 
 def _minimum(scaled: Floats) -> tuple[float, bool]:
-    """Where on [−1, 1] the parabola is lowest, and whether that is not its vertex."""
+    """Where on [−1, 1] the parabola is lowest, and whether that is at an end."""
     c2, c1 = float(scaled[0]), float(scaled[1])
     if c2 > 0 and abs(c1) <= 2 * c2 * (1 + _ROUNDING):
         return min(1.0, max(-1.0, -c1 / (2 * c2))), False
@@ -173,13 +174,13 @@ def _minimum(scaled: Floats) -> tuple[float, bool]:
 
 
 def _interval(scaled: Floats, inverse: Floats, variance: float, freedom: int) -> tuple[float, float]:
-    """The limits that a likelihood-ratio test at 5 % does not refuse as the place of the minimum.
+    """Limits that a likelihood-ratio test at 5 % does not rule out as the place of the minimum.
 
-    "The minimum is at v" means for a v inside: slope 0 there, and not opening downwards. In the plane of the
-    slope and the curvature that is a ray; v is kept where the estimate is within t standard deviations of
-    it. Inside the range this is Fieller's interval, exact for normal errors, where the usual one (delta
-    method) is too short as soon as the curvature is uncertain. An end is the minimum of half a plane or
-    more, whose border are two such rays. What is returned is the hull.
+    For a v inside, "the minimum is at v" means that the slope there is 0 and that the parabola does not open
+    downwards. In the plane of slope and curvature that is a ray; we keep v if the estimate is within t
+    standard deviations of it. Inside the range this is Fieller's interval, exact for normal errors; the usual
+    one (delta method) is too short as soon as the curvature is uncertain. An end is the minimum of half a
+    plane or more, bordered by two such rays. Returns the hull.
     """
     slope, curve = float(scaled[1]), float(scaled[0])
     at = _minimum(scaled)[0]
@@ -197,7 +198,8 @@ def _interval(scaled: Floats, inverse: Floats, variance: float, freedom: int) ->
     def kept(v: float) -> bool:
         return off((-2 * v, 1.0)) <= most
 
-    # Between two of these, all are kept or none: where Fieller's quadratic is 0, where the ray turns away.
+    # Between two of these points all limits are kept or none: where Fieller's quadratic is 0, where the ray
+    # turns away.
     (ss, sc), (_, cc) = covariance
     roots = np.roots([4 * (curve**2 - most * cc), 4 * (slope * curve - most * sc), slope**2 - most * ss])
     turn = weight @ estimate
@@ -206,13 +208,13 @@ def _interval(scaled: Floats, inverse: Floats, variance: float, freedom: int) ->
     cuts = sorted({-1.0, 1.0, *(v for v in borders if -1 < v < 1)})
     inside = [(a, b) for a, b in itertools.pairwise(cuts) if kept((a + b) / 2)]
     found = [at, *(end for pair in inside for end in pair)]
-    # It may open downwards with both ends as low as each other.
+    # It may open downwards, with both ends equally low.
     found += [-1.0, 1.0] if off((0.0, -1.0)) <= most else []
     return min(found), max(found)
 
 
 def _misfit_p(left: float, pure: float, limits: int, measurements: int) -> float | None:
-    """The lack-of-fit test: needs repetitions, and more limits than a parabola has coefficients."""
+    """The lack-of-fit test. Needs repetitions, and more limits than a parabola has coefficients."""
     if limits == 3 or measurements == limits:
         return None
     return _tail(max(0.0, left - pure), limits - 3, pure, measurements - limits)
@@ -230,7 +232,7 @@ def _tail(explained: float, of: int, left: float, freedom: int) -> float:
 
 
 def pareto(time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Indices of the front, by rising time. Of two settings with both alike, both are on it or neither."""
+    """Indices of the front, by rising time. Of two equal settings, both are on it or neither."""
     time, energy = np.asarray(time_s, dtype=np.float64), np.asarray(energy_j, dtype=np.float64)
     order = np.lexsort((energy, time))
     kept: list[int] = []
@@ -245,7 +247,7 @@ def pareto(time_s: npt.ArrayLike, energy_j: npt.ArrayLike) -> npt.NDArray[np.int
 
 QUANTITIES: Mapping[str, str] = {"energy": "J", "time": "s", "edp": "J·s", "ed2p": "J·s²", "power": "W"}
 LEAST_LIMITS = 3
-_LEAST_SPAN = 1e-100  # of the limits: a curvature is divided by its square
+_LEAST_SPAN = 1e-100  # of the limits: curvatures are divided by its square
 SINGLE = "residuals of single measurements"
 REPEATED = "residuals of repeated measurements"
 
@@ -253,18 +255,18 @@ REPEATED = "residuals of repeated measurements"
 @dataclass(frozen=True)
 class GroupFit:
     group: Group
-    parabolas: dict[str, Parabola]  # by quantity
+    parabolas: dict[str, Parabola]  # quantity → its fit
     front: list[float]  # limits that no other beats in both mean time and mean energy, fastest first
 
 
 @dataclass(frozen=True)
 class Analysis:
     groups: list[GroupFit]
-    left_out: list[tuple[dict[str, Value], str]]  # group, and why it cannot be fitted
+    left_out: list[tuple[dict[str, Value], str]]  # each group that cannot be fitted, and why
 
 
 def analyse(groups: Sequence[Group], quantities: Sequence[str] = tuple(QUANTITIES)) -> Analysis:
-    """Fit every group with three limits or more; an error where there is none."""
+    """Fits every group with three limits or more; an error if there is none."""
     fitted: list[GroupFit] = []
     left_out: list[tuple[dict[str, Value], str]] = []
     for group in groups:
@@ -298,8 +300,8 @@ def analyse(groups: Sequence[Group], quantities: Sequence[str] = tuple(QUANTITIE
 
 
 def _apart(limits: Floats) -> int:
-    """How many differ by a millionth of the range: of others no curve can be told, nor where the range is
-    nothing that a number could be divided by twice."""
+    """How many limits differ by a millionth of the range. No curve can tell others apart; nor can it if the
+    range is too small to divide by twice."""
     with np.errstate(over="ignore", invalid="ignore"):
         span = limits[-1] - limits[0]
         if not _LEAST_SPAN < span < 1 / _LEAST_SPAN:
@@ -308,7 +310,7 @@ def _apart(limits: Floats) -> int:
 
 
 def quantity(group: Group, name: str) -> Floats:
-    """Of every measurement."""
+    """The values of every measurement."""
     with np.errstate(over="ignore"):
         if name == "power":
             return group.energy_j / group.time_s
@@ -317,7 +319,7 @@ def quantity(group: Group, name: str) -> Floats:
 
 
 def means(group: Group, name: str) -> tuple[Floats, Floats, Floats]:
-    """Limits, and mean and standard deviation over repetitions at each; nan where there is but one."""
+    """Limits, and mean and standard deviation over repetitions at each; nan if there is only one."""
     values = quantity(group, name)
     limits = np.unique(group.limit)
     each = [values[group.limit == limit] for limit in limits]
@@ -343,12 +345,12 @@ def slower(of: GroupFit, limit: float) -> float:
 
 
 def below_limits(of: GroupFit) -> bool:
-    """Whether the program draws less than the lowest power limit anyhow: then no limit changes anything."""
+    """Whether the program draws less than the lowest power limit anyway: then no limit changes anything."""
     return of.group.unit == "W" and bool(quantity(of.group, "power").max() < of.group.limit.min())
 
 
 def verdict(of: GroupFit, name: str) -> tuple[bool | None, str]:
-    """Whether a quantity's model fits, and why it does not."""
+    """Whether a quantity's model fits, and why if not."""
     fits, why = judge(of.parabolas[name])
     if fits is False and below_limits(of):
         why += "; the program draws less than the lowest limit"

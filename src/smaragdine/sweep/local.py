@@ -1,4 +1,4 @@
-"""The local engine: one repetition after another on this machine."""
+"""The local engine: runs one repetition after another on this machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SweepWatcher(Protocol):
     """Is told how a sweep goes."""
 
     def ready(self) -> None:
-        """All that could be refused was looked at: what follows is run."""
+        """Everything that can be refused was checked; what follows is run."""
         ...
 
     def say(self, line: str) -> None: ...
@@ -49,7 +49,7 @@ class SweepWatcher(Protocol):
 
 
 def run_local(queue: Queue, watch: SweepWatcher, stop: Stop) -> None:
-    """Run what is left, until it is done or `stop`."""
+    """Runs what is left, until it is done or `stop`."""
     sweep, node = queue.sweep, platform.node()
     jobs = jobs_here(sweep.plan, queue.left(), os.environ)
     warmed: set[tuple[str, str]] = set()
@@ -75,7 +75,7 @@ def run_local(queue: Queue, watch: SweepWatcher, stop: Stop) -> None:
 
 
 def jobs_here(plan: Plan, tasks: Sequence[Task], environment: Mapping[str, str]) -> dict[str, RunRequest]:
-    """What each of these needs on this machine. Refuses limits that its devices do not allow."""
+    """What each task needs on this machine. Refuses limits that its devices do not allow."""
     needs_gpus = any(t.setting.limit_kind != "parameter" for t in tasks)
     cools = any(plan.experiment(t).cool_down for t in tasks)
     ranges = ranges_here() if needs_gpus else []
@@ -92,7 +92,7 @@ def jobs_here(plan: Plan, tasks: Sequence[Task], environment: Mapping[str, str])
             _check_temperature(experiment, list(devices[experiment.name]))
             _check_commands(experiment, [t for t in tasks if t.experiment == experiment.name], environment)
         own = devices[experiment.name]
-        # By UUID: CUDA counts GPUs of different models in an order of its own.
+        # By UUID: CUDA numbers GPUs of different models in its own order.
         chosen = {"CUDA_VISIBLE_DEVICES": ",".join(own.values())} if experiment.devices else {}
         try:
             limits = wanted_limits(task.setting, list(own), ranges)
@@ -113,7 +113,8 @@ def jobs_here(plan: Plan, tasks: Sequence[Task], environment: Mapping[str, str])
 
 @contextlib.contextmanager
 def lender_for(jobs: Iterable[RunRequest], say: Say, journal: Path | None = None) -> Iterator[Lender | None]:
-    """Who sets the limits of these jobs, once each of them was seen to be possible; None: they have none."""
+    """Opens what sets the limits of these jobs, after checking that each is possible; None: they have
+    none."""
     settings: list[Wanted] = []
     for job in jobs:
         if job.limits and job.limits not in settings:
@@ -131,7 +132,7 @@ def without_warm_up(job: RunRequest) -> RunRequest:
 
 
 def trouble_words(row: Repetition | None, ran: RunResult, log: Path) -> str:
-    """What went wrong with a repetition that has ended; empty where nothing did."""
+    """What went wrong with a repetition; empty if nothing did."""
     if ran.returncode or ran.timed_out:
         return f"{ended_words(ran)}{last_line(log)}"
     problems = list(ran.problems) or ["its power was not read"]
@@ -141,7 +142,7 @@ def trouble_words(row: Repetition | None, ran: RunResult, log: Path) -> str:
 
 
 def ended_words(ran: RunResult) -> str:
-    """How a program that failed ended."""
+    """How a failed program ended."""
     if ran.timed_out:
         return "ended, for it took too long"
     if ran.returncode < 0:
@@ -150,13 +151,13 @@ def ended_words(ran: RunResult) -> str:
 
 
 def last_line(log: Path) -> str:
-    """What the program said last, to put behind how it ended."""
+    """The program's last line, to put after how it ended."""
     last = last_printed(log)
     return f": {last} (see {log})" if last else ""
 
 
 def _baseline(queue: Queue, stop: Stop, say: Say) -> None:
-    """Idle power, once in a sweep: it lies beside the runs as a recording."""
+    """Measures idle power once per sweep, as a recording beside the runs."""
     sweep = queue.sweep
     longest_s = max((e.baseline_s or 0.0 for e in sweep.plan.experiments), default=0.0)
     place = sweep.folder / BASELINE

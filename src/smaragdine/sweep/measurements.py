@@ -1,4 +1,4 @@
-"""Any table of measurements (CSV, TSV, Parquet, Arrow) as groups of limits, times and energies."""
+"""Reads measurements, from any table (CSV, TSV, Parquet, Arrow) or from a sweep, as groups to fit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _COUNTS_REPEATS = re.compile(
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Which columns hold what. Energy is its own column, or power × time."""
+    """Which columns hold what. Energy has its own column, or is power × time."""
 
     limit: str
     time: str
@@ -53,26 +53,26 @@ class ColumnNames:
 
 @dataclass(frozen=True)
 class Group:
-    """Measurements of one workload by rising limit; several of one limit are repetitions."""
+    """Measurements of one workload by rising limit; several at one limit are repetitions."""
 
     by: dict[str, Value]
     limit: Floats
     time_s: Floats
     energy_j: Floats
     unit: str = ""  # of the limit
-    differing: tuple[str, ...] = ()  # columns in which rows of one limit differ, so may be no repetitions
-    limit_name: str = ""  # of a parameter, or a column
-    of: Of | None = None  # what time and energy are of; None: a table of others does not say
+    differing: tuple[str, ...] = ()  # columns in which rows of one limit differ: they may be no repetitions
+    limit_name: str = ""  # the name of a parameter or a column
+    of: Of | None = None  # what time and energy cover; None: a foreign table does not say
 
 
 def read_groups(path: str | os.PathLike[str], columns: ColumnNames, repeated: bool = False) -> list[Group]:
-    """Groups of a file. Without `--by`, two rows of one limit are only right where `repeated` says so."""
+    """Reads groups from a file. Without `--by`, several rows of one limit need `repeated`."""
     where = os.fspath(path)
     return groups_of(read_measurements(path), columns, where, repeated or bool(columns.by))
 
 
 def read_measurements(path: str | os.PathLike[str]) -> pa.Table:
-    """All columns of a file; those of a text file are text."""
+    """Reads all columns of a file; those of a text file are text."""
     where = os.fspath(path)
     content = read_content(path)
     kind = kind_of(content, path)
@@ -88,7 +88,7 @@ def read_measurements(path: str | os.PathLike[str]) -> pa.Table:
         try:
             names = pq.read_schema(pa.BufferReader(content)).names
         except (OSError, pa.ArrowException, ValueError):
-            names = []  # read_table says what is wrong
+            names = []  # read_table will say what is wrong
         return read_table(content, kind, names, (), where)
     return read_table(content, kind, (), (), where)
 
@@ -134,7 +134,7 @@ def groups_of(table: pa.Table, columns: ColumnNames, where: str, repeated: bool 
 
 
 def unit_of(column: str) -> str:
-    """The unit of a limit, as far as its column's name says."""
+    """The unit of a limit, as far as the column's name tells."""
     name = column.lower()
     for unit, words in (("W", r"power|watts?|_w$"), ("MHz", r"clock|mhz")):
         if re.search(words, name):
@@ -157,7 +157,7 @@ def _read_text(content: pa.Buffer, where: str) -> pa.Table:
     try:
         table = pv.read_csv(
             pa.BufferReader(content),
-            # By one thread rows have numbers.
+            # With a single thread, rows have numbers.
             read_options=pv.ReadOptions(column_names=names, skip_rows=1, use_threads=False),
             parse_options=pv.ParseOptions(
                 delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note
@@ -177,7 +177,7 @@ def _read_text(content: pa.Buffer, where: str) -> pa.Table:
 
 
 def _values(column: pa.ChunkedArray) -> list[Value]:
-    """Of a text column that holds nothing but whole numbers, those."""
+    """Turns a text column of whole numbers into numbers."""
     plain = (str, int, float, bool, type(None))
     values: list[Value] = [v if isinstance(v, plain) else str(v) for v in column.to_pylist()]
     values = [v.strip() if isinstance(v, str) else v for v in values]
@@ -204,8 +204,8 @@ def _refuse_repeated(limit: Floats, columns: ColumnNames, others: Sequence[str],
 
 
 def _tells_apart(name: str, column: Sequence[Value], limit: Floats) -> bool:
-    """Whether a column looks like a setting that somebody forgot in `--by`: text that differs between rows of
-    one limit, or numbers that every limit has the same choice of. A count of repetitions is none."""
+    """Whether a column looks like a setting that was forgotten in `--by`: text that differs between rows of
+    one limit, or numbers of which every limit has the same choice. A count of repetitions does not."""
     if _COUNTS_REPEATS.fullmatch(name):
         return False
     at: dict[float, set[Value]] = {}
@@ -225,7 +225,7 @@ def _is_number(value: Value) -> bool:
     return True
 
 
-# The rows of a sweep as groups of measurements: what the limit is, and what tells groups apart.
+# Rows of a sweep as groups: what the limit is, and what tells groups apart.
 
 _UNITS = {"power": "W", "clock": "MHz", "parameter": ""}
 ENERGIES = ("energy_j", "energy_counter_j")
@@ -234,9 +234,11 @@ ENERGIES = ("energy_j", "energy_counter_j")
 @dataclass(frozen=True)
 class SweepGroups:
     groups: list[Group]
-    settings: list[Mapping[str, list[Repetition]]]  # of each group by rising limit, such as 150 W → its runs
-    unfinished: int  # repetitions that are left out, for they did not complete or lack a figure
-    steps_part: float | None = None  # of the programs' time, where steps were announced
+    settings: list[Mapping[str, list[Repetition]]]  # per group by rising limit: 150 W → its runs
+    unfinished: int  # repetitions left out: not complete, or without a figure
+    steps_part: float | None = (
+        None  # the part of the programs' time that steps took; None: none were announced
+    )
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ def groups_of_sweep(
     energy: str = "energy_j",
     of: Of = "program",
 ) -> SweepGroups:
-    """A group for every experiment, benchmark, kind of device and setting. `limit` names a parameter."""
+    """A group for every experiment, benchmark, kind of device and setting. `limit` may name a parameter."""
     if energy not in ENERGIES:
         raise UserError(f"a sweep has no energy {energy}", remedy=f"There are: {', '.join(ENERGIES)}")
     if of == "steps" and energy != "energy_j":
@@ -298,7 +300,7 @@ def _settings(measured: Sequence[_Row], parameter: str) -> dict[str, list[Repeti
 
 
 def _words(row: Repetition, parameter: str) -> str:
-    """The limit of a row: `150 W`, `877/1005 MHz`, `batch 16`."""
+    """The limit of a row in words: `150 W`, `877/1005 MHz`, `batch 16`."""
     if parameter:
         return f"{parameter} {row.parameters[parameter]}"
     if row.limit_kind == "power":
@@ -334,7 +336,7 @@ def _no_steps(rows: Sequence[Repetition]) -> UserError:
 
 
 def _limit(row: Repetition, named: str | None) -> tuple[float, str, dict[str, Value]]:
-    """The limit's value, its name where it is a parameter, and the settings beside it."""
+    """The limit's value, its name if it is a parameter, and the settings beside it."""
     if row.limit_kind == "power" and row.power_limit_w is not None:
         return row.power_limit_w, "", dict(row.parameters)
     if row.limit_kind == "clock" and row.graphics_clock_mhz is not None:

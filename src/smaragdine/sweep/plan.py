@@ -1,4 +1,4 @@
-"""The plan of a sweep: every repetition in the order it runs, made once and kept in `plan.json`."""
+"""The plan of a sweep: every repetition in the order in which it runs, made once and kept in `plan.json`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Task:
     benchmark: str
     setting: Setting
     repetition: int  # from 0
-    name: str  # of its recording's folder
+    name: str  # also of its recording's folder
 
     @property
     def group(self) -> str:
@@ -58,7 +58,7 @@ class Plan:
 def make_plan(
     experiments: Sequence[Experiment], seed: int | None, made: Mapping[str, Any] | None = None
 ) -> Plan:
-    """Every repetition goes through all settings and benchmarks, each time in another order."""
+    """Each repetition goes through all settings and benchmarks, every time in another order."""
     chosen = random.SystemRandom().randrange(2**31) if seed is None else seed
     pairs_of = {e.name: [(b, s) for b in e.benchmarks for s in _settings(e)] for e in experiments}
     all_names = iter(_names([(name, *pair) for name, pairs in pairs_of.items() for pair in pairs]))
@@ -88,7 +88,7 @@ def command_environment(benchmark: Benchmark, setting: Setting) -> dict[str, str
 
 
 def save_plan(folder: Path, plan: Plan) -> None:
-    """Whole or not at all. Where a command names a secret only its owner may read it."""
+    """Writes it whole or not at all. If a command names a secret, only the owner may read the file."""
     values = {
         "format_version": _FORMAT,
         **plan.made,
@@ -129,7 +129,7 @@ def read_plan(folder: Path) -> Plan:
 
 
 def same_plan(plan: Plan, experiments: Sequence[Experiment], seed: int | None) -> bool:
-    """Whether these experiments would give that plan, whatever seed it happened to get."""
+    """Whether these experiments would give that plan, with whatever seed it got."""
     return list(plan.experiments) == list(experiments) and seed in (None, plan.seed)
 
 
@@ -152,7 +152,7 @@ def _settings(experiment: Experiment) -> list[Setting]:
 
 
 def _names(settings: Sequence[tuple[str, Benchmark, Setting]]) -> list[str]:
-    """A folder name for every setting: readable, and no two alike."""
+    """A folder name for every setting: readable, and unique."""
     names: list[str] = []
     for experiment, benchmark, setting in settings:
         text = "-".join([experiment, benchmark.name or "", *str(setting).split(", ")])

@@ -1,7 +1,7 @@
-"""The Ray engine: the same plan on a cluster, one repetition at a time on every device.
+"""The Ray engine: runs the same plan on a cluster, one repetition at a time on every device.
 
-Smaragdine must be installed on every node, and the benchmarks' folders be there under the same path. Nodes
-are told apart by the type of their GPUs. A node that dies gives its repetition back; it runs again elsewhere.
+Smaragdine must be installed on every node, with the benchmarks' folders under the same path. The type of
+their GPUs tells nodes apart. If a node dies, its repetition runs again elsewhere.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from smaragdine.sweep.local import SweepWatcher, jobs_here, lender_for, trouble_
 from smaragdine.sweep.plan import Plan, Task
 from smaragdine.sweep.sweep import Queue
 
-# What a node of a Ray cluster does for a sweep: see whether it can, run one repetition, send it back.
+# What a node does for a sweep: checks whether it can run it, runs one repetition, and sends it back.
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,17 @@ class Gathered:
 
 
 def run_on_node(plan: Plan, task: Task, warm: bool) -> Gathered:
-    """Called by Ray: one repetition."""
+    """Called by Ray: runs one repetition."""
     return call(_run, plan, task, warm)
 
 
 def why_not(plan: Plan, tasks: Sequence[Task]) -> str:
-    """Called by Ray: why these could not run here; empty when they can."""
+    """Called by Ray: why these tasks could not run here; empty if they can."""
     return call(_why_not, plan, tasks)
 
 
 def _run(plan: Plan, task: Task, warm: bool) -> Gathered:
-    """One repetition, in a folder that goes back as an archive."""
+    """Runs one repetition, in a folder that goes back as an archive."""
     said: list[str] = []
     begin_s = time.monotonic()
     try:
@@ -90,12 +90,12 @@ def _why_not(plan: Plan, tasks: Sequence[Task]) -> str:
         return str(error)
 
 
-# A node that has answered nothing for so long is at another's work: Ray starts ours when that is done.
+# A node that has not answered for so long is busy with something else; Ray starts ours afterwards.
 _SAY_AFTER_S = 20.0
 
 
 def run_ray(queue: Queue, watch: SweepWatcher, stop: Stop, address: str | None = None) -> None:
-    """Run what is left on a cluster, until it is done or `stop`."""
+    """Runs what is left on a cluster, until it is done or `stop`."""
     ray = load_ray()
     plan = queue.sweep.plan
     with connected(ray, address):
@@ -114,7 +114,7 @@ def run_ray(queue: Queue, watch: SweepWatcher, stop: Stop, address: str | None =
 
 
 class _Cluster:
-    """Hands out tasks to devices as they become free."""
+    """Hands tasks to devices as they become free."""
 
     def __init__(self, ray: Any, queue: Queue, watch: SweepWatcher, stop: Stop) -> None:
         self._ray, self._queue, self._watch, self._stop = ray, queue, watch, stop
@@ -186,7 +186,8 @@ class _Cluster:
 def check_nodes(
     ray: Any, plan: Plan, tasks: Sequence[Task], slots: Sequence[RaySlot], watch: SweepWatcher, stop: Stop
 ) -> None:
-    """Before anything runs: every device takes every setting that it may have to. Ends early at `stop`."""
+    """Checks before anything runs that every device can take every setting it may get. Ends early at
+    `stop`."""
     asked: dict[Any, RaySlot] = {}
     for slot in slots:
         own = [task for task in tasks if task.setting.gpu_type in (None, slot.gpu_type)]
@@ -228,7 +229,7 @@ def _check_types(plan: Plan, everywhere: Sequence[RaySlot], slots: Sequence[RayS
 
 
 def _fitting(slots: Sequence[RaySlot], tasks: Sequence[Task]) -> list[RaySlot]:
-    """Nodes without a GPU run nothing where others have one, or where limits are to be set."""
+    """Nodes without a GPU run nothing if others have one, or if limits are to be set."""
     needs_gpu = any(task.setting.limit_kind != "parameter" for task in tasks)
     kinds = {task.setting.gpu_type for task in tasks}
     found = [slot for slot in slots if None in kinds or slot.gpu_type in kinds]

@@ -1,4 +1,4 @@
-"""A sweep on disk: which folder it goes to, what is done and left, and how far it is."""
+"""A sweep on disk: which folder it goes to, what is done, what is left, and how long that takes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from smaragdine.sweep.experiment import ExperimentFile, until_part
 from smaragdine.sweep.plan import PLAN, Plan, Task, read_plan, same_plan
 from smaragdine.sweep.table import RESULTS, Repetition, measure, read_results, write_results
 
-# How far a sweep is, and how long it still takes.
+# How far a sweep is, and how long the rest takes.
 
-LEAST_REPETITIONS = 3  # before a setting's energy can be called known
+LEAST_REPETITIONS = 3  # fewer do not make a setting's energy known
 
 
 @dataclass(frozen=True)
 class Progress:
-    done: int  # well or not
-    total: int  # with those that early stopping may still spare
+    done: int  # ended, well or not
+    total: int  # including those that early stopping may still spare
     failed: int
-    left_s: float | None  # None: nothing is known of the time a repetition takes
+    left_s: float | None  # None: nobody knows how long a repetition takes
 
 
 def judged_j(rows: Sequence[Repetition]) -> list[float]:
-    """The energies of one setting's repetitions that tell how well it is known: of their steps where all
-    have them, for a long start, which no setting changes, makes whole programs look alike."""
+    """The energies that tell how well one setting is known: of steps if all repetitions have them. A long
+    start, which no setting changes, makes whole programs look alike."""
     steps_j = [row.steps_energy_j for row in rows if row.steps_energy_j is not None]
     if len(steps_j) == len(rows):
         return steps_j
@@ -46,7 +46,7 @@ def judged_j(rows: Sequence[Repetition]) -> list[float]:
 
 
 def relative_interval(energies_j: Sequence[float]) -> float | None:
-    """Half the 95 % interval of the mean, as a part of it; None of fewer than three."""
+    """Half the 95 % interval of the mean, as a part of it; None with fewer than three."""
     n = len(energies_j)
     mean_j = statistics.fmean(energies_j) if n else 0.0
     if n < LEAST_REPETITIONS or mean_j <= 0:
@@ -55,8 +55,8 @@ def relative_interval(energies_j: Sequence[float]) -> float | None:
 
 
 def expected_s(plan: Plan, tasks: Iterable[Task], took_s: Mapping[str, Sequence[float]]) -> float | None:
-    """How long these take, one after another: as others of their setting did, else of their benchmark,
-    else as the experiment file expects. `took_s` is by `Task.group`."""
+    """How long these take one after another: as long as others of their setting did, else of their benchmark,
+    else as the experiment file says. `took_s` is by `Task.group`."""
     of_benchmark: dict[tuple[str, str], list[float]] = {}
     for task in plan.tasks:
         if task.repetition == 0 and task.group in took_s:
@@ -78,13 +78,13 @@ def expected_s(plan: Plan, tasks: Iterable[Task], took_s: Mapping[str, Sequence[
 
 
 def with_warm_up(plan: Plan, tasks: Sequence[Task]) -> list[Task]:
-    """These and the runs before the first of each benchmark."""
+    """These tasks, and the warm-up runs before the first of each benchmark."""
     first = {(task.experiment, task.benchmark): task for task in reversed(tasks)}
     return [*tasks, *(task for task in first.values() for _ in range(plan.experiment(task).warm_up))]
 
 
 def measured_s(rows: Iterable[tuple[Task, Repetition]]) -> dict[str, list[float]]:
-    """Times of complete repetitions by setting."""
+    """Times of complete repetitions, by setting."""
     found: dict[str, list[float]] = {}
     for task, row in rows:
         if row.status == "complete" and row.time_s is not None:
@@ -92,23 +92,23 @@ def measured_s(rows: Iterable[tuple[Task, Repetition]]) -> dict[str, list[float]
     return found
 
 
-# A sweep on disk: what is done, what is left, and how a finished repetition gets into the table.
+# A sweep's folder.
 #
 #     SWEEP/plan.json         every repetition, made once
 #           results.parquet   a row for each that has ended, in the plan's order
-#           runs/NAME         its recording; a folder is here only when it is whole
+#           runs/NAME         its recording; a folder is here only if it is whole
 #           unfinished/       recordings that were cut off, and failed attempts
 #           logs/NAME.log     what the program printed
-#           baseline          idle power, where it was asked for
+#           baseline          idle power, if it was asked for
 #
-# Only whole recordings are moved into `runs`, in one step. So whatever ends a sweep, the next start finds
-# each repetition there or not there, and goes on.
+# Only whole recordings are moved into `runs`, in one step. So however a sweep ends, the next start finds each
+# repetition there or not, and goes on.
 
 RUNS, UNFINISHED, LOGS, BASELINE, LOG = "runs", "unfinished", "logs", "baseline", "sweep.log"
 
 
 class Sweep:
-    """One process at a time works on a sweep."""
+    """A sweep's folder; one process at a time works on it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,7 +118,7 @@ class Sweep:
             (folder / name).mkdir(exist_ok=True)
         self._tasks = {task.name: task for task in self.plan.tasks}
         self.rows: dict[str, Repetition] = self._known_rows()
-        self.took_s: dict[str, list[float]] = {}  # with all that is around the program
+        self.took_s: dict[str, list[float]] = {}  # including all that is around the program
         for task, row in self.ended():
             for group, times_s in measured_s([(task, row)]).items():
                 self.took_s.setdefault(group, []).extend(times_s)
@@ -130,11 +130,11 @@ class Sweep:
         return [(task, self.rows[task.name]) for task in self.plan.tasks if task.name in self.rows]
 
     def left(self) -> list[Task]:
-        """Repetitions without a complete recording; those that failed are tried again."""
+        """Repetitions without a complete recording; failed ones are tried again."""
         return [task for task in self.plan.tasks if not self._complete(task) and not self.known_well(task)]
 
     def known_well(self, task: Task) -> bool:
-        """Whether the setting's energy is known as well as asked for: it needs no more repetitions."""
+        """Whether the setting's energy is known well enough to stop repeating it."""
         part = until_part(self.plan.experiment(task))
         if part is None or self._complete(task):
             return False
@@ -147,14 +147,14 @@ class Sweep:
         return interval is not None and interval <= part
 
     def place(self, task: Task) -> Path:
-        """A new folder's name for a recording that has not ended."""
+        """A new folder's name, for a recording that has not ended."""
         return self.folder / UNFINISHED / f"{task.name}.{secrets.token_hex(4)}"
 
     def log(self, task: Task) -> Path:
         return self.folder / LOGS / f"{task.name}.log"
 
     def keep(self, task: Task, recording: Path, row: Repetition, took_s: float) -> None:
-        """Take a whole recording into the sweep and its table."""
+        """Takes a whole recording into the sweep and its table."""
         place = self.folder / RUNS / task.name
         if place.exists():
             os.rename(place, self.place(task))
@@ -168,7 +168,7 @@ class Sweep:
         write_results(self.folder, [row for _, row in self.ended()])
 
     def note(self, line: str) -> None:
-        """Into the sweep's log: what was said, with its time."""
+        """Writes a line with its time into the sweep's log."""
         with open(self.folder / LOG, "a", encoding="utf-8") as log:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
 
@@ -181,7 +181,7 @@ class Sweep:
         return Progress(len(ended), len(ended) + len(left), failed, all_s)
 
     def failed(self) -> list[Repetition]:
-        """What ended, and still is of no use."""
+        """Repetitions that ended and are of no use."""
         return [row for task, row in self.ended() if not self._complete(task)]
 
     def _complete(self, task: Task) -> bool:
@@ -189,7 +189,7 @@ class Sweep:
         return row is not None and row.of_use
 
     def _known_rows(self) -> dict[str, Repetition]:
-        """From the table, and from recordings that ended just before they could get into it."""
+        """Rows of the table, and of recordings that ended just before they could get into it."""
         by_recording = {row.recording: row for row in self._table()}
         known: dict[str, Repetition] = {}
         for task in self.plan.tasks:
@@ -201,7 +201,7 @@ class Sweep:
                     task, self.folder / recording, platform.node()
                 )
             except UserError as error:
-                # A machine that lost its power may have lost what was written last, too.
+                # A power cut may lose what was written last.
                 self.note(f"{task.name}: {error}")
                 os.rename(self.folder / recording, self.place(task))
         return known
@@ -244,7 +244,7 @@ class Sweep:
 
 
 class Queue:
-    """What is left, in order. A task that failed comes back as often as it may be retried."""
+    """What is left, in order. A failed task comes back as often as it may be retried."""
 
     def __init__(self, sweep: Sweep, retry: int = 0) -> None:
         self.sweep = sweep
@@ -254,12 +254,12 @@ class Queue:
         self._failures: Counter[str] = Counter()
 
     def next(self, gpu_type: str | None = None) -> Task | None:
-        """The next one to run, on a device of that type."""
+        """The next task to run, on a device of that type."""
         for task in list(self._waiting):
             if self.sweep.known_well(task):
                 self._waiting.remove(task)
             elif task.setting.gpu_type in (None, gpu_type):
-                # Of a setting that may be known well enough soon, one at a time.
+                # If a setting may soon be known well enough, run one at a time.
                 if self._undecided(task):
                     continue
                 self._waiting.remove(task)
@@ -268,17 +268,17 @@ class Queue:
         return None
 
     def again(self, task: Task) -> None:
-        """It could not be finished, by no fault of its own."""
+        """Puts back a task that could not finish by no fault of its own."""
         self._running.remove(task)
         self._waiting.appendleft(task)
 
     def ended(
         self, task: Task, recording: Path, node: str, took_s: float, timed_out: bool = False
     ) -> Repetition | None:
-        """Take its recording; None where it is of no use and is tried again."""
+        """Takes its recording; None if it is of no use and will be tried again."""
         row = self.sweep.row(task, recording, node)
         if timed_out:
-            # Asked to end, a program may do so with exit code 0.
+            # A program that is asked to end may do so with exit code 0.
             row = replace(row, status="killed")
         if not row.of_use and self._failures[task.name] < self._retry:
             self._failures[task.name] += 1
@@ -303,7 +303,7 @@ ROOT = Path("sweeps")
 def find_sweep(
     wanted: ExperimentFile, seed: int | None, output: Path | None, root: Path = ROOT
 ) -> tuple[Path, Plan | None]:
-    """The folder; with its plan where the same sweep is there already."""
+    """The folder; with its plan, if the same sweep is there already."""
     if output is not None:
         return output, _plan_at(output, wanted, seed)
     for path in sorted(root.glob(f"*/{PLAN}")):
@@ -324,13 +324,13 @@ def find_sweep(
 
 @contextlib.contextmanager
 def gone_if_refused(folder: Path) -> Iterator[None]:
-    """A new sweep that is refused before anything was run leaves nothing, nor the folders made on its way."""
+    """Removes a new sweep that was refused before anything ran, and the folders made on its way."""
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     users = set[Path]() if new else set(folder.iterdir())
     try:
         yield
     except UserError:
-        # Unless another process, started at the same time, is at work in it.
+        # Unless another process, started at the same time, works in it.
         with contextlib.suppress(OSError, UserError), locked(folder):
             if not any((folder / RUNS).glob("*")) and not any((folder / UNFINISHED).glob("*")):
                 _remove(set(folder.iterdir()) - users)

@@ -1,4 +1,4 @@
-"""The results of a sweep: one row for every repetition, in `results.parquet` of the sweep's folder."""
+"""The results of a sweep: one row per repetition, in `results.parquet` of the sweep's folder."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Repetition:
-    """One run of a benchmark at one limit. What could not be measured is None, never zero."""
+    """One run of a benchmark at one limit. What was not measured is None, never zero."""
 
     experiment: str
     benchmark: str
     limit_kind: LimitKind
     repetition: int  # from 0
     recording: str  # its folder, relative to the sweep's
-    status: str  # complete, failed, killed, interrupted …, as a recording has it
+    status: str  # the recording's: complete, failed, killed, interrupted …
     power_limit_w: float | None = None
     memory_clock_mhz: float | None = None
     graphics_clock_mhz: float | None = None
@@ -81,13 +81,13 @@ class Repetition:
     energy_counter_j: float | None = None
     epoch_time_s: tuple[float, ...] = ()
     epoch_energy_j: tuple[float | None, ...] = ()
-    steps: int | None = None  # that were announced
-    steps_time_s: float | None = None  # of all of them, without the program's start and end
+    steps: int | None = None  # announced ones
+    steps_time_s: float | None = None  # all of them, without the program's start and end
     steps_energy_j: float | None = None
 
     @property
     def of_use(self) -> bool:
-        """Whether it ended well and was measured: a program can do so with its recorder killed beside it."""
+        """Whether it ended well and was measured: its recorder may have been killed beside it."""
         measured = self.energy_j is not None or self.energy_counter_j is not None
         return self.status == "complete" and self.time_s is not None and measured
 
@@ -104,7 +104,7 @@ _FIELDS = tuple(each.name for each in dataclasses.fields(Repetition))
 
 
 def write_results(folder: str | os.PathLike[str], rows: Iterable[Repetition]) -> Path:
-    """Write the whole table anew, in place of the one before; whole or not at all."""
+    """Writes the whole table anew, in place of the old one; whole or not at all."""
     import pyarrow.parquet as pq
 
     path = Path(folder) / RESULTS
@@ -114,7 +114,7 @@ def write_results(folder: str | os.PathLike[str], rows: Iterable[Repetition]) ->
 
 
 def read_results(folder: str | os.PathLike[str]) -> list[Repetition]:
-    """The rows of a sweep's table, as they were written."""
+    """Reads the rows of a sweep's table."""
     path = Path(folder) / RESULTS
     if not path.is_file():
         raise UserError(
@@ -168,7 +168,7 @@ def _times(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a * b
 
 
-# What one recording says about its setting: the figures of a sweep's row.
+# What one recording says about its setting: the figures of a row.
 
 LEAST_STEPS = 3
 
@@ -177,19 +177,19 @@ LEAST_STEPS = 3
 class Measured:
     """The whole program and its steps, on `device`. None: the recording does not say.
 
-    All steps count as long as the mean from the end of the first to the end of the last: the first compiles
-    and allocates.
+    Every step counts as the mean from the end of the first to the end of the last, because the first one
+    compiles and allocates.
     """
 
     device: str
-    device_name: str | None  # of the GPUs, where all are of one kind
+    device_name: str | None  # the GPUs' name, if all are of one kind
     provenance: str
     time_s: float
-    energy_j: float | None  # Σ Δt·P of the power readings as they are; of a bare counter, its differences
+    energy_j: float | None  # Σ Δt·P of the power readings as they are; of a bare counter, differences
     energy_counter_j: float | None
     epoch_time_s: tuple[float, ...]
     epoch_energy_j: tuple[float | None, ...]
-    steps: int | None  # that were announced
+    steps: int | None  # announced ones
     steps_time_s: float | None
     steps_energy_j: float | None  # by the same readings as `energy_j`
 
@@ -235,7 +235,7 @@ def measure(run: Run, devices: Sequence[str] | None = None) -> Measured:
 
 
 def steps_span_ns(marks: pa.Table) -> tuple[int, int] | None:
-    """From the end of the first step to the end of the last; None where there are too few to measure."""
+    """From the end of the first step to the end of the last; None if there are too few to measure."""
     ends_ns = main_steps(marks)["t_ns"].to_numpy()
     if ends_ns.size < LEAST_STEPS or ends_ns[0] == ends_ns[-1]:
         return None
@@ -249,7 +249,7 @@ def _name(recording: Recording, devices: Sequence[str]) -> str | None:
 
 
 def _traces(recording: Recording, device: str) -> tuple[PowerTrace | None, PowerTrace | None]:
-    """By power readings, and by counters; neither levelled by the other."""
+    """One from power readings, one from counters; neither sets the other's level."""
     own = [series for series in recording.series("power") if series.channel.device == device]
     counters = [from_counter(series) for series in own if series.channel.quantity == "energy"]
     samples = [from_samples(series) for series in own if series.channel.quantity == "power"]
@@ -266,7 +266,7 @@ def _energy_j(
 
 
 def _was_read(trace: PowerTrace, begin_ns: int, end_ns: int, died: bool) -> bool:
-    """Gaps may be how a source works; where its monitor died they are not, however short the program."""
+    """Whether enough was read. Gaps may be how a source works; but not if its monitor died."""
     most_s = MOST_MISSED * (end_ns - begin_ns) * 1e-9
     covered_s = trace.covered_s(begin_ns, end_ns)
     missed_s = (end_ns - begin_ns) * 1e-9 - covered_s if died else trace.missing_s(begin_ns, end_ns)

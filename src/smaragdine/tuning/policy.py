@@ -1,9 +1,9 @@
-"""Which limit next, and when it is settled: fed with slices, and with nothing else.
+"""Decides which power limit to try next, and when to settle. It sees slices, and nothing else.
 
-Limits are tried from the highest down, since a slice at a low limit is the slow one, and no further once it
-gets worse beyond noise. Those that may still beat the best by more than it matters are tried again, in turned
-order, so that a slow change of the workload falls on all alike. Then it is settled, and every further slice
-only says whether the workload is still the same.
+It tries limits from the highest down, because a slice at a low limit is slow, and stops once they get worse
+beyond noise. Limits that may still beat the best by more than matters are tried again, in alternating order,
+so that a slow change of the workload hits all of them alike. Then it settles, and further slices only tell
+whether the workload is still the same.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Literal
 
 from smaragdine.stats import t_quantile
 
-# What some steps at one power limit took, and how sure that is.
+# What some steps took at one power limit, and how sure that is.
 
 Kind = Literal["energy", "edp", "cost"]
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Some steps at one limit. They are put together into blocks, each long enough for the energy counter."""
+    """Some steps at one limit, in blocks that are each long enough for the energy counter."""
 
     limit_w: float
-    times_s: tuple[float, ...]  # of a step, the mean of each block
+    times_s: tuple[float, ...]  # per step, the mean of each block
     energies_j: tuple[float, ...]
-    steps: int  # that ended meanwhile, with those that were dropped
+    steps: int  # steps that ended meanwhile, dropped ones included
     span_s: float  # from the change of the limit to the slice's end
 
 
 @dataclass(frozen=True)
 class TuneObjective:
-    """What is to be as low as possible, per step."""
+    """What to minimise, per step."""
 
     kind: Kind = "energy"
     eta: float = 0.5  # cost: eta × energy + (1 - eta) × highest power × time
-    highest_w: float = 0.0  # of all devices together
-    slowdown: float | None = None  # at most so much longer than at the reference limit: 0.05
+    highest_w: float = 0.0  # over all devices
+    slowdown: float | None = None  # at most so much slower than at the reference limit: 0.05
 
     def value(self, time_s: float, energy_j: float) -> float:
         if self.kind == "edp":
@@ -55,14 +55,14 @@ class Mean:
 
     value: float
     error: float
-    freedom: float  # degrees of freedom of the error
+    freedom: float  # of the error
 
     def half_width(self, confidence: float = 0.95) -> float:
         return t_quantile(self.freedom, confidence) * self.error
 
 
 def mean_of(values: Sequence[float]) -> Mean:
-    """Of at least two independent values."""
+    """Needs two independent values."""
     count = len(values)
     mean = math.fsum(values) / count
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
@@ -70,23 +70,23 @@ def mean_of(values: Sequence[float]) -> Mean:
 
 
 def difference(a: Mean, b: Mean) -> Mean:
-    """a − b, of means with spreads of their own (Welch)."""
+    """a − b, for means that may spread differently (Welch)."""
     freedom = welch_freedom((a.error, a.freedom), (b.error, b.freedom))
     return Mean(a.value - b.value, math.hypot(a.error, b.error), freedom)
 
 
 def log_ratio(a: Mean, b: Mean) -> Mean:
-    """ln(a / b), of means well above their errors."""
+    """ln(a / b), for means well above their errors."""
     errors = a.error / a.value, b.error / b.value
     freedom = welch_freedom((errors[0], a.freedom), (errors[1], b.freedom))
     return Mean(math.log(a.value / b.value), math.hypot(*errors), freedom)
 
 
 def welch_freedom(*parts: tuple[float, float]) -> float:
-    """Degrees of freedom of a sum of parts, each with its standard error and its own degrees."""
+    """Degrees of freedom of a sum of parts, each with its own standard error and degrees."""
     weight = math.fsum(error**4 / freedom for error, freedom in parts)
     whole = math.fsum(error**2 for error, _ in parts) ** 2
-    # Without any spread the degrees do not matter.
+    # Without any spread, the degrees do not matter.
     return whole / weight if weight > 0 else math.fsum(freedom for _, freedom in parts)
 
 
@@ -117,7 +117,7 @@ class Seen:
 
     @cached_property
     def value(self) -> Mean:
-        """Of the objective."""
+        """The objective."""
         pairs = zip(self.times_s, self.energies_j, strict=True)
         return mean_of([self._objective.value(time_s, energy_j) for time_s, energy_j in pairs])
 
@@ -130,13 +130,13 @@ class Seen:
         return math.fsum(each.span_s for each in self.slices)
 
 
-# Has the workload changed? Two-sided CUSUM of step time and power at the settled limit.
+# Has the workload changed? A two-sided CUSUM of step time and power at the settled limit.
 #
-# A CUSUM sees a sudden change within two slices and a slow one in time, where a test of each slice for itself
-# would miss the slow one, or cry wolf once in twenty. One unit is the slice's own standard error and 2 % of
-# the level together: changes below 1 % never count. With K = 0.5 and H = 8 such noise alone raises an alarm
-# once in some 5,000 slices. A slice counts for less than H, so that one odd slice (a checkpoint, a neighbour)
-# is no alarm.
+# A CUSUM sees a sudden change within two slices, and a slow one in time. Testing each slice by itself would
+# miss slow changes, or cry wolf once in twenty. One unit is the slice's own standard error and 2 % of the
+# level together: changes below 1 % never count. With K = 0.5 and H = 8, such noise alone raises an alarm once
+# in some 5,000 slices. A single slice counts for less than H, so one odd slice (a checkpoint, a neighbour) is
+# no alarm.
 
 ALLOWANCE = 0.5  # K
 THRESHOLD = 8.0  # H
@@ -145,7 +145,7 @@ FLOOR = 0.02
 
 
 class Cusum:
-    """Of one quantity against the level it had."""
+    """One quantity against the level that it had."""
 
     def __init__(self, level: Mean) -> None:
         self._level = level
@@ -181,12 +181,12 @@ class Drift:
 
     @property
     def what(self) -> str:
-        """What has changed, or nothing."""
+        """What has changed; empty if nothing has."""
         changed = [name for name, cusum in (("step time", self._time), ("power", self._power)) if cusum.alarm]
         return " and ".join(changed)
 
 
-TOLERANCE = 0.01  # a gain below this part is not worth another round
+TOLERANCE = 0.01  # gains below this part are not worth another round
 MOST_ROUNDS = 4
 SURE = 0.99
 CONTENDER = 0.95
@@ -194,13 +194,13 @@ CONTENDER = 0.95
 
 @dataclass
 class Search:
-    """One time of trying limits, and the time it stayed settled after it."""
+    """One time of trying limits, and how long it stayed settled afterwards."""
 
-    why: str  # what had changed; empty at first
+    why: str  # what had changed; empty for the first search
     seen: dict[float, Seen] = field(default_factory=dict[float, Seen])
     rounds: int = 1
-    chosen_w: float | None = None  # None: it was not settled
-    watched: int = 0  # slices since
+    chosen_w: float | None = None  # None: not settled
+    watched: int = 0  # slices since then
     settled_steps: int = 0
     settled_s: float = 0.0
 
@@ -210,7 +210,7 @@ class Search:
 
 
 class Policy:
-    """`limit_w` is the one to set; `take` gets a slice made at it."""
+    """Set `limit_w`, and give each slice that was measured at it to `take`."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class Policy:
         objective: TuneObjective | None = None,
         trying: float = 0.1,
     ) -> None:
-        """`trying`: no search begins by itself while more than this part of the time went into searches."""
+        """`trying`: no search begins again while searches took more than this part of the time."""
         self.objective = objective or TuneObjective()
         self.reference_w = reference_w
         self.limits_w = sorted({*limits_w, reference_w}, reverse=True)
@@ -239,7 +239,7 @@ class Policy:
         return self.searches[-1]
 
     def take(self, found: Slice) -> float:
-        """The limit to set next, which may be the same."""
+        """Returns the limit to set next, which may be the same."""
         if found.limit_w != self.limit_w or len(found.times_s) < 2:
             return self.limit_w
         if self._drift is not None:
@@ -259,13 +259,13 @@ class Policy:
         return self.limit_w
 
     def finish(self, steps: int, span_s: float) -> None:
-        """What ran after the last slice, at the end of it all."""
+        """Takes what ran after the last slice, at the very end."""
         if self.settled:
             self.search.settled_steps += steps
             self.search.settled_s += span_s
 
     def best(self) -> Seen | None:
-        """Of the current search."""
+        """The best limit of the current search."""
         allowed = [each for each in self.search.seen.values() if self._slower(each) <= 0]
         return min(allowed, key=lambda each: each.value.value, default=None)
 
@@ -277,7 +277,7 @@ class Policy:
 
     def _settle(self) -> None:
         best = self.best()
-        assert best is not None  # the reference is never slower than itself
+        assert best is not None  # the reference is not slower than itself
         self.search.chosen_w = self.limit_w = best.limit_w
         self._drift = Drift(best)
 
@@ -293,7 +293,7 @@ class Policy:
             self._begin(f"{drift.what} changed")
 
     def _past_the_best(self, last: Seen) -> bool:
-        """Whether lower limits than this one can only be worse still."""
+        """Whether limits below this one can only be worse."""
         best = self.best()
         if best is None or best.limit_w <= last.limit_w:
             return False
@@ -304,7 +304,7 @@ class Policy:
         return worse.value > least
 
     def _next_round(self) -> None:
-        """Plan what to try again, and what noise had kept from being tried."""
+        """Plans what to try again, and what noise has kept from being tried."""
         best = self.best()
         assert best is not None
         lowest_w = min(self.search.seen)
@@ -327,7 +327,7 @@ class Policy:
         return worse.value - worse.half_width(CONTENDER) < -TOLERANCE * best.value.value
 
     def _slower(self, at: Seen) -> float:
-        """By how much a step is longer than allowed, in seconds."""
+        """How much longer than allowed a step is, in seconds."""
         if self.objective.slowdown is None or at.limit_w == self.reference_w:
             return 0.0
         reference = self.search.seen[self.reference_w]

@@ -1,4 +1,5 @@
-"""The loop: follows the program, sets the limit that the policy asks for, and marks every change."""
+"""Tunes a running program: follows its steps, sets the limits that the policy asks for, and marks every
+change."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from smaragdine.sensors.nvml.gpus import Gpu, Health, ask, hold_library, nvml, r
 from smaragdine.sensors.nvml.power import CounterSensor, find_pace
 from smaragdine.tuning.policy import Policy, Slice
 
-# The energy of GPUs live: readings of each GPU's counter, at the instants it steps.
+# The energy of GPUs, live: readings of each GPU's counter at the instants at which it steps.
 
 _POWER_PERIOD_NS = 20_000_000
 _USUAL_PERIOD_NS = 100_000_000
@@ -31,18 +32,18 @@ _MOST_READINGS = 20_000
 
 class SlicedSensor(Protocol):
     def read(self) -> Sequence[tuple[int, int, float]]:
-        """(t_ns, 0, joules so far), where there is a new one. Raises `SensorLost`."""
+        """(t_ns, 0, joules so far), if there is a new reading. Raises `SensorLost`."""
         ...
 
 
 class PowerSensor:
-    """For GPUs older than the counter: the sum of power readings."""
+    """For GPUs without the counter: adds up power readings."""
 
     def __init__(self, device: str, read_mw: Callable[[], int], clock: Clock = SYSTEM) -> None:
         self._read_mw = read_mw
         self._clock = clock
         self._health = Health(device, clock)
-        self._last: tuple[int, float] | None = None  # when, and power
+        self._last: tuple[int, float] | None = None  # time and power
         self._energy_j = 0.0
 
     def read(self) -> Sequence[tuple[int, int, float]]:
@@ -63,25 +64,25 @@ class LiveEnergy:
     """What all devices used together, between any two times that their readings cover."""
 
     def __init__(self, sensors: Sequence[SlicedSensor], period_ns: int) -> None:
-        self.period_ns = period_ns  # between two steps of the slowest counter
+        self.period_ns = period_ns  # how often the slowest counter steps
         self._sensors = sensors
         self._readings: list[tuple[list[int], list[float]]] = [([], []) for _ in sensors]
 
     def read(self) -> None:
         for sensor, (times_ns, joules) in zip(self._sensors, self._readings, strict=True):
             for t_ns, _, energy_j in sensor.read():
-                # A driver that was loaded anew counts from zero.
+                # After a reload of the driver, it counts from zero.
                 if joules and energy_j < joules[-1]:
                     times_ns.clear()
                     joules.clear()
                 times_ns.append(t_ns)
                 joules.append(energy_j)
             if len(times_ns) > _MOST_READINGS:
-                # A program that pauses for hours is still a program.
+                # A program may pause for hours, and go on.
                 del times_ns[: _MOST_READINGS // 2], joules[: _MOST_READINGS // 2]
 
     def forget(self) -> None:
-        """Readings from now on are another stretch of time."""
+        """Begins a new stretch of time with the next readings."""
         for times_ns, joules in self._readings:
             times_ns.clear()
             joules.clear()
@@ -94,7 +95,7 @@ class LiveEnergy:
         return begin_ns, min(times_ns[-1] for times_ns, _ in self._readings)
 
     def between_j(self, begin_ns: int, end_ns: int) -> float:
-        """Times must be covered. Power counts as even between two readings."""
+        """Both times must be covered. Power counts as even between two readings."""
         return sum(
             _at(end_ns, times_ns, joules) - _at(begin_ns, times_ns, joules)
             for times_ns, joules in self._readings
@@ -110,7 +111,7 @@ def _at(t_ns: int, times_ns: list[int], joules: list[float]) -> float:
 
 @contextlib.contextmanager
 def live_energy(devices: Mapping[str, str]) -> Iterator[LiveEnergy]:
-    """Of these devices, by name and UUID, through NVML."""
+    """Opens these devices, by name and UUID, through NVML."""
     hold_library()
     sensors: list[Any] = []
     try:
@@ -150,17 +151,17 @@ def _open(gpu: LimitedGpu) -> tuple[SlicedSensor, int]:
     return PowerSensor(gpu.device, read_mw), _USUAL_PERIOD_NS
 
 
-# The program's steps as they come into the spool of its recording.
+# The program's steps, as they come into the spool of its recording.
 
-_QUIET_NS = 2_000_000_000  # before another stream of steps is followed
+_QUIET_NS = 2_000_000_000  # how long a stream must be quiet before another is followed
 _QUIET_STEPS = 10
-# Between steps: what an evaluation or the end of an epoch takes is nobody's step.
+# Marks between steps: the time of an evaluation or the end of an epoch belongs to no step.
 _BETWEEN = ("train_", "epoch_", "evaluate_", "predict_")
 
 
 @dataclass(frozen=True)
 class Step:
-    """From the end of the step before to its own. One mark may stand for several steps."""
+    """From the end of the step before to its own end. One mark may stand for several steps."""
 
     begin_ns: int
     end_ns: int
@@ -169,11 +170,11 @@ class Step:
 
 @dataclass
 class _Stream:
-    """Steps of one announcer: an optimizer or a trainer in one process."""
+    """Steps of one source: an optimizer or a trainer in one process."""
 
     end_ns: int
     index: int | None
-    length_ns: int = 0  # of the last step
+    length_ns: int = 0  # the last step's length
 
     def take(self, end_ns: int, index: int | None) -> Step:
         ahead = 1 if index is None or self.index is None else index - self.index
@@ -183,17 +184,17 @@ class _Stream:
 
 
 class StepFollower:
-    """Follows one stream. Processes that train together announce the same steps; one of them is enough."""
+    """Follows one stream. Processes that train together announce the same steps, so one is enough."""
 
     def __init__(self, spool: Path) -> None:
         self._marks = NewMarks(spool)
         self._streams: dict[tuple[int, str], _Stream] = {}
-        self._between_ns: dict[int, int] = {}  # process → its last mark between steps
+        self._between_ns: dict[int, int] = {}  # process → time of its last mark between steps
         self._followed: tuple[int, str] | None = None
-        self.ended = 0  # steps of the followed streams so far
+        self.ended = 0  # steps of followed streams so far
 
     def look(self) -> list[Step]:
-        """New steps with nothing between them and the one before."""
+        """New steps, without those that have a mark between them and the one before."""
         steps: list[Step] = []
         for mark in self._marks.look():
             if mark["source"] not in ("run", "monitor", "tune"):
@@ -218,7 +219,7 @@ class StepFollower:
         return [step]
 
     def _count(self, key: tuple[int, str], t_ns: int, count: int) -> bool:
-        """Whether this stream is the one to follow."""
+        """Whether this is the stream to follow."""
         now = self._streams.get(self._followed) if self._followed is not None else None
         if now is None or t_ns - now.end_ns > max(_QUIET_NS, _QUIET_STEPS * now.length_ns):
             self._followed = key
@@ -228,33 +229,33 @@ class StepFollower:
         return True
 
 
-# Puts steps and energy together into slices.
+# Puts steps and their energy together into slices.
 
 BLOCKS = 5
-UPDATES = 2  # of the energy counter in each block: its error there is a part of one step of the counter
-SETTLE_STEPS = 2  # a GPU may still be working off steps that were announced before
-PAUSE = 5.0  # a step so many times longer than usual has a checkpoint or the like in it
+UPDATES = 2  # of the energy counter per block: then its error is a part of one step of the counter
+SETTLE_STEPS = 2  # the GPU may still be working off steps that were announced before
+PAUSE = 5.0  # a step so many times longer than usual had a checkpoint or the like
 
 
 @dataclass(frozen=True)
 class SliceOptions:
-    steps: int = 20  # at least
-    settle_s: float = 0.5  # dropped after a change of the limit
-    skip: int = 10  # the program's first steps: compiling, choosing kernels
+    steps: int = 20  # at least so many per slice
+    settle_s: float = 0.5  # dropped after each change of the limit
+    skip: int = 10  # the program's first steps compile and choose kernels
 
 
 class Collector:
-    """One slice after the other, of the steps since `begin`."""
+    """Makes one slice after the other, from the steps since `begin`."""
 
     def __init__(self, energy: LiveEnergy, options: SliceOptions) -> None:
         self._energy = energy
         self._options = options
         self._settled_ns = 0
         self._steps: list[Step] = []
-        self._early = 0  # steps that ended after the limit settled and are dropped all the same
+        self._early = 0  # steps dropped although they ended after the limit settled
 
     def begin(self, t_ns: int, settle: bool) -> None:
-        """What ends before is not of this slice; `settle` after a change of the limit."""
+        """Starts a slice: what ends before is not part of it. `settle` after a change of the limit."""
         self._settled_ns = t_ns + (round(self._options.settle_s * 1e9) if settle else 0)
         self._early = SETTLE_STEPS if settle else 0
         self._steps.clear()
@@ -270,7 +271,7 @@ class Collector:
             self._steps.append(step)
 
     def made(self, limit_w: float, steps: int, span_s: float) -> Slice | None:
-        """The slice, once it is long enough. `steps` and `span_s` as a Slice has them."""
+        """The slice, once it is long enough; None until then. `steps` and `span_s` are as in `Slice`."""
         usable = self._usable()
         if sum(step.count for step in usable) < self._options.steps:
             return None
@@ -292,7 +293,7 @@ class Collector:
         covered_ns = self._energy.covered_ns()
         if covered_ns is None or not self._steps:
             return []
-        # Also those outside the readings: they say what is usual.
+        # All of them, also those outside of the readings: they tell what is usual.
         usual = statistics.median((step.end_ns - step.begin_ns) / step.count for step in self._steps)
         return [
             step
@@ -304,7 +305,7 @@ class Collector:
 
 
 def _blocks(steps: Sequence[Step], length_ns: int) -> list[list[Step]]:
-    """Whole blocks of at least that length; what is left over at the end belongs to none."""
+    """Whole blocks of at least that length; the rest at the end belongs to none."""
     blocks: list[list[Step]] = []
     block: list[Step] = []
     length = 0
@@ -319,18 +320,18 @@ def _blocks(steps: Sequence[Step], length_ns: int) -> list[list[Step]]:
 
 MARKS_FILE = "marks-tune.jsonl"
 _POLL_S = 0.005
-_LOOK_NS = 50_000_000  # between two looks into the spool
+_LOOK_NS = 50_000_000  # how often to look into the spool
 _REST_S = 0.1
-_RESTS = 2.0  # once settled, nothing is read for so many times the length of a slice
+_RESTS = 2.0  # once settled, read nothing for so many times the length of a slice
 _MOST_VOID = 3
 
-# Waits so many seconds; True when it is time to end.
+# Waits so many seconds; returns True when it is time to end.
 Wait = Callable[[float], bool]
 
 
 @dataclass
 class Tuner:
-    """Until `wait` says so, or limits or energy are lost; limits are the lender's to bring back."""
+    """Tunes until `wait` says so, or limits or energy are lost. The lender brings limits back."""
 
     lender: Lender
     energy: LiveEnergy
@@ -339,11 +340,11 @@ class Tuner:
     spool: Path
     options: SliceOptions
     clock: Clock = SYSTEM
-    problem: str = ""  # why it ended early
+    problem: str = ""  # why tuning ended early
     _void: int = 0
     _set_w: float | None = None
-    _begin_ns: int = 0  # of the slice, with the rest before it
-    _measured_ns: int = 0  # and without
+    _begin_ns: int = 0  # of the slice, including the rest before it
+    _measured_ns: int = 0  # without that rest
     _begin_steps: int = 0
     _looked_ns: int = 0
     _follower: StepFollower = field(init=False)
@@ -375,7 +376,7 @@ class Tuner:
             self._mark("tune_end", {"problem": self.problem})
 
     def _slice(self, wait: Wait) -> bool:
-        """One slice from its beginning to what follows from it; True when it is time to end."""
+        """Measures one slice and acts on it; True when it is time to end."""
         found = None
         while found is None:
             if wait(_POLL_S):
@@ -403,7 +404,7 @@ class Tuner:
         return self.policy.settled and was_settled and self._rest(wait, took_ns)
 
     def _rest(self, wait: Wait, took_ns: int) -> bool:
-        """A settled program is looked at now and then."""
+        """Once settled, looks at the program only now and then."""
         until_ns = self.clock.wall_ns() + round(_RESTS * took_ns)
         while self.clock.wall_ns() < until_ns:
             if wait(_REST_S):
@@ -413,7 +414,7 @@ class Tuner:
         return False
 
     def _apply(self, why: str) -> None:
-        """The next slice begins, at the limit that the policy wants."""
+        """Begins the next slice, at the limit that the policy wants."""
         limit_w = self.policy.limit_w
         changed = limit_w != self._set_w
         if changed:
@@ -425,7 +426,7 @@ class Tuner:
         self._collector.begin(self._begin_ns, settle=changed)
 
     def _again(self) -> None:
-        """Somebody else took the limit back: what was measured is of no known limit."""
+        """Something else took the limit back, so what was measured belongs to no known limit: begin again."""
         self._void += 1
         if self._void == _MOST_VOID:
             raise UserError("limits do not stand", "something else takes them back", "See smaragdine daemon")
@@ -433,7 +434,7 @@ class Tuner:
         self._apply("taken back by something else")
 
     def _mark(self, name: str, detail: dict[str, Any]) -> None:
-        """Into the recording; a full disk loses the mark, not the run."""
+        """Writes a mark into the recording; a full disk loses the mark, not the run."""
         mark = {"t_ns": self.clock.wall_ns(), "name": name, "source": "tune", "detail": detail}
         with (
             contextlib.suppress(OSError),

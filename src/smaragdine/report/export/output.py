@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and never over what is there."""
+"""Writes files and folders whole or not at all, and never over what is there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from smaragdine.files import users_file
 
 @contextlib.contextmanager
 def new_file(path: Path, force: bool = False) -> Iterator[Path]:
-    """Where to write what becomes `path` when the block ends well. A pipe or a device is written to."""
+    """Gives a place to write, which becomes `path` if the block ends well. Pipes and devices are written
+    directly."""
     if path.is_dir():
         raise UserError(f"{path} is a folder", remedy="Name a file")
     if not path.exists() or path.is_file():
@@ -25,10 +26,10 @@ def new_file(path: Path, force: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_folder(path: Path, force: bool = False, owned: Iterable[str] = ()) -> Iterator[Path]:
-    """Where to write the files of what becomes the folder `path`.
+    """Gives a folder for files, which becomes `path` if the block ends well.
 
-    With `force` they go into a folder with files, in place of all that are called as in `owned`: tables of
-    two recordings must not stand side by side.
+    With `force` the files go into a folder that has files. They replace all files whose names match `owned`:
+    tables of two recordings must not stand side by side.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file", remedy="Name a folder with -o DIR")

@@ -1,6 +1,6 @@
-"""The names that use most as a table for a paper, LaTeX (booktabs) or Markdown: one per device.
+"""Exports the names that use most as a table for a paper, in LaTeX (booktabs) or Markdown: one per device.
 
-Figures have the digits their uncertainty allows, and the caption says what was measured, on what, and how.
+Figures have as many digits as their uncertainty allows. The caption says what was measured, on what, and how.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _MARKDOWN = {sign: f"\\{sign}" for sign in "\\`*_[]<>|~$"}
 class PaperTable:
     label: str
     caption: str
-    headers: tuple[str, ...]  # the first two are of text
+    headers: tuple[str, ...]  # the first two columns are text
     rows: list[tuple[str, ...]]
-    sums: list[tuple[str, ...]]  # what is not among the rows, and the total
+    sums: list[tuple[str, ...]]  # what the rows leave out, and the total
 
 
 def latex_text(chosen: Selection, top: int) -> str:
@@ -64,7 +64,7 @@ def markdown_text(chosen: Selection, top: int) -> str:
 
 
 def latex_escaped(text: str) -> str:
-    """As LaTeX prints it; paths may break at their slashes."""
+    """Escapes text for LaTeX; paths may break at their slashes."""
     return _signs(text, _LATEX)
 
 
@@ -122,13 +122,14 @@ def _sum(name: str, energy_j: float, scale: float, total: DeviceTotal) -> tuple[
 
 
 def _place(uncertainty: float) -> int:
-    """The power of ten of the last digit to print: two digits of an uncertainty below 3, else one."""
+    """The power of ten of the last digit to print: two digits of an uncertainty that begins below 3, else
+    one."""
     digits = 2 if f"{uncertainty:e}"[0] in "12" else 1
     return math.floor(math.log10(uncertainty)) - digits + 1
 
 
 def _digits(value: float | None, off: float | None, place: int | None = None, least: int = -9) -> str:
-    """A value as far as `off`, its uncertainty as a part of it, allows; three digits where it is unknown."""
+    """A value with the digits that its relative uncertainty `off` allows; three if that is not known."""
     if value is None:
         return _NONE
     if value == 0:
@@ -143,7 +144,7 @@ def _digits(value: float | None, off: float | None, place: int | None = None, le
 
 
 def _caption(chosen: Selection, device: str, total: DeviceTotal, shown: int) -> str:
-    """`shown` rows of more; 0: all of them."""
+    """`shown` is the number of rows if there are more; 0: all rows are shown."""
     run, info = chosen.run, chosen.run.info
     what = hardware(info, device)
     limits = [
@@ -164,7 +165,7 @@ def _caption(chosen: Selection, device: str, total: DeviceTotal, shown: int) -> 
     if run.steps is not None and run.tracing is not None:
         libraries: dict[str, str] = info.get("libraries") or {}
         by = [f"{name} {libraries[name]}" if name in libraries else name for name in run.tracing.frameworks]
-        # Steps found in slices of time were announced by nobody, and have no count.
+        # Nobody announced steps that were found in slices of time, so they have no count.
         of_all = f" of {run.steps.count}" if run.steps.count else ""
         traced = f"{len(run.steps.traced_ns)}{of_all} steps traced"
         sentences.append(f"{traced} with {' and '.join(by)}, smaragdine {__version__}")

@@ -1,6 +1,7 @@
-"""A recording for ui.perfetto.dev: events as slices on their lanes, power and energy as counters, marks.
+"""Exports a recording for ui.perfetto.dev: events as slices on their lanes, power and energy as counters,
+marks.
 
-Native protobuf, written packet by packet. Times are Unix nanoseconds, and the trace says so (REALTIME).
+It writes native protobuf, packet by packet. Times are Unix nanoseconds, and the trace says so (REALTIME).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from smaragdine.protobuf import Fields, build_class
 from smaragdine.recording.reader import Recording
 from smaragdine.report.export.selection import Selection
 
-# Slices on tracks: what is drawn must nest, so what merely overlaps goes to another track of its lane.
+# Slices on tracks: what is drawn on one track must nest, so what merely overlaps goes to another track of its
+# lane.
 
 Lane = TypeVar("Lane", bound=Hashable)
 
@@ -35,25 +37,26 @@ class TrackSlice(NamedTuple, Generic[Lane]):
     start_ns: int
     end_ns: int
     lane: Lane
-    nests: bool  # it may be drawn inside another one of its lane
-    item: int  # what it shows, to whoever draws it
+    nests: bool  # whether it may be drawn inside another slice of its lane
+    item: int  # the number of what it shows
 
 
 class SliceEdge(NamedTuple, Generic[Lane]):
-    """A slice begins, or (`slice` None) the last one begun on a track ends."""
+    """A slice begins, or (`slice` None) the last one that began on this track ends."""
 
     t_ns: int
-    track: tuple[Lane, int]  # the lane, and which of its tracks
+    track: tuple[Lane, int]  # the lane, and the number of its track
     slice: TrackSlice[Lane] | None
 
 
 def edges(slices: Iterable[TrackSlice[Lane]]) -> Iterator[SliceEdge[Lane]]:
-    """Beginnings and ends in the order of time, of slices by start and, of equal starts, the longest first.
+    """Beginnings and ends in the order of time. Slices must come by start, and of equal starts the longest
+    first.
 
-    On each track ends come before the beginnings of the same instant.
+    On each track, ends come before beginnings of the same instant.
     """
     ends: list[tuple[int, int, tuple[Lane, int]]] = []
-    stacks: dict[Lane, list[list[int]]] = {}  # lane → per track, the ends of what is open
+    stacks: dict[Lane, list[list[int]]] = {}  # lane → per track, the ends of open slices
     for number, one in enumerate(slices):
         yield from _ended(ends, stacks, one.start_ns)
         tracks = stacks.setdefault(one.lane, [])
@@ -61,7 +64,7 @@ def edges(slices: Iterable[TrackSlice[Lane]]) -> Iterator[SliceEdge[Lane]]:
         if at == len(tracks):
             tracks.append([])
         tracks[at].append(one.end_ns)
-        # The number is there because lanes cannot be compared.
+        # The number is there because lanes cannot be compared with each other.
         heapq.heappush(ends, (one.end_ns, number, (one.lane, at)))
         yield SliceEdge(one.start_ns, (one.lane, at), one)
     yield from _ended(ends, stacks, None)
@@ -80,9 +83,9 @@ def _ended(
         yield SliceEdge(end_ns, (lane, at), None)
 
 
-# The messages of a Perfetto trace, of protos/perfetto/trace/perfetto_trace.proto: the fields we write.
+# The messages of a Perfetto trace, from protos/perfetto/trace/perfetto_trace.proto: only fields we write.
 #
-# Enumerations are plain numbers here, which is the same on the wire.
+# Enumerations are plain numbers here; on the wire that is the same.
 
 FIELDS: Fields = {
     "TracePacket": [
@@ -141,7 +144,7 @@ SLICE_BEGIN, SLICE_END, INSTANT, COUNTER = 1, 2, 3, 4
 STATE_CLEARED, NEEDS_STATE = 1, 2
 EXPLICIT_ORDER = 3
 _TIME = b"\x40"  # the tag of a packet's first field
-_FOUND_AGAIN = 1.2345e-67  # a value whose bytes are nowhere else in a packet
+_FOUND_AGAIN = 1.2345e-67  # a value whose bytes appear nowhere else in a packet
 
 
 @cache
@@ -149,11 +152,9 @@ def packet_class() -> Any:
     return build_class("perfetto", FIELDS, "TracePacket")
 
 
-# The packets of a Perfetto trace, one after the other into a file.
-
-
 class Packets:
-    """Tracks, and what happens on them. Names are sent once, and a number for them afterwards."""
+    """Writes a trace's packets into a file, one after the other. Each name is sent once, and by number
+    afterwards."""
 
     def __init__(self, file: IO[bytes], recording: Recording) -> None:
         self._file = file
@@ -171,7 +172,7 @@ class Packets:
         self._send(packet)
 
     def track(self, name: str, parent: int = 0, order: int = 0, **more: Any) -> int:
-        """A new track; those below it stand in the order they are given."""
+        """Adds a track; tracks below it appear in the order in which they are added."""
         self._uuid += 1
         packet = packet_class()()
         track = packet.track_descriptor
@@ -191,7 +192,7 @@ class Packets:
     def begin(
         self, t_ns: int, track: int, name: str, notes: Mapping[str, object] = {}, kind: int = SLICE_BEGIN
     ) -> None:
-        """A slice; with `kind` INSTANT, an instant. A note that is None is left out."""
+        """Begins a slice; with `kind` INSTANT, marks an instant. Notes that are None are left out."""
         packet = self._event(t_ns, track, kind)
         packet.track_event.name_iid = self._number(packet, "event_names", name)
         for note, value in notes.items():
@@ -211,8 +212,8 @@ class Packets:
         self._send(self._event(t_ns, track, SLICE_END))
 
     def count(self, track: int, t_ns: Ints, values: Floats) -> None:
-        """A counter's values. Its packets differ in time and value alone: one is made for each length that
-        a time has as bytes, and copied."""
+        """Writes a counter's values. Its packets differ only in time and value, so one is made for each
+        number of bytes that a time takes, and copied."""
         t_ns = np.maximum(t_ns, 0)
         sizes = np.ones(t_ns.size, dtype=np.int64)
         for n in range(1, 9):
@@ -235,7 +236,7 @@ class Packets:
         return rows.tobytes()
 
     def _event(self, t_ns: int, track: int, kind: int) -> Any:
-        # A foreign writer's times may lie before the epoch, where a trace cannot go.
+        # Times that somebody else wrote may lie before the epoch, which a trace cannot express.
         packet = packet_class()(timestamp=max(t_ns, 0), sequence_flags=NEEDS_STATE)
         packet.track_event.type, packet.track_event.track_uuid = kind, track
         return packet
@@ -253,14 +254,14 @@ class Packets:
         self._file.write(self._framed(packet))
 
     def _framed(self, packet: Any) -> bytes:
-        """A trace is a message whose field 1, repeated, is the packet."""
+        """A trace is a message whose field 1, repeated, is a packet."""
         packet.trusted_packet_sequence_id = 1
         content = packet.SerializeToString()
         return b"\x0a" + _varint(len(content)) + bytes(content)
 
 
 def _alike(sizes: Ints) -> Iterator[tuple[int, int]]:
-    """From where to where one follows the other of the same size."""
+    """Ranges of equal sizes that follow each other."""
     edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), sizes.size]
     return ((begin, end) for begin, end in itertools.pairwise(edges) if end > begin)
 
@@ -275,12 +276,12 @@ def _varint(number: int) -> bytes:
 
 
 _BATCH = 1 << 16
-_MOST_POINTS = 500_000  # of a counter: the browser has to hold them
+_MOST_POINTS = 500_000  # points of a counter: the browser must hold them
 _SPAN_ORDER = {"experiment": 1, "train": 2, "evaluate": 3, "predict": 4, "epoch": 5, "step": 6}
 
 
 def write_perfetto(chosen: Selection, path: Path) -> list[str]:
-    """The remarks say what is not in the file, and why."""
+    """Returns remarks on what the file lacks, and why."""
     events, energy_j, remarks = chosen.run.event_energies
     with path.open("wb") as file:
         trace = Packets(file, chosen.run.recording)
@@ -334,7 +335,7 @@ def _write_events(trace: Packets, events: pa.Table, energy_j: Floats, parents: M
         track = tracks.get(edge.track)
         if track is None:
             (device, lane), _ = edge.track
-            # Tracks of one name below one parent are drawn as one lane.
+            # Tracks of the same name below one parent are drawn as one lane.
             kind = "stream" if device.startswith("gpu") else "thread"
             name = "lane not known" if lane is None else f"{kind} {lane}"
             track = tracks[edge.track] = trace.track(name, parents[device], 4 + len(tracks))
@@ -346,7 +347,7 @@ def _write_events(trace: Packets, events: pa.Table, energy_j: Floats, parents: M
 
 
 class _Reading:
-    """Events in the order they are drawn, a batch at a time as Python's own numbers and words."""
+    """Events in the order in which they are drawn, converted to Python's numbers and words batch by batch."""
 
     def __init__(self, events: pa.Table, energy_j: Floats) -> None:
         self._events, self._energy_j = events, energy_j
@@ -372,12 +373,12 @@ class _Reading:
                     yield TrackSlice(begun_ns, begun_ns + duration_ns, (device, lane), lane is not None, item)
 
     def of(self, item: int) -> tuple[str, dict[str, object]]:
-        """Name and notes of a slice just begun."""
+        """Name and notes of a slice that has just begun."""
         return self._batch[item - self._first]
 
 
 def _write_marks(trace: Packets, chosen: Selection) -> None:
-    """Marks in pairs as slices, others as instants; when the profiler ran, and over which steps."""
+    """Draws pairs of marks as slices, others as instants; and when the profiler ran, over which steps."""
     top = trace.track(program(chosen.run.info))
     spans = [*all_spans(chosen.run.recording), *region_spans(chosen.run.recording.marks)]
     spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))

@@ -1,4 +1,4 @@
-"""A recording as Prometheus text, for the node exporter's textfile collector or a push gateway."""
+"""Exports a recording as Prometheus text, for the node exporter's textfile collector or a push gateway."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Labels = Mapping[str, str]
 
 
 def prometheus_text(chosen: Selection, depth: int = 2) -> str:
-    """Energy, power and time per device, and the energy of its layers, `depth` segments of a path deep.
+    """Energy, power and time per device, and the energy of its layers, which are `depth` segments of a path.
 
-    The layers of a device and its `(idle)` add up to its energy in `chosen.footprint`.
+    A device's layers and its `(idle)` add up to its energy in `chosen.footprint`.
     """
     summary, name = chosen.run.summary, {"run": chosen.run.name}
     devices = [device for device in summary.devices.values() if chosen.wants(device.device)]
@@ -80,12 +80,12 @@ def _layers(footprint: Footprint, depth: int) -> Iterable[tuple[Labels, float]]:
     for device, total in footprint.devices.items():
         sums[device, "", "(idle)"] = total.idle_j
     for (device, phase, layer), energy_j in sums.items():
-        # An empty label and none are the same to Prometheus.
+        # To Prometheus an empty label is the same as none.
         yield {"device": device, **({"phase": phase} if phase else {}), "layer": layer}, energy_j
 
 
 def _family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> list[str]:
-    """One metric; nothing where it has no value."""
+    """One metric, or nothing if it has no value."""
     metric = f"smaragdine_{name}"
     lines = [f"{metric}{{{_labels(labels)}}} {value!r}" for labels, value in values]
     return [f"# HELP {metric} {text}", f"# TYPE {metric} {kind}", *lines] if lines else []
@@ -96,6 +96,6 @@ def _labels(labels: Labels) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A line break as the format has it; whatever else is no text, as it can be printed."""
+    """Escapes line breaks as the format wants, and makes everything else printable."""
     lines = (visible(line).replace("\\", "\\\\").replace('"', '\\"') for line in text.split("\n"))
     return "\\n".join(lines)

@@ -1,33 +1,31 @@
-"""What of a run is exported: which devices, one step or all that was traced, merged or not."""
+"""Selects what of a run to export: which devices, one step or all that was traced, merged or not."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, only
 from smaragdine.accounting.merge import MergeRule, merge_edges, renamed, renaming
 from smaragdine.accounting.run import Run
-from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A run without events, or without power, is exported as far as it goes."""
+    """A run and the part of it that is exported. Without events or power, export what there is."""
 
     run: Run
-    footprint: Footprint | None  # merged, of the devices asked for
-    of: Mapping[str, str]  # device → what its footprint is of: one step, 20 traced steps …
+    footprint: Footprint | None  # of the devices asked for, and merged if asked for
+    of: Mapping[str, str]  # device → what its footprint covers: one step, 20 traced steps …
     edges: pa.Table  # dataflow between the footprint's names
-    devices: tuple[str, ...]  # asked for; none: all
+    devices: tuple[str, ...]  # the devices asked for; empty: all
 
     @property
     def what(self) -> str:
-        """What the footprint is of, over all devices."""
+        """What the footprint covers, over all devices."""
         return " and ".join(dict.fromkeys(self.of.values()))
 
     def wants(self, device: str) -> bool:
@@ -51,7 +49,7 @@ def select(
     traced = traced or run.step is None
     footprint, edges = run.footprint if traced else run.step, run.edges
     if footprint is not None:
-        footprint = _of_devices(footprint, devices)
+        footprint = only(footprint, devices) if devices else footprint
         if merged or rules:
             names = renaming([footprint], rules)
             edges = merge_edges(edges, names)
@@ -75,14 +73,3 @@ def _check_devices(run: Run, devices: Sequence[str]) -> None:
         if device not in known:
             there = f"There are: {', '.join(known)}" if known else ""
             raise UserError(f"{run.path} has no device {device}", remedy=there)
-
-
-def _of_devices(footprint: Footprint, devices: Sequence[str]) -> Footprint:
-    if not devices:
-        return footprint
-    return dataclasses.replace(
-        footprint,
-        rows=footprint.rows.filter(pc.field("device").isin(list(devices))),
-        devices={device: total for device, total in footprint.devices.items() if device in devices},
-        without_power={d: count for d, count in footprint.without_power.items() if d in devices},
-    )

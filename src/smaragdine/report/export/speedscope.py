@@ -1,4 +1,4 @@
-"""A footprint for speedscope.app: one profile per device, the path as the stack, energy as the weight."""
+"""Exports a footprint for speedscope.app: one profile per device, paths as stacks, energy as weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SMALL_J = 1000.0
 
 
 def speedscope_json(chosen: Selection) -> dict[str, Any]:
-    """Weights and the idle rest add up to the device's energy in `chosen.footprint`."""
+    """Weights and idle add up to the device's energy in `chosen.footprint`."""
     footprint = chosen.needs_footprint()
     root = diagram(footprint, chosen.edges if chosen.edges.num_rows else None)
     rows = footprint.rows.to_pylist()
@@ -22,7 +22,7 @@ def speedscope_json(chosen: Selection) -> dict[str, Any]:
     frames: dict[str, int] = {}
     profiles: list[dict[str, Any]] = []
     for device, total in footprint.devices.items():
-        # speedscope shows three decimals and knows no joules: below a kilojoule they would be all zeros.
+        # speedscope shows three decimals and knows no joules: below a kilojoule all would be zero.
         unit, scale = ("mJ", 1000.0) if total.total_j < _SMALL_J else ("J", 1.0)
         stacks = [
             (_stack(path, row["phase"]), row["energy_j"]) for path, row in drawn if row["device"] == device
@@ -54,7 +54,7 @@ def speedscope_json(chosen: Selection) -> dict[str, Any]:
 
 
 def _stack(path: str, phase: str | None) -> list[str]:
-    """An operation's executions in two phases are two leaves, so that each is seen by itself."""
+    """The phase is a part of the stack, so an operation's executions in two phases are two leaves."""
     *layers, operation = path.split("/")
     return [*layers, f"{operation} ({phase})" if phase else operation]
 

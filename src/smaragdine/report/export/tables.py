@@ -1,4 +1,4 @@
-"""A recording as a folder of tables, CSV or Parquet, with units in the names of the columns."""
+"""Exports a recording as a folder of tables, CSV or Parquet, with units in the names of columns."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _SPANS: dict[str, pa.DataType] = {
     "end_ns": pa.int64(),
     "duration_s": pa.float64(),
     "device": pa.string(),
-    "program_j": pa.float64(),  # the program's part; null: whose it was is not known
-    "energy_j": pa.float64(),  # of the whole device; null: nothing is known of that time
+    "program_j": pa.float64(),  # the program's part; null: not known
+    "energy_j": pa.float64(),  # of the whole device; null: not known in that time
     "missing_s": pa.float64(),
 }
 _NEVER = PowerTrace(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))
@@ -49,10 +49,10 @@ _TOTALS = {
 
 
 def tables(chosen: Selection) -> tuple[dict[str, pa.Table], list[str]]:
-    """Name → table, those with nothing to say left out; and why they have nothing to say.
+    """Name → table, without empty ones, and why those are empty.
 
-    In `devices`, `epochs`, `steps` and `regions` `program_j` is the program's part of a device's energy and
-    `energy_j` all of it; `footprint` and `totals` are of the program's part.
+    In `devices`, `epochs`, `steps` and `regions`, `program_j` is the program's part of a device's energy and
+    `energy_j` all of it. `footprint` and `totals` are about the program's part.
     """
     events, remarks = _events(chosen)
     found = {"devices": _devices(chosen), **_footprint(chosen), **_spans(chosen), "power": _power(chosen)}
@@ -68,7 +68,7 @@ def tables(chosen: Selection) -> tuple[dict[str, pa.Table], list[str]]:
 
 
 def write_tables(chosen: Selection, folder: Path, kind: str) -> list[str]:
-    """`kind` is csv or parquet. The remarks say what is not there, and why."""
+    """Writes the tables; `kind` is csv or parquet. Returns remarks on what is missing, and why."""
     found, remarks = tables(chosen)
     for name, table in found.items():
         path = folder / f"{name}.{kind}"
@@ -90,7 +90,7 @@ def _devices(chosen: Selection) -> pa.Table:
 
 
 def _footprint(chosen: Selection) -> dict[str, pa.Table]:
-    """Rows and totals of the footprint: Σ energy_j + idle_j = total_j on each device."""
+    """The footprint's rows and totals: Σ energy_j + idle_j = total_j on each device."""
     footprint = chosen.footprint
     if footprint is None:
         return {"footprint": ROWS.empty_table()}
@@ -102,7 +102,7 @@ def _footprint(chosen: Selection) -> dict[str, pa.Table]:
 
 
 def _spans(chosen: Selection) -> dict[str, pa.Table]:
-    """Epochs, steps and regions, a row for each device."""
+    """Epochs, steps and regions, one row for each and each device."""
     traces = {device: chosen.run.traces[device] for device in _adding(chosen)}
     program = chosen.run.power.program
     epochs = [
@@ -112,7 +112,7 @@ def _spans(chosen: Selection) -> dict[str, pa.Table]:
     told = chosen.run.announced_steps
     steps = [span for span, _ in told]
     table = _span_table(steps, traces, program)
-    # Of a process or a source that does not speak for all it is not known better than by the time.
+    # Of processes and sources that do not stand for all, we only know the time.
     windows = joined([(w["asked_ns"], resumed_ns(w)) for w in chosen.run.recording.windows.to_pylist()])
     kinds = [kind for _ in traces for _, kind in told]
     overlaps = _overlaps(table, windows).tolist()
@@ -136,7 +136,7 @@ def _regions(
     ]
     table = _span_table(spans, traces, program).drop_columns(["index", "rank", "source"])
     names = [span.name for _ in traces for span in spans]
-    # As they were worked out, which of thinned readings nobody could any more.
+    # As thinning worked them out: nobody could from thinned readings.
     energies_j = [
         each for d in traces for region in chosen.run.summary.regions for each in region.energies_j[d]
     ]
@@ -163,7 +163,7 @@ def _span_table(
     parts = [pa.schema(list(_SPANS.items())).empty_table()]
     for device, trace in traces.items():
         energy_j, covered_ns = _energies(trace, begin_ns, end_ns)
-        # Of a device whose users are not known there is no time for which they are.
+        # If a device's users are not known, there is no time in which they are.
         program_j, split_ns = _energies(program.get(device, _NEVER), begin_ns, end_ns)
         columns = {
             "index": [span.index for span in spans],
@@ -182,20 +182,20 @@ def _span_table(
 
 
 def _energies(trace: PowerTrace, begin_ns: Ints, end_ns: Ints) -> tuple[Floats, Ints]:
-    """Of each span, and how much of it is known."""
+    """The energy of each span, and how much of it is known."""
     energy_j = trace.energy_until_j(end_ns) - trace.energy_until_j(begin_ns)
     return energy_j, trace.covered_until_ns(end_ns) - trace.covered_until_ns(begin_ns)
 
 
 def _overlaps(table: pa.Table, windows: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
-    """Which rows lie, even in part, where the profiler ran, started or stopped."""
+    """Which rows overlap a time in which the profiler ran, started or stopped."""
     begins, ends = (np.array(edge, dtype=np.int64) for edge in (list(zip(*windows, strict=True)) or [[], []]))
     first = np.searchsorted(ends, table["begin_ns"].to_numpy(), side="right")
     return np.searchsorted(begins, table["end_ns"].to_numpy(), side="left") > first
 
 
 def _power(chosen: Selection) -> pa.Table:
-    """The power of each device from t_ns on, for duration_ns; between two rows of it nothing is known."""
+    """Each device's power from t_ns on, for duration_ns; between its rows nothing is known."""
     spans = [(chosen.run.summary.begin_ns, chosen.run.summary.end_ns)]
     traces = [(d, t) for d, t in chosen.run.traces.items() if chosen.wants(d)]
     parts: list[pa.Table] = []
@@ -215,7 +215,7 @@ def _power(chosen: Selection) -> pa.Table:
 
 
 def _events(chosen: Selection) -> tuple[pa.Table, list[str]]:
-    """Every event with its energy; null where no power is known."""
+    """Every event with its energy; null if its power is not known."""
     events, energy_j, remarks = chosen.run.event_energies
     events = events.append_column("energy_j", pa.array(energy_j, mask=np.isnan(energy_j)))
     if chosen.devices:

@@ -1,7 +1,7 @@
-"""Scalars for TensorBoard: energy per epoch and per step, power over time.
+"""Exports scalars for TensorBoard: energy per epoch and per step, power over time.
 
-The event file is written without TensorFlow: records framed by their length and two checksums, each of them
-one of two small messages.
+We write the event file without TensorFlow: records with a length and two checksums, each of them one of two
+small messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smaragdine.protobuf import Fields, build_class
 from smaragdine.recording.reader import Recording
 from smaragdine.report.export.selection import Selection
 
-# Of tensorflow/core/util/event.proto and framework/summary.proto: the fields we write.
+# From tensorflow/core/util/event.proto and framework/summary.proto: only fields we write.
 FIELDS: Fields = {
     "Event": [
         (1, "wall_time", "double"),
@@ -32,7 +32,7 @@ FIELDS: Fields = {
     "Summary": [(1, "value", "repeated Value")],
     "Value": [(1, "tag", "string"), (2, "simple_value", "value float")],
 }
-_MOST_POINTS = 5_000  # of power; TensorBoard shows a thousand of them
+_MOST_POINTS = 5_000  # points of power; TensorBoard shows a thousand
 _MOST_FOLDERS = 2_000
 _LOG_FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 
@@ -43,7 +43,7 @@ def event_class() -> Any:
 
 
 def file_name(recording: Recording) -> str:
-    """The same for the same recording, so that exporting it twice does not show it twice."""
+    """Always the same for one recording, so that exporting it twice does not show it twice."""
     begin_s = (
         int(recording.info.get("begin_ns") or recording.info["clock"]["begin"]["wall_ns"]) // 1_000_000_000
     )
@@ -72,7 +72,7 @@ def write_tensorboard(chosen: Selection, path: Path) -> None:
 
 
 def _scalars(chosen: Selection) -> Iterator[tuple[int, int, str, float]]:
-    """When, step, tag, value. Power's step is the millisecond of the run."""
+    """Time, step, tag and value. Power's step is the millisecond of the run."""
     begin_ns, end_ns = chosen.run.summary.begin_ns, chosen.run.summary.end_ns
     traces = chosen.run.traces
     known = devices_with_power(chosen)
@@ -82,11 +82,11 @@ def _scalars(chosen: Selection) -> Iterator[tuple[int, int, str, float]]:
             if energy_j is not None:
                 index = number if epoch.index is None else epoch.index
                 yield epoch.end_ns, index, f"energy_per_epoch_j/{device}", energy_j
-    # What an epoch or an evaluation takes besides would be a spike.
+    # What an epoch or an evaluation adds to a step would be a spike.
     steps = [span for span, kind in chosen.run.announced_steps if kind != MORE]
     sources = list(dict.fromkeys((span.rank or 0, span.source) for span in steps))
     for span in steps:
-        # Several ranks, or a second optimizer, count steps of their own.
+        # Several ranks, or a second optimizer, count their own steps.
         source = sources.index((span.rank or 0, span.source))
         for device in known:
             if traces[device].covered_s(span.begin_ns, span.end_ns) > 0 and span.index is not None:
@@ -99,9 +99,10 @@ def _scalars(chosen: Selection) -> Iterator[tuple[int, int, str, float]]:
 
 
 def log_folder(recording: Recording) -> Path | None:
-    """Where the program wrote TensorBoard files itself: of their names, the time is within the run.
+    """The folder in which the program itself wrote TensorBoard files: their names have a time within the run.
 
-    Looks below the folder the program ran in, if it is on this machine. Of several, what they have in common.
+    Looks below the folder in which the program ran, if it is on this machine. If there are several, returns
+    what they have in common.
     """
     where: str | None = recording.info.get("working_folder")
     begin_ns, end_ns = recording.info.get("begin_ns"), recording.info.get("end_ns")
@@ -141,7 +142,7 @@ def _crc32c(content: bytes) -> int:
 
 @cache
 def _crc_table() -> list[int]:
-    """Castagnoli's polynomial, which zlib does not have."""
+    """For Castagnoli's polynomial, which zlib does not have."""
     table: list[int] = []
     for byte in range(256):
         for _ in range(8):

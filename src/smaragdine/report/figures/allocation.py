@@ -1,4 +1,4 @@
-"""Figures of `smaragdine allocate`: what the models make of the profiles, and what the methods chose."""
+"""Draws what `smaragdine allocate` found: the models of the profiles, and what the methods chose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_CURVE = 400  # points of a curve: more cannot be seen
+_MOST_CURVE = 400  # points of a curve: nobody could see more
 
 
 def draw_allocation(
@@ -32,7 +32,8 @@ def draw_allocation(
     model: str,
     folder: Path,
 ) -> list[Path]:
-    """`models` and `allocations`; `split` for two GPUs; `pareto` where there is a front. With captions."""
+    """Draws `models` and `allocations`, `split` for two GPUs, and `pareto` if there is a front. With
+    captions."""
     figures = {
         "allocate_models": models(profiles, gpus, answers[-1], model),
         "allocate": allocations(answers),
@@ -48,7 +49,8 @@ def draw_allocation(
 
 @styled
 def models(profiles: Mapping[str, Profile], gpus: Sequence[Choices], answer: Answer, model: str) -> Figure:
-    """Time and mean power against batch: dots were measured, lines are the model, dashed where nobody did."""
+    """Time and mean power against batch: dots were measured, lines are the model, dashed outside of the
+    measured range."""
     figure, axes = style.sheet(16 + 42 * len(gpus), rows=len(gpus), columns=2, wide_mm=style.PAGE_MM)
     said: list[str] = []
     furthest = max(share.batch for share in answer.allocation.shares)
@@ -106,7 +108,7 @@ def _curve(axes: Axes, values: Floats, measured: int, colour: str, label: str) -
 
 @styled
 def allocations(answers: Sequence[Answer]) -> Figure:
-    """The batch of each GPU, a bar per method."""
+    """Each GPU's batch, one bar per method."""
     figure, (axes,) = style.sheet(26 + 7 * len(answers))
     shares = [each.allocation.shares for each in answers]
     left = np.zeros(len(answers))
@@ -142,7 +144,7 @@ def allocations(answers: Sequence[Answer]) -> Figure:
 
 @styled
 def split(gpus: Sequence[Choices], answers: Sequence[Answer]) -> Figure:
-    """The cost against the first GPU's batch, with the best limits for each split."""
+    """Cost against the first GPU's batch, with the best limits for each split."""
     figure, (axes,) = style.sheet(62)
     objective = answers[0].objective
     total = sum(each.batch for each in answers[0].allocation.shares)
@@ -154,7 +156,7 @@ def split(gpus: Sequence[Choices], answers: Sequence[Answer]) -> Figure:
         at = each.allocation.shares[0].batch
         marker = "osD^"[n % 4]
         colour = style.SERIES[(n + 1) % len(style.SERIES)]
-        size = 7 - 1.3 * n  # the same answer twice shows as rings
+        size = 7 - 1.3 * n  # equal answers show as rings
         axes.plot(
             [at],
             [each.allocation.cost],

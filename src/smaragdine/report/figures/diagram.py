@@ -1,4 +1,4 @@
-"""`diagram`: levels of the diagram as boxes with dataflow arrows (the paper's figures 2 and 4, EDD)."""
+"""Draws `diagram`: levels of the diagram as boxes with dataflow arrows (the paper's figures 2 and 4, EDD)."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Where boxes with arrows between them go: in columns, left to right, by the dataflow.
+# The layout: boxes in columns, from left to right along the dataflow.
 #
-# Layered drawing as Sugiyama has it: each box one column behind what it waits for, few crossings. Columns
-# that do not fit the width go on below, as lines of text do. An edge that leads back is left out, and so is
-# one that would go on below and that others imply. All lengths are in millimetres.
+# This is Sugiyama's layered drawing: each box stands one column after what it waits for, and few edges cross.
+# Columns that do not fit the width go on below, like lines of text. Edges that lead back are left out, and so
+# are edges to a later line if others imply them. All lengths are in millimetres.
 
 GAP_X_MM = 5.0
 GAP_Y_MM = 2.0
 BAND_GAP_MM = 5.0
-_PASS_MM = 1.0  # height of a place where an edge passes a column
+_PASS_MM = 1.0  # height of the gap where an edge passes a column
 _SWEEPS = 8
 
 
 @dataclass(frozen=True)
 class Box:
-    x_mm: float  # of its left upper corner
-    y_mm: float  # downwards
+    x_mm: float  # of its upper left corner
+    y_mm: float  # downwards from the top
     width_mm: float
     height_mm: float
 
 
 @dataclass(frozen=True)
 class Way:
-    """An edge and the points it goes through, from the source's side to the target's."""
+    """An edge, and the points through which it goes from source to target."""
 
     source: str
     target: str
@@ -54,16 +54,16 @@ class Layout:
     ways: tuple[Way, ...]
     left_out: tuple[tuple[str, str], ...]
     height_mm: float
-    bands: int  # how often the columns begin anew at the left
+    bands: int  # number of lines of columns
 
 
-Place = str | tuple[str, str, int]  # a box, or where an edge passes a column
+Place = str | tuple[str, str, int]  # a box, or the gap where an edge passes a column
 
 
 def layout(
     widths_mm: Mapping[str, float], edges: Iterable[tuple[str, str]], room_mm: float, height_mm: float
 ) -> Layout:
-    """Boxes of these widths and one height; those without edges come last, in rows."""
+    """Lays out boxes of these widths and one height; those without edges come last, in rows."""
     known = list(dict.fromkeys((a, b) for a, b in edges if a != b and a in widths_mm and b in widths_mm))
     linked = [name for name in widths_mm if any(name in edge for edge in known)]
     forward = _without_cycles(linked, known)
@@ -123,10 +123,10 @@ def layout(
 def _columns(
     names: Sequence[str], edges: Sequence[tuple[str, str]]
 ) -> tuple[list[list[Place]], dict[tuple[str, str], list[Place]]]:
-    """Boxes by column, and for each edge the places it goes through, both ends among them."""
+    """Boxes by column, and for each edge the places through which it goes, ends included."""
     depth = dict.fromkeys(names, 0)
     moved = True
-    while moved:  # the longest path, as there are no cycles
+    while moved:  # longest paths; there are no cycles
         moved = False
         for a, b in edges:
             if depth[b] <= depth[a]:
@@ -144,10 +144,10 @@ def _columns(
 
 
 def _without_cycles(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Without those that lead back to where they came from, as found from the first box on."""
+    """Drops edges that lead back to where they came from, as seen from the first box."""
     after = _after(edges)
     entered = {b for _, b in edges}
-    state: dict[str, int] = {}  # 1: on the way down, 2: done
+    state: dict[str, int] = {}  # 1: in progress, 2: done
     found: list[tuple[str, str]] = []
     for start in sorted(names, key=lambda name: name in entered):
         if start in state:
@@ -188,7 +188,7 @@ def _after(edges: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _uncrossed(columns: list[list[Place]], chains: Iterable[list[Place]]) -> list[list[Place]]:
-    """Each column by the mean position of its neighbours, back and forth."""
+    """Sorts each column by the mean position of its neighbours, back and forth."""
     beside: dict[Place, list[Place]] = {}
     for chain in chains:
         for a, b in itertools.pairwise(chain):
@@ -246,7 +246,8 @@ def _through(
     bottoms: Sequence[float],
     room_mm: float,
 ) -> Iterable[tuple[float, float]]:
-    """The points of an edge; from one band to the next it goes round by the right and the left margin."""
+    """The points of an edge; to get from one line to the next, it goes around by the right and the left
+    margin."""
     for here, there in itertools.pairwise(chain):
         _, right_mm, y_mm = middle[here]
         left_mm, _, to_mm = middle[there]
@@ -276,7 +277,7 @@ _BOX_MM = 8.4
 _WIDEST_MM = {style.COLUMN_MM: 27.0, style.PAGE_MM: 36.0}
 _TITLE_MM = 5.0
 _GAP_MM = 4.0
-_REST = " rest"  # no segment of a path begins with a blank: no child can be named so
+_REST = " rest"  # no segment of a path begins with a blank, so no child has this name
 
 
 @styled
@@ -287,9 +288,10 @@ def diagram(
     more: Sequence[str] = (),
     least_share: float = LEAST_SHARE,
 ) -> Figure:
-    """One panel for each node: its children. A box that the next panel opens has a thick outline.
+    """Draws one panel per node with its children. Boxes that the next panel opens have a thick outline.
 
-    Of no given width, it is a column where all fits, else a page. What is below `least_share` shares a box.
+    Without a given width, it is as wide as a column if all fits, else as a page. Children below `least_share`
+    share a box.
     """
     width_mm = width_mm or _width(levels, least_share)
     panels = [(node, *_shown(node, width_mm, least_share)) for node in levels]
@@ -326,7 +328,7 @@ def diagram(
 
 
 def diagram_of_runs(runs: Sequence[LabelledRun], path: str | None = None) -> Figure:
-    """Of the first run: the level at `path`, or those that lead to where most of the energy goes."""
+    """The first run's level at `path`, or the levels that lead to where most of the energy goes."""
     root = runs[0].diagram
     levels = [zoom(root, path)] if path is not None else main_levels(root)
     if not levels or not levels[0].children:
@@ -337,7 +339,7 @@ def diagram_of_runs(runs: Sequence[LabelledRun], path: str | None = None) -> Fig
 
 
 def main_levels(root: Node, most: int = _LEVELS) -> list[Node]:
-    """From the root down by the largest child; what has but one part worth a box is passed through."""
+    """From the root down along the largest child; levels with only one part worth a box are skipped."""
     found: list[Node] = []
     node: Node | None = root
     while node is not None and len(found) < most:
@@ -365,7 +367,7 @@ def _width(levels: Sequence[Node], least_share: float) -> float:
 def _shown(
     node: Node, width_mm: float, least_share: float = LEAST_SHARE
 ) -> tuple[dict[str, tuple[str, str]], list[Node]]:
-    """Box → its two lines, and the children that share one box because they are small."""
+    """Box → its two lines; and the small children that share one box."""
     large = [child for child in node.children if (child.share or 0.0) >= least_share]
     if len(large) > MOST_BOXES:
         most = sorted(large, key=lambda child: -child.energy_j)[: MOST_BOXES - 1]
@@ -397,7 +399,7 @@ def _title(axes: Axes, node: Node, y_mm: float, width_mm: float) -> None:
 
 
 def _interval(node: Node) -> float:
-    """Its half-width; 0 where it is not known, or so wide that the energy is not."""
+    """Its half-width; 0 if not known, or as large as the energy itself."""
     known = node.uncertainty_j is not None and node.uncertainty_j < node.energy_j
     return node.uncertainty_j if known and node.uncertainty_j is not None else 0.0
 
@@ -443,7 +445,7 @@ def _boxes(
 
 
 def _arrow(axes: Axes, way: Way, y_mm: float) -> None:
-    """Smooth between columns, square with round corners where it goes on below."""
+    """Smooth between columns; square with round corners on the way to the next line."""
     from matplotlib.patches import FancyArrowPatch
     from matplotlib.path import Path
 

@@ -1,4 +1,4 @@
-"""Every figure by its name, drawn from recordings and saved.
+"""Draws every figure by its name from recordings, and saves it.
 
 The same data gives the same bytes: no date is written, and ids in an SVG come from a fixed salt.
 """
@@ -57,8 +57,8 @@ CAPTIONS = "captions.md"
 @dataclass(frozen=True)
 class Drawn:
     files: list[Path]
-    left_out: dict[str, str]  # figure → why the recordings do not allow it
-    captions: dict[str, str] = field(default_factory=dict[str, str])  # figure → what is in CAPTIONS
+    left_out: dict[str, str]  # figure → why it cannot be drawn from these recordings
+    captions: dict[str, str] = field(default_factory=dict[str, str])  # figure → its caption
 
 
 def draw(
@@ -67,16 +67,16 @@ def draw(
     names: Sequence[str] | None = None,
     formats: Sequence[str] = FORMATS,
 ) -> Drawn:
-    """Draw all figures that the recordings allow, or those named, which is an error where they do not.
+    """Draws all figures that the recordings allow; or those named, and fails if they do not allow them.
 
-    The alt texts, with every name in full, go into captions.md beside them.
+    Alt texts, with every name in full, go into captions.md beside them.
     """
     _check("figure", names or (), FIGURES)
     _check("format", formats, FORMATS)
     if not runs:
         raise UserError("no recording to draw", remedy="Name one or more")
     with look():
-        pass  # says what is missing before minutes of accounting
+        pass  # fails early if matplotlib is missing
     shown = labelled(runs)
     files: list[Path] = []
     captions: dict[str, str] = {}
@@ -97,7 +97,7 @@ def draw(
 
 
 def write_captions(folder: Path, captions: Mapping[str, str]) -> Path:
-    """Figure → what it shows in words, to paste below it: beside the figures, in place of what was there."""
+    """Writes each figure's caption beside the figures, to paste below it, and replaces what was there."""
     path = folder / CAPTIONS
     with users_file(path) as part:
         part.write_text(
@@ -107,7 +107,7 @@ def write_captions(folder: Path, captions: Mapping[str, str]) -> Path:
 
 
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Into `folder`/`name`.pdf and so on, with the alt text inside; each file whole or not at all."""
+    """Saves `folder`/`name`.pdf and so on, with the alt text inside; each file whole or not at all."""
     _check("format", formats, FORMATS)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def rendered(figure: Figure, form: str) -> bytes:
 
 
 def _described(svg: bytes, text: str) -> bytes:
-    """A screen reader takes an SVG's first title and description; matplotlib writes the title alone."""
+    """Adds a description to an SVG for screen readers; matplotlib writes only the title."""
     described = svg.replace(b"</title>", b"</title>\n <desc>" + html.escape(text).encode() + b"</desc>", 1)
     return described.replace(b"<svg ", b'<svg role="img" ', 1)
 

@@ -1,4 +1,4 @@
-"""`epochs`: energy and time of an epoch, as boxes over epochs (GPyJoules' box plots)."""
+"""Draws `epochs`, `cumulative`, `epoch_power` and `mean_power`: energy, time and power of epochs and runs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_FEW = 30  # epochs that are shown as dots besides
+_FEW = 30  # up to so many epochs are also shown as dots
 
 
 @styled
 def epochs(
     settings: Mapping[str, Sequence[Epoch]], devices: Sequence[str], notes: Sequence[str] = ()
 ) -> Figure:
-    """Setting → its epochs, of one run or of many; energy over the given devices."""
+    """Boxes of energy and time over epochs (GPyJoules' box plots): setting → its epochs, of one run or
+    many."""
     count = len(settings)
     figure, (energy, time) = style.sheet(52 + 1.5 * count, columns=2)
     energies_j = {name: _energies_j(each, devices) for name, each in settings.items()}
@@ -92,7 +93,7 @@ def _energies_j(each: Sequence[Epoch], devices: Sequence[str]) -> list[float]:
 
 
 def _ticks(settings: Sequence[str]) -> tuple[list[str], str]:
-    """What differs in settings, for the ticks of an axis, and what they have in common, for its name."""
+    """What differs between settings, for an axis's ticks, and what they have in common, for its name."""
     for unit, title in style.LIMITS.items():
         if all(name.endswith(f" {unit}") for name in settings):
             return [name.removesuffix(f" {unit}") for name in settings], f"{title} ({unit})"
@@ -120,7 +121,7 @@ def _boxes(axes: Axes, values: Mapping[str, Sequence[float]], names: Sequence[st
         box.set_facecolor(style.SERIES[n % len(style.SERIES)] + "66")
     for at, each in enumerate(values.values(), 1):
         if len(each) <= _FEW:
-            # Side by side in the order of the epochs: no chance is needed to keep dots apart.
+            # Side by side in the order of epochs: no random jitter is needed to keep dots apart.
             off = np.linspace(-0.18, 0.18, len(each)) if len(each) > 1 else np.zeros(1)
             axes.plot(at + off, each, ls="none", marker="o", ms=1.6, mew=0, color=style.FAINT, gid="dots")
     axes.tick_params(axis="x", length=0)
@@ -136,7 +137,7 @@ Powered = tuple[Sequence[PowerTrace], int, int]  # the power of a run's devices,
 
 @styled
 def cumulative(settings: Mapping[str, Sequence[Powered]], of: str, notes: Sequence[str] = ()) -> Figure:
-    """Setting → its runs. A line ends with the shortest of its runs; dots are where each run ended."""
+    """Setting → its runs. A line ends with its shortest run; dots mark where each run ended."""
     figure, (axes,) = style.sheet(height_mm=58 + 3.2 * max(0, len(settings) - 3))
     names, key = style.distinct(settings, 26)
     longest_s, most_j, said = 0.0, 0.0, list[str]()
@@ -175,7 +176,7 @@ def cumulative_of_runs(runs: Sequence[LabelledRun]) -> Figure:
 
 
 def over_runs(runs: Sequence[Powered]) -> tuple[Floats, Floats, Floats]:
-    """Seconds on an even grid up to the end of the shortest run; mean and spread of the energy."""
+    """Seconds on an even grid, up to the end of the shortest run; mean and spread of the energy."""
     shortest_ns = min(end - begin for _, begin, end in runs)
     t_ns = np.linspace(0, shortest_ns, TOTAL_CELLS + 1).astype(np.int64)
     each_j = np.array([_until_j(traces, begin, t_ns) for traces, begin, _ in runs])
@@ -194,11 +195,10 @@ def _energy_j(traces: Sequence[PowerTrace], begin_ns: int, end_ns: int) -> float
 
 # `epoch_power`: the power of an epoch, averaged over epochs, and when layers ran (the paper's figure 3).
 #
-# Epochs are laid over each other at their beginnings. A run without epochs but with traced steps is drawn by
-# step.
+# Epochs are laid over each other at their beginnings. If a run has traced steps but no epochs, steps are.
 
 _CELLS = 480
-_LAYER = (style.VERMILLION, 0.55)  # colour, and how dense where it ran in every epoch
+_LAYER = (style.VERMILLION, 0.55)  # colour, and how dense it is if the layer ran in every epoch
 _OTHERS = (style.SKY, 0.35)
 
 
@@ -238,7 +238,7 @@ def epoch_power(
 
 
 def epoch_power_of_runs(runs: Sequence[LabelledRun], layer: str | None = None) -> Figure:
-    """Highlights the first of the layers that repeat, or the one named; of the first run that traced it."""
+    """Highlights the first of the layers that repeat, or the one named, in the first run that traced it."""
     one_setting(runs)
     traced = [run for run in runs if run.run.footprint is not None]
     device = working_device([run.footprint for run in traced]) if traced else common_device(runs)
@@ -250,7 +250,7 @@ def epoch_power_of_runs(runs: Sequence[LabelledRun], layer: str | None = None) -
 
 
 def _shade(axes: Axes, stretches: Stretches, size: tuple[float, float], color: str, density: float) -> None:
-    """As dense as the legend where it ran in every epoch, and in proportion elsewhere."""
+    """As dense as in the legend if it ran in every epoch, and in proportion if it ran in fewer."""
     from matplotlib.colors import to_rgb
 
     if not stretches:
@@ -262,7 +262,7 @@ def _shade(axes: Axes, stretches: Stretches, size: tuple[float, float], color: s
 
 
 def _part(stretches: Stretches, edges_s: Floats) -> Floats:
-    """In how many of the epochs it ran, as a part of them, between each of these and the next."""
+    """The part of the epochs in which it ran, between each edge and the next."""
     until_s = np.zeros(len(edges_s))
     for spans in stretches:
         begin_s, end_s = np.array(spans).T
@@ -285,12 +285,12 @@ def _legend(axes: Axes, ran: LayerTimes | None) -> None:
 
 # `mean_power`: the mean power curve of each setting over its runs, with the spread (GPyJoules' averages).
 
-POWER_CELLS = 400  # more than a column has dots
+POWER_CELLS = 400  # more than the dots of a column
 
 
 @styled
 def mean_power(settings: Mapping[str, Sequence[Traced]], device: str, notes: Sequence[str] = ()) -> Figure:
-    """Setting → its runs. At each time the mean over the runs that have not ended."""
+    """Setting → its runs. At each time, the mean is over runs that have not ended."""
     figure, (axes,) = style.sheet(height_mm=58 + 3.2 * max(0, len(settings) - 3))
     names, key = style.distinct(settings, 26)
     said: list[str] = []
@@ -336,7 +336,7 @@ def averaged(runs: Sequence[Traced]) -> Averaged:
     curves: list[Floats] = []
     for t_ns, power_w, hold_ns in readings:
         grid_s, curve_w = resample(relative_s(t_ns), power_w, hz)
-        # Over a gap the interpolation would invent power that nobody saw.
+        # Across a gap, interpolation would invent power that nobody saw.
         after = np.clip(np.searchsorted(relative_s(t_ns), grid_s), 1, t_ns.size - 1)
         seen = np.diff(t_ns)[after - 1] <= max(hold_ns, 1)
         curves.append(np.where(seen, np.maximum(curve_w, 0.0), np.nan))
@@ -344,13 +344,13 @@ def averaged(runs: Sequence[Traced]) -> Averaged:
 
 
 def _readings(trace: PowerTrace, begin_ns: int, end_ns: int) -> tuple[np.ndarray, Floats, int]:
-    """A reading speaks for the time before it: its own time is its end."""
+    """A reading covers the time before it, so its time is its end."""
     inside = (trace.start_ns >= begin_ns) & (trace.end_ns <= end_ns)
     return trace.end_ns[inside], trace.power_w[inside], trace.hold_ns
 
 
 def _cells(found: Averaged) -> tuple[Floats, Floats, Floats]:
-    """As many points as can be seen, each the mean of those it stands for."""
+    """As many points as one can see, each the mean of those it stands for."""
     each = max(1, -(-found.t_s.size // POWER_CELLS))
     start = np.arange(0, found.t_s.size, each)
     known = np.isfinite(found.mean)

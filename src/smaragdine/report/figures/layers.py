@@ -1,4 +1,4 @@
-"""`layers`: the energy of each of a model's repeating layers, forward and backward stacked."""
+"""Draws `layers`, `stages`, `phases`, `top_energy` and `top_power`: bars of energy and power."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import adding_devices, average, scale
 from smaragdine.accounting.diagram import Node, diagram, walk
-from smaragdine.accounting.footprint import Footprint, column
+from smaragdine.accounting.footprint import Footprint, column, only
 from smaragdine.accounting.merge import renaming
 from smaragdine.accounting.repeats import repeating
 from smaragdine.accounting.run import Run, phases_j
@@ -25,7 +25,6 @@ from smaragdine.report.figures.runs import (
     by_folder,
     footprint_notes,
     one_setting,
-    only,
     working_device,
 )
 from smaragdine.report.figures.style import styled
@@ -46,7 +45,7 @@ def layers(
     spread_over: str = "",
     notes: Sequence[str] = (),
 ) -> Figure:
-    """The same layers of one run or more; `std_j` is each layer's spread where it is not that over runs."""
+    """The same layers of one run or more; `std_j` is each layer's spread, if it is not that over runs."""
     first = runs[0]
     if len(runs) > 1:
         each_j = {node.path: [_of(run, node.path) for run in runs] for node in first}
@@ -101,7 +100,8 @@ def layers_of_runs(runs: Sequence[LabelledRun]) -> Figure:
 
 
 def family_of(footprints: Sequence[Footprint], device: str, label: str) -> list[list[Node]]:
-    """The layers that repeat in the first footprint, as each of them has them; `label` is what has none."""
+    """The layers that repeat in the first footprint, as each footprint has them; `label` names it in
+    errors."""
     roots = [diagram(only(footprint, [device])) for footprint in footprints]
     paths = {node.path: n for n, node in enumerate(repeating(roots[0]))}
     if not paths:
@@ -111,7 +111,7 @@ def family_of(footprints: Sequence[Footprint], device: str, label: str) -> list[
 
 
 def _over_steps(run: LabelledRun, paths: Sequence[str], device: str) -> dict[str, float]:
-    """The standard deviation of each layer's energy over steps, at the level of the footprint."""
+    """The standard deviation over steps of each layer's energy, at the level of the footprint."""
     names = {
         name: path
         for name in run.footprint.rows["name"].unique().to_pylist()
@@ -141,7 +141,7 @@ def _phase_j(node: Node | None, phase: str) -> float:
     return math.fsum(value for known, value in node.by_phase.items() if style.named_phase(known) == phase)
 
 
-# `stages`: what each stage took in all, forward and backward stacked (the paper's figure 1).
+# `stages`: what each stage took in total, forward and backward stacked (the paper's figure 1).
 
 IDLE = "idle"
 _THIN = 0.002
@@ -149,7 +149,7 @@ _THIN = 0.002
 
 @styled
 def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step", more: Sequence[str] = ()) -> Figure:
-    """Stage → the footprints of its runs; `of` is what one footprint covers, `more` what else to say."""
+    """Stage → the footprints of its runs; `of` says what a footprint covers, `more` adds notes."""
     figure, (axes,) = style.sheet(height_mm=62)
     parts = {stage: [phase_energies_j(one) for one in each] for stage, each in runs.items()}
     phases = style.ordered_phases(phase for each in parts.values() for one in each for phase in one)
@@ -188,8 +188,8 @@ def stages(runs: Mapping[str, Sequence[Footprint]], of: str = "a step", more: Se
 
 
 def stages_of_runs(runs: Sequence[LabelledRun]) -> Figure:
-    """All steps that were announced, as if each were the mean one, where every run has such a step; else one
-    step, be it a traced one."""
+    """All announced steps as if each were the mean one, if every run knows its untraced step; else one step,
+    traced or not."""
     groups = by_folder(runs)
     counts = [_untraced_steps(run.run) for run in runs]
     if all(counts):
@@ -201,7 +201,7 @@ def stages_of_runs(runs: Sequence[LabelledRun]) -> Figure:
 
 
 def _untraced_steps(run: Run) -> int:
-    """How many steps there were, where one of them is known as it is without tracing, on every device."""
+    """How many steps there were, if one of them is known untraced on every device; else 0."""
     if run.steps is None or run.step is None:
         return 0
     known = all(device in run.untraced for device in adding_devices(run.step))
@@ -209,25 +209,25 @@ def _untraced_steps(run: Run) -> int:
 
 
 def phase_energies_j(footprint: Footprint) -> dict[str, float]:
-    """Phase → energy over the devices that add up, with idle; their sum is the total."""
+    """Phase → energy over the devices that add up, idle included; the sum is the total."""
     devices = adding_devices(footprint)
     idle_j = math.fsum(footprint.devices[device].idle_j for device in devices)
     return {**phases_j(footprint, devices), IDLE: idle_j}
 
 
 def worth_saying(parts: Iterable[Mapping[str, float]]) -> set[str]:
-    """Phases that one can see: a legend has no room for what is drawn thinner than a line."""
+    """Phases that one can see: the legend has no room for what is thinner than a line."""
     return {
         phase for part in parts for phase, value in part.items() if value > _THIN * math.fsum(part.values())
     }
 
 
-# `phases`: how each device's energy splits into phases and idle.
+# `phases`: each device's energy by phase, and idle.
 
 
 @styled
 def phases(runs: Sequence[Footprint]) -> Figure:
-    """Of each device, the mean over runs; a whisker at the end of a part is the spread of that part alone."""
+    """The mean over runs per device; the whisker at a part's end is the spread of that part alone."""
     mean = average(runs).mean
     devices = [device for device in adding_devices(mean) if mean.devices[device].total_j > 0]
     devices.sort(key=lambda device: (not device.startswith("gpu"), device))
@@ -281,15 +281,15 @@ def _shares(footprint: Footprint, device: str) -> dict[str, float]:
     return {phase: energy_j / whole_j for phase, energy_j in energies_j.items()} if whole_j > 0 else {}
 
 
-# `top_energy` and `top_power`: names that take or draw the most (the paper's figure 5, STEF and STPF).
+# `top_energy` and `top_power`: the names that take or draw the most (the paper's figure 5, STEF and STPF).
 
 TOP = 10
-LEAST_SHARE = 0.001  # of the device's energy: the power of what hardly ran is a matter of chance
+LEAST_SHARE = 0.001  # of the device's energy: what hardly ran has a power by chance
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Names by falling value, each with its standard deviation and 95 % half-width; nan: not known."""
+    """Names, highest value first, each with its standard deviation and 95 % half-width; nan: not known."""
 
     name: list[str]
     phase: list[str | None]
@@ -300,7 +300,7 @@ class Bars:
 
 
 def top_energy(footprints: Sequence[Footprint], device: str | None = None, top: int = TOP) -> Figure:
-    """Of one run, or of the mean of several; `device` is the one that does the work unless given."""
+    """One run, or the mean of several; `device` is by default the one that does the work."""
     return top_energies({"": footprints}, device, top)
 
 
@@ -311,7 +311,7 @@ def top_power(footprints: Sequence[Footprint], device: str | None = None, top: i
 def top_energies(
     groups: Mapping[str, Sequence[Footprint]], device: str | None = None, top: int = TOP
 ) -> Figure:
-    """Groups of runs beside each other, on the same scale."""
+    """Groups of runs side by side, on the same scale."""
     device = device or working_device([one for each in groups.values() for one in each])
     bars = {name: energies(each, device) for name, each in groups.items()}
     return _draw(bars, groups, device, "Energy", "J", top)
@@ -353,7 +353,7 @@ def powers(footprints: Sequence[Footprint], device: str) -> Bars:
     energy_j, busy_s = column(rows, "energy_j"), column(rows, "busy_s")
     with np.errstate(divide="ignore", invalid="ignore"):
         power_w, interval_w = energy_j / busy_s, column(rows, "uncertainty_j") / busy_s
-    std_w = np.full(power_w.size, np.nan)  # of one run: steps are long or short at the same power
+    std_w = np.full(power_w.size, np.nan)  # one run: steps differ in length, not in power
     if spread is not None:
         power_w, std_w = column(spread, "power_mean_w"), column(spread, "power_std_w")
     least_j = LEAST_SHARE * footprints[0].devices[device].total_j
@@ -371,7 +371,7 @@ def _rows(footprints: Sequence[Footprint], device: str) -> tuple[pa.Table, pa.Ta
 
 
 def _of_steps(rows: pa.Table) -> Floats:
-    """The standard deviation over steps, as a part of the mean: a footprint may be levelled."""
+    """The standard deviation over steps as a part of the mean, because a footprint may be levelled."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return column(rows, "step_std_j") / column(rows, "step_mean_j")
 

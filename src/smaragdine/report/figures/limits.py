@@ -1,4 +1,4 @@
-"""`fit`: energy, time and their product against the limit, with fit and band, and time against energy."""
+"""Draws fits against a limit: energy, time and their product with fit and band, and time against energy."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Key = tuple[tuple[str, Value], ...]  # the columns of a group with their values
+Key = tuple[tuple[str, Value], ...]  # a group's columns with their values
 
 _POINTS = 101
 _PANELS = ("energy", "time", "edp")
-_WIDE = 8.0  # a parameter that spans this factor is drawn on a logarithmic axis
+_WIDE = 8.0  # parameters that span this factor get a logarithmic axis
 _PANEL_MM = 70.0
 
 
 @styled
 def fit_figure(of: GroupFit, name: str = "") -> Figure:
-    """One group: a panel for each of energy, time and their product, and the front of time and energy."""
+    """One group: a panel each for energy, time and their product, and the front of time and energy."""
     shown = [quantity for quantity in _PANELS if quantity in of.parabolas]
     figure, panels = style.sheet(108 if len(shown) > 1 else 58, -(-(len(shown) + 1) // 2), 2, style.PAGE_MM)
     for axes, quantity in zip(panels, shown, strict=False):
@@ -65,7 +65,7 @@ def fit_figure(of: GroupFit, name: str = "") -> Figure:
 
 
 def draw_fits(found: Analysis, folder: Path, formats: Sequence[str] = FORMATS) -> Drawn:
-    """A figure for every group, named after it, with the captions beside them."""
+    """Draws each group into files named after it, with captions beside them."""
     files: list[Path] = []
     captions: dict[str, str] = {}
     names = stems(found)
@@ -78,7 +78,7 @@ def draw_fits(found: Analysis, folder: Path, formats: Sequence[str] = FORMATS) -
 
 
 def stems(found: Analysis) -> dict[Key, str]:
-    """The name of each group's files, by what tells the group apart; also of those that are left out."""
+    """Names each group's files by what tells the group apart; groups that are left out have names too."""
     groups = [*(of.group.by for of in found.groups), *(by for by, _ in found.left_out)]
     names = telling(groups)
     taken: set[str] = set()
@@ -107,11 +107,11 @@ def _curve(axes: Axes, of: GroupFit, quantity: str) -> None:
     axes.plot(grid, curve, color=style.BLUE, ls="--" if fits is False else "-", gid=f"fit {quantity}")
     _measured(axes, of, quantity)
     at = float(fit.at(fit.optimum)[0])
-    if at > 0 and fits is not False:  # a parabola may dip below what can be, where no axis is
+    if at > 0 and fits is not False:  # a parabola may dip below zero, where there is no axis
         _optimum(axes, fit, at, quantity)
     low = min(float(fit.values.min()), float(curve.min()))
     pad = 0.12 * (max(tops) - low) or 0.05 * max(tops)
-    # A band far wider than what was measured would flatten the curve it belongs to.
+    # A band far wider than the measurements would flatten its own curve.
     axes.set_ylim(max(0.0, low - pad), max(tops) + pad)
     r2 = "–" if fit.r2 is None else f"{fit.r2:.3f}"
     words = [f"R² = {r2}", *(["does not fit"] if fits is False else ["edge"] if fit.edge else [])]
@@ -132,7 +132,7 @@ def _logarithmic(of: GroupFit) -> bool:
 
 
 def _at_measured(axes: Axes, values: Sequence[float]) -> None:
-    """A logarithmic axis with ticks at these values, as far as their labels stand apart."""
+    """A logarithmic axis with ticks at these values, as far as their labels have room."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     mm_a_factor = _PANEL_MM / np.log(values[-1] / values[0])
@@ -200,7 +200,7 @@ def _said(of: GroupFit, quantity: str) -> str:
     return f"{TITLES[quantity]}: {best}{limit_text(fit.best_measured, unit)}, {optimum}"
 
 
-# The figures of a sweep's recordings: those of each group that is fitted, drawn by limit.
+# The recordings of a sweep: figures of each group that is fitted, by limit.
 
 OF_RUNS: Mapping[str, Callable[[Sequence[LabelledRun]], Figure]] = {
     "power": power_of_runs,
@@ -214,9 +214,10 @@ OF_RUNS: Mapping[str, Callable[[Sequence[LabelledRun]], Figure]] = {
 def draw_sweep(
     sweep: Path, swept: SweepGroups, found: Analysis, folder: Path, formats: Sequence[str] = FORMATS
 ) -> Drawn:
-    """The fits of a sweep; and what its recordings allow, a folder for every group: named as its fit is.
+    """Draws the fits of a sweep, and what its recordings allow, into one folder per group, named like its
+    fit.
 
-    All captions are in one file, each with what was run.
+    All captions are in one file, and each says what was run.
     """
     fits = draw_fits(found, folder, formats)
     names = stems(found)
@@ -246,7 +247,7 @@ def draw_sweep(
 
 
 def _swept_words(group: Group, settings: Mapping[str, Sequence[Repetition]]) -> str:
-    """What was run, on what and how often: the end of a caption."""
+    """The end of a caption: what was run, on what, and how often."""
     rows = [row for each in settings.values() for row in each]
     gpus, devices, provenance = (
         " and ".join(sorted({value for row in rows if (value := getattr(row, name))}))

@@ -1,4 +1,4 @@
-"""`similarity` and `difference`: every run against every other (the paper's figures 8 and 9)."""
+"""Draws `similarity` and `difference`: every run against every other (the paper's figures 8 and 9)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smaragdine.accounting.arithmetic import average
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, only
 from smaragdine.accounting.similarity import constant_power, matrix, mean_difference
 from smaragdine.arrays import Floats
 from smaragdine.report.figures import style
@@ -18,7 +18,6 @@ from smaragdine.report.figures.runs import (
     NotDrawn,
     by_folder,
     footprint_notes,
-    only,
     working_device,
 )
 from smaragdine.report.figures.style import styled
@@ -31,7 +30,7 @@ _MOST = 16
 _CELL_MM = 8.2
 _WIDEST_CELL_MM = 13.0
 _LABEL_MM = 22.0
-_TITLE_MM = 27.0  # of the longest
+_TITLE_MM = 27.0  # room for the longest title
 
 
 @styled
@@ -66,7 +65,7 @@ def similarity(
 
 @styled
 def difference(footprints: Mapping[str, Footprint], device: str | None = None) -> Figure:
-    """The mean difference over common names, row − column: joules, and watts."""
+    """The mean difference over common names, row − column, in joules and in watts."""
     runs = _checked(footprints)
     figure, panels = _panels(2, list(footprints))
     said: list[str] = []
@@ -96,7 +95,7 @@ def difference_of_runs(runs: Sequence[LabelledRun]) -> Figure:
 
 
 def _of(runs: Sequence[LabelledRun]) -> tuple[dict[str, Footprint], str]:
-    """The mean of each setting where there are several, else every run."""
+    """The mean of each setting if there are several, else every run."""
     if len(runs) < 2:
         raise NotDrawn("it takes two runs or more")
     device = working_device([run.footprint for run in runs])
@@ -120,7 +119,7 @@ def _values(rows: Sequence[Sequence[Any]]) -> Floats:
 
 
 def _panels(count: int, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """Beside each other as far as the page goes, with cells that hold a number."""
+    """Side by side as far as the page goes, with cells wide enough for a number."""
     name_mm = max(style.width_mm(label) for label in _short(labels)) + 3
     cells_mm = _CELL_MM * len(labels) + 3
     least_mm = max(cells_mm, _TITLE_MM)
@@ -128,7 +127,7 @@ def _panels(count: int, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
         max(1, min(count, int((wide_mm - name_mm) // least_mm)))
         for wide_mm in (style.COLUMN_MM, style.PAGE_MM)
     )
-    # Few cells below long titles go on below each other: a page would be mostly empty.
+    # A few cells below long titles stand below each other: else the page would be mostly empty.
     narrow = in_column * least_mm + name_mm <= style.COLUMN_MM and (
         in_column == count or (cells_mm < _TITLE_MM and in_column > 1)
     )
@@ -144,7 +143,7 @@ def _panels(count: int, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
 
 
 def _draw(axes: Axes, values: Floats, labels: Sequence[str], look: dict[str, Any], text: Any) -> None:
-    """The lower triangle: the upper one says the same."""
+    """The lower triangle only: the upper one says the same."""
     count = len(labels)
     shown = np.where(np.tril(np.ones((count, count), bool)), values, np.nan)
     image = axes.imshow(shown, **look, gid="cells")

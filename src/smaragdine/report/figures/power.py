@@ -1,4 +1,4 @@
-"""`power`: raw power over time, one panel for each setting (GPyJoules' plots per power limit)."""
+"""Draws `power`, raw power over time per setting (GPyJoules' plots per limit), and `sampling`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MOST_PIECES = 1500  # more than a column has dots: beyond it, means of even cells with their extremes
-_MOST_ROWS = (8, 8, 12)  # of panels in one column, in two and in three: a page holds no more
+MOST_PIECES = (
+    1500  # more than the dots of a column; beyond that, draw means of even cells with their extremes
+)
+_MOST_ROWS = (8, 8, 12)  # of panels in one, two and three columns: a page has room for no more
 
-Traced = tuple[PowerTrace, int, int]  # a run's power, its beginning and end
+Traced = tuple[PowerTrace, int, int]  # a run's power, begin and end
 
 
 @styled
@@ -40,7 +42,7 @@ def power(
     limits_w: Mapping[str, float] | None = None,
     notes: Sequence[str] = (),
 ) -> Figure:
-    """Setting → the runs of it, drawn over each other from their beginnings."""
+    """Setting → its runs, drawn over each other from their beginnings."""
     figure, panels, bottom = _panels(len(settings))
     longest_s = max((end - begin) * 1e-9 for runs in settings.values() for _, begin, end in runs)
     names, key = style.distinct(settings, 44 if len(bottom) < 3 else 26)
@@ -83,7 +85,7 @@ def power(
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes], list[Axes]]:
-    """One for each setting, row by row, in as many columns as it takes; and the lowest of each column."""
+    """One panel per setting, row by row, in as many columns as it takes; and the lowest of each column."""
     columns = next((n for n, rows in enumerate(_MOST_ROWS, 1) if count <= n * rows), None)
     if columns is None:
         most = len(_MOST_ROWS) * _MOST_ROWS[-1]
@@ -96,7 +98,7 @@ def _panels(count: int) -> tuple[Figure, list[Axes], list[Axes]]:
         axes.remove()
     bottom = panels[:count][-columns:]
     for axes in bottom:
-        axes.tick_params(labelbottom=True)  # also where a panel below it is left out
+        axes.tick_params(labelbottom=True)  # also if there is no panel below it
     return figure, panels[:count], bottom
 
 
@@ -110,7 +112,7 @@ def power_of_runs(runs: Sequence[LabelledRun]) -> Figure:
 
 
 def common_device(runs: Sequence[LabelledRun]) -> str:
-    """The one that every run has power of and that takes the most: a GPU where there is one."""
+    """The device that every run has power of and that takes the most, a GPU if there is one."""
     shared = [device for device in runs[0].traces if all(device in run.traces for run in runs)]
     if not shared:
         raise NotDrawn("the recordings have no device in common")
@@ -123,7 +125,7 @@ def common_device(runs: Sequence[LabelledRun]) -> str:
 def envelope(trace: PowerTrace, begin_ns: int, end_ns: int) -> tuple[Floats, Floats, Floats, Floats]:
     """Seconds since the beginning, and lowest, mean and highest power from there on; nan: not known.
 
-    A trace of few stretches is drawn as it is, and its lowest and highest are its mean.
+    A trace of few stretches is drawn as it is: lowest and highest are the mean.
     """
     inside = (trace.end_ns > begin_ns) & (trace.start_ns < end_ns)
     start_ns, until_ns = trace.start_ns[inside], np.minimum(trace.end_ns[inside], end_ns)
@@ -145,7 +147,7 @@ def envelope(trace: PowerTrace, begin_ns: int, end_ns: int) -> tuple[Floats, Flo
     return (edges_ns[:-1] - begin_ns) / 1e9, low_w, mean_w, high_w
 
 
-# `sampling`: how far readings are apart, and how much that varies (GPyJoules' sample rate and jitter).
+# `sampling`: how far apart readings are, and how much that varies (GPyJoules' sample rate and jitter).
 
 QUANTILES = (0.01, 0.5, 0.99)
 _BINS_A_DECADE = 40
@@ -156,7 +158,8 @@ _MOST = 8
 def sampling(
     channels: Mapping[str, Sequence[Series]], begin_ns: int | None = None, notes: Sequence[str] = ()
 ) -> Figure:
-    """Channel → its readings in each run. Above the distribution of intervals, below them over time."""
+    """Channel → its readings in each run. Above, the distribution of intervals; below, intervals over
+    time."""
     gaps = {name: np.concatenate([intervals_s(one)[1] for one in each]) for name, each in channels.items()}
     gaps = {name: values for name, values in list(gaps.items())[:_MOST] if values.size > 1}
     if not gaps:
@@ -242,7 +245,7 @@ def sampling_of_runs(runs: Sequence[LabelledRun]) -> Figure:
 
 
 def intervals_s(series: Series) -> tuple[Ints, Floats]:
-    """When each interval between two readings ended, and how long it was. None spans a restarted sampler."""
+    """When each interval between two readings ended, and its length. None spans a restart of the sampler."""
     order = np.argsort(series.t_ns, kind="stable")
     t_ns, segment = series.t_ns[order], series.segment[order]
     same = (np.diff(segment) == 0) & (np.diff(t_ns) > 0)

@@ -1,6 +1,7 @@
-"""`asss` and `assw`: how alike a footprint stays with fewer readings or more runs (the paper's figure 7).
+"""Draws `asss` and `assw`: how alike a footprint stays with fewer readings or more runs (the paper's figure
+7).
 
-Beside every score is that of busy times alone against the energies: above it is what the sensor adds.
+Beside each score is that of busy times alone against the energies: what lies above it, the sensor adds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smaragdine.accounting.account import thinned
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, only
 from smaragdine.accounting.grouping import grouped
 from smaragdine.accounting.merge import merge_all
 from smaragdine.accounting.precision import KS, Experiment, Score
@@ -24,7 +25,6 @@ from smaragdine.report.figures.runs import (
     NotDrawn,
     footprint_notes,
     one_setting,
-    only,
     working_device,
 )
 from smaragdine.report.figures.style import styled
@@ -48,7 +48,7 @@ _CURVES: dict[str, tuple[Callable[[Score], float | None], str, str, str]] = {
 def asss(
     runs: Sequence[Sequence[Score]], device: str, period_ms: float | None = None, notes: Sequence[str] = ()
 ) -> Figure:
-    """The scores of each run with every n-th reading; `period_ms` is that between two readings."""
+    """Each run's scores with every n-th reading; `period_ms` is the time between two readings."""
     figure, (axes,) = style.sheet(height_mm=54)
     x = [score.n * (period_ms or 1.0) for score in runs[0]]
     lowest = min(_curve(axes, name, x, runs) for name in _CURVES)
@@ -75,7 +75,7 @@ def assw(
 ) -> Figure:
     """The scores of one experiment against n others; each turn takes another experiment as the one.
 
-    `pooled`: against n with it among them, as the paper has it.
+    `pooled`: against n that include it, as in the paper.
     """
     figure, (axes,) = style.sheet(height_mm=54)
     x = [float(score.n) for score in turns[0]]
@@ -140,7 +140,7 @@ def _curve(axes: Axes, name: str, x: Sequence[float], runs: Sequence[Sequence[Sc
 
 def _finish(axes: Axes, lowest: float) -> None:
     bottom = 0.0 if 0 <= lowest < 0.9 else lowest - 0.05 if lowest < 0 else lowest - (1 - lowest) * 0.2
-    axes.set_ylim(min(bottom, 1 - 1e-6), None)  # where all scores are 1 there is no room below them
+    axes.set_ylim(min(bottom, 1 - 1e-6), None)  # if all scores are 1, there is no room below them
     top = 1.0 + (1.0 - axes.get_ylim()[0]) * 0.04
     axes.set_ylim(top=top)
     axes.set_ylabel("Pearson correlation (1)")
@@ -160,7 +160,8 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-# Two footprints side by side and their correlation: how similarity is computed (the paper's figure 6).
+# `pair`: two footprints side by side and their correlation: how similarity is computed (the paper's figure
+# 6).
 
 MOST_ROWS = 12
 _DEEPEST = 9
@@ -175,7 +176,7 @@ _SCORE_MM = 15.0
 def pair(
     a: Footprint, b: Footprint, labels: tuple[str, str], device: str, notes: Sequence[str] = ()
 ) -> Figure:
-    """Both by layer, as deep as a table has room for; the correlation is that of the rows shown."""
+    """Both by layer, as deep as the table has room for; the correlation is over the rows shown."""
     of_a, of_b = coarse(*merge_all([a, b]))
     score = correlation(of_a, of_b, "energy", device)
     if score.value is None:
@@ -211,7 +212,7 @@ def pair(
 
 
 def _canvas(high_mm: float) -> tuple[Figure, Axes]:
-    """A sheet to write on, in millimetres from its left upper corner."""
+    """A sheet to write on, in millimetres from its upper left corner."""
     figure, (axes,) = style.sheet(high_mm)
     figure.set_layout_engine("none")
     axes.set_position((0, 0, 1, 1))
@@ -222,7 +223,7 @@ def _canvas(high_mm: float) -> tuple[Figure, Axes]:
 
 
 def _endings(names: Sequence[str], room_mm: float) -> list[str]:
-    """The ends of paths that tell them apart: two segments, one where two do not fit, more where needed."""
+    """The ends of paths that tell them apart: two segments, one if two do not fit, more if needed."""
     found: list[str] = []
     for name in names:
         segments = name.split("/")

@@ -1,4 +1,4 @@
-"""Runs as figures need them: with a label, in groups of repeated runs."""
+"""Prepares runs for figures: gives them labels, and groups those that repeat one setting."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from smaragdine.accounting import arithmetic
 from smaragdine.accounting.diagram import Node, diagram
-from smaragdine.accounting.footprint import Footprint, numbers, replace
+from smaragdine.accounting.footprint import Footprint, numbers, only, replace
 from smaragdine.accounting.merge import merge_edges, renamed, renaming
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.run import Run
 
-# base-2, base_run2, 2, auto2; not base512, nor lr-0.1
+# Matches base-2, base_run2, 2, auto2; but not base512, nor lr-0.1.
 _REPEAT = re.compile(
     r"(.*?)(?:[-_ ](?:run|rep|seed)?[-_ ]?(\d{1,4})|(?:run|rep|seed|^)(\d{1,4})|(?<=[A-Za-z])(\d{1,2}))",
     re.IGNORECASE,
@@ -26,7 +26,7 @@ _REPEAT = re.compile(
 
 
 class NotDrawn(Exception):
-    """A figure that recordings do not allow, and why."""
+    """A figure that these recordings do not allow, and why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,21 +34,23 @@ class LabelledRun:
     run: Run
     label: str
     group: str  # runs of the same setting
-    setting: str | None = None  # where a sweep says it
-    steps_ns: tuple[int, int] | None = None  # curves over time are of these steps; None: of the whole program
+    setting: str | None = None  # as the sweep says it
+    steps_ns: tuple[int, int] | None = None  # curves over time show these steps; None: the whole program
 
     @cached_property
     def footprint(self) -> Footprint:
-        """Of one step where there are steps, else of what was traced."""
+        """One step if there are steps, else all that was traced."""
         footprint = self.run.shown
         if footprint is None or not footprint.rows.num_rows:
             raise NotDrawn(self.run.absent or f"{self.label} has no events: nothing was traced")
         return footprint
 
     def summary_footprint(self, names: Mapping[str, str]) -> Footprint:
-        """With self-similar siblings merged, as `names` calls them, and how their sum spreads over steps.
+        """The footprint with self-similar siblings merged, called as in `names`, and how their sum spreads
+        over steps.
 
-        That spread cannot be had from those of the parts: the events are accounted again by merged names.
+        That spread does not follow from those of the parts, so the events are accounted again by merged
+        names.
         """
         merged = renamed(self.footprint, names)
         again = self.run.accounted_as(names)
@@ -64,7 +66,7 @@ class LabelledRun:
 
     @cached_property
     def diagram(self) -> Node:
-        """Of the device that does the work: a share of joules over all devices says little about any."""
+        """Only the device that does the work: a share of the joules of all devices says little about any."""
         names = renaming([self.footprint])
         edges = _inside(self.run.edges, merge_edges(self.run.edges, names))
         one = only(renamed(self.footprint, names), [working_device([self.footprint])])
@@ -72,7 +74,7 @@ class LabelledRun:
 
     @cached_property
     def traces(self) -> dict[str, PowerTrace]:
-        """Of the devices that add up and have power."""
+        """Devices that add up and have power."""
         found = {d: t for d, t in self.run.traces.items() if t.start_ns.size}
         if not found:
             raise NotDrawn(f"{self.label} has no power of any device")
@@ -80,12 +82,12 @@ class LabelledRun:
 
     @property
     def bounds_ns(self) -> tuple[int, int]:
-        """Of what is drawn over time."""
+        """The time that curves show."""
         return self.steps_ns or self.run.bounds_ns
 
     @cached_property
     def limit_w(self) -> float | None:
-        """The power limit of its GPUs, where they all have the same."""
+        """The power limit of its GPUs, if they all have the same."""
         limits = {
             float(np.median(series.value))
             for series in self.run.recording.series("telemetry")
@@ -95,7 +97,7 @@ class LabelledRun:
 
 
 def labelled(runs: Sequence[Run]) -> list[LabelledRun]:
-    """Labels are the ends of the folders' paths that tell them apart."""
+    """Labels runs with the ends of their paths, as long as it takes to tell them apart."""
     labels = _labels([run.path.resolve().parts for run in runs])
     numbered = [_number(label) for label in labels]
     found: list[LabelledRun] = []
@@ -115,7 +117,7 @@ def _labels(paths: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _number(label: str) -> tuple[str, int]:
-    """What a label is without the number at its end, and that number; the first may have none."""
+    """A label without the number at its end, and that number; the first may have none."""
     above, _, last = label.rpartition("/")
     match = _REPEAT.fullmatch(last)
     if match is None:
@@ -125,7 +127,8 @@ def _number(label: str) -> tuple[str, int]:
 
 
 def _repeated(runs: Sequence[Run], numbers: Sequence[int]) -> bool:
-    """base-1 and base-2 repeat one setting; batch-32 and batch-64 do not, unless by the same command."""
+    """Whether runs repeat one setting: base-1 and base-2 do; batch-32 and batch-64 only if their command is
+    the same."""
     if len(runs) < 2:
         return False
     commands = {tuple(run.info.get("command", [])) for run in runs}
@@ -135,8 +138,8 @@ def _repeated(runs: Sequence[Run], numbers: Sequence[int]) -> bool:
 
 
 def by_setting(runs: Sequence[LabelledRun]) -> dict[str, list[LabelledRun]]:
-    """As a sweep says it, in its order; else by power limit where runs differ in it, low to high; else by the
-    folder's name without its number."""
+    """Groups runs by the sweep's settings, in its order; else by power limit, lowest first, if runs differ in
+    it; else by folder names without their numbers."""
     if all(run.setting is not None for run in runs):
         said = list(dict.fromkeys(str(run.setting) for run in runs))
         return {setting: [run for run in runs if run.setting == setting] for setting in said}
@@ -163,23 +166,15 @@ def by_folder(runs: Sequence[LabelledRun]) -> dict[str, list[LabelledRun]]:
 
 
 def working_device(footprints: Sequence[Footprint]) -> str:
-    """The device of which operations take the most energy."""
+    """The device whose operations take the most energy."""
     device = arithmetic.working_device(footprints)
     if device is None:
         raise NotDrawn("the recordings have no device in common")
     return device
 
 
-def only(footprint: Footprint, devices: Sequence[str]) -> Footprint:
-    kept = [device in devices for device in footprint.rows["device"].to_pylist()]
-    totals = {device: total for device, total in footprint.devices.items() if device in devices}
-    return dataclasses.replace(
-        footprint, rows=footprint.rows.filter(pa.array(kept, pa.bool_())), devices=totals
-    )
-
-
 def _inside(edges: pa.Table, merged: pa.Table) -> pa.Table:
-    """Merged edges without those from one merged sibling to another: inside, they would lead back."""
+    """Drops merged edges between siblings that became one: inside of it they would lead back."""
     kept: list[bool] = []
     for *names, new_source, new_target in zip(
         *(table[side].to_pylist() for table in (edges, merged) for side in ("source", "target")), strict=True
@@ -192,7 +187,7 @@ def _inside(edges: pa.Table, merged: pa.Table) -> pa.Table:
 
 
 def provenance_notes(provenance: Iterable[tuple[str, str | None]]) -> list[str]:
-    """(device, provenance) as what to say on a figure: nothing of what was measured."""
+    """Notes from pairs (device, provenance); measured devices need none."""
     said: dict[str, list[str]] = {}
     for device, known in provenance:
         if known not in (None, "measured") and device not in said.setdefault(str(known), []):
@@ -205,7 +200,7 @@ def footprint_notes(footprints: Sequence[Footprint]) -> list[str]:
 
 
 def time_notes(runs: Sequence[LabelledRun]) -> list[str]:
-    """What curves over time are of, where that is not the whole program."""
+    """Says what curves over time show, if that is not the whole program."""
     return ["time: from the end of the first step to the end of the last"] if runs[0].steps_ns else []
 
 

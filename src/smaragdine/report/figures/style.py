@@ -1,7 +1,7 @@
-"""The look that all figures share: sizes, colours, units on axes, notes, names that fit.
+"""The look of all figures: sizes, colours, units on axes, notes, and names that fit.
 
-Figures are made at their final size, so that a point in the file is a point on paper: 84 mm for a column,
-174 mm for a page, no text below 7 pt. Colours are those of Okabe and Ito, safe for colour-blind readers.
+Figures are made at their final size, so a point in the file is a point on paper: 84 mm for a column, 174 mm
+for a page, no text below 7 pt. Colours are those of Okabe and Ito, safe for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Text at its size on paper: how wide it is, names that fit and still differ, lines that break.
+# Text at its size on paper: how wide it is, names that fit and still differ, and line breaks.
 
-FONT = "DejaVu Sans"  # comes with matplotlib: the same on every machine
+FONT = "DejaVu Sans"  # comes with matplotlib, so it is the same everywhere
 TEXT_PT = 7.0
 
 
 def width_mm(text: str, size_pt: float = TEXT_PT) -> float:
-    """How wide a text is on paper."""
+    """How wide text is on paper."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextToPath
 
@@ -39,7 +39,7 @@ def width_mm(text: str, size_pt: float = TEXT_PT) -> float:
 
 
 def shortened(name: str, most_mm: float, size_pt: float = TEXT_PT) -> str:
-    """A name that fits. What tells names apart is at the end: segments after the first go."""
+    """Shortens a name until it fits. Its end tells it apart, so segments after the first go."""
     name = visible(name)
     if width_mm(name, size_pt) <= most_mm:
         return name
@@ -58,9 +58,9 @@ def shortened(name: str, most_mm: float, size_pt: float = TEXT_PT) -> str:
 
 
 def distinct(labels: Iterable[str], most_mm: float) -> tuple[list[str], list[str]]:
-    """Labels that fit and still differ, and what to say about them.
+    """Labels that fit and still differ, and a note about them.
 
-    Shortened; or what they do not have in common; or letters, as the paper has.
+    They are shortened; or reduced to what differs; or replaced by letters, as in the paper.
     """
     whole = [visible(label) for label in labels]
     short = [shortened(label, most_mm) for label in whole]
@@ -74,7 +74,7 @@ def distinct(labels: Iterable[str], most_mm: float) -> tuple[list[str], list[str
 
 
 def _apart(labels: Sequence[str]) -> tuple[str, list[str], str]:
-    """What all begin with, what is between in each, and what all end with: whole words."""
+    """What all labels begin with, the part that differs, and what all end with, in whole words."""
     words = [re.split(r"(?<=[-_/. ])", label) for label in labels]
     same = 0
     while all(len(each) > same + 1 and each[same] == words[0][same] for each in words):
@@ -93,9 +93,9 @@ def _cut(text: str, kept: int) -> str:
 
 
 def wrapped(text: str, most_mm: float) -> list[str]:
-    """Lines of words that fit."""
+    """Breaks text into lines that fit."""
     lines: list[str] = []
-    text = re.sub(r"(\d) (%|[kmµ]?[JWs]\b)", "\\1\u00a0\\2", visible(text))  # a number stays with its unit
+    text = re.sub(r"(\d) (%|[kmµ]?[JWs]\b)", "\\1\u00a0\\2", visible(text))  # keep numbers and units together
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and width_mm(longer) <= most_mm:
@@ -107,7 +107,7 @@ def wrapped(text: str, most_mm: float) -> list[str]:
 
 COLUMN_MM = 84.0
 PAGE_MM = 174.0
-_USUAL_LINES = 2  # of notes, that a figure has room for
+_USUAL_LINES = 2  # lines of notes that a figure has room for
 INK = "#222222"
 FAINT = "#6b6b6b"
 
@@ -116,11 +116,11 @@ SKY, PINK, BLACK, PALE = "#56B4E9", "#CC79A7", "#000000", "#D9D9D9"
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PINK, SKY, BLACK)
 DASHES = ("-", "--", "-.", ":")
 PHASES = {"forward": BLUE, "backward": ORANGE, "optimizer": GREEN, "other": PINK}
-UNKNOWN = "#5A5A5A"  # a phase that nobody knows
-LIMITS = {"W": "Power limit", "MHz": "Clock limit"}  # by their unit, for the name of an axis
+UNKNOWN = "#5A5A5A"  # the colour of a phase that is not known
+LIMITS = {"W": "Power limit", "MHz": "Clock limit"}  # unit → name of the axis
 IDLE = PALE
 
-# One hue, falling in lightness: more energy is darker, in print and to every eye.
+# One hue that gets darker with more energy, in print and to every eye.
 _INTENSITY = ("#F1FAF5", "#C9EBDA", "#94D5B8", "#55B892", "#15956B", "#00714C", "#004B33")
 _DIFFERENCE = ("#00456E", BLUE, "#9CCBE8", "#F7F7F7", "#F4BE94", VERMILLION, "#7F3700")
 
@@ -153,7 +153,7 @@ _LOOK: dict[str, Any] = {
     "legend.handletextpad": 0.5,
     "legend.labelspacing": 0.3,
     "lines.linewidth": 1.0,
-    "pdf.fonttype": 42,  # embedded as TrueType, as publishers ask for
+    "pdf.fonttype": 42,  # embed as TrueType, as publishers ask
     "pdf.compression": 9,
     "savefig.dpi": 300,
     "svg.fonttype": "path",
@@ -178,7 +178,7 @@ Given = ParamSpec("Given")
 
 
 def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
-    """A function that draws, in our look, whatever the user's own settings are."""
+    """Makes a drawing function use our look, whatever the user's own settings are."""
 
     @functools.wraps(draw)
     def drawn(*args: Given.args, **options: Given.kwargs) -> Figure:
@@ -189,7 +189,7 @@ def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
 
 
 def look() -> Any:
-    """A context in which matplotlib has our settings, and none of the user's."""
+    """A context in which matplotlib has our settings and none of the user's."""
     try:
         import matplotlib as mpl
         from matplotlib.style import context
@@ -204,7 +204,7 @@ def look() -> Any:
 def sheet(
     height_mm: float, rows: int = 1, columns: int = 1, wide_mm: float = COLUMN_MM, **grid: Any
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure of a width and height on paper, and its axes, row by row."""
+    """An empty figure of a given size on paper, and its axes, row by row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -215,7 +215,7 @@ def sheet(
 
 
 def describe(figure: Figure, title: str, text: str, notes: Sequence[str] = ()) -> Figure:
-    """Title and alt text, and below the drawing what one must know to read it."""
+    """Adds title and alt text, and below the drawing notes that help to read it."""
     wide_mm = figure.get_figwidth() * 25.4
     if notes:
         lines = wrapped("; ".join(notes), wide_mm - 2)
@@ -223,12 +223,12 @@ def describe(figure: Figure, title: str, text: str, notes: Sequence[str] = ()) -
             figure.set_figheight(figure.get_figheight() + (len(lines) - _USUAL_LINES) * 3.0 / 25.4)
         figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=TEXT_PT, color=FAINT)
     if figure.get_layout_engine() is not None:
-        # Once, here: left to each file that is saved, it would depend on those saved before.
+        # Once, here: if left to each saved file, it would depend on those saved before.
         for _ in range(2):
             figure.draw_without_rendering()
         figure.set_layout_engine("none")
     said = f" {sentence('; '.join(notes))}" if notes else ""
-    # A name may hold what no file of text may.
+    # A name may hold what a text file must not.
     figure.set_label(visible(f"{title}. {text}.{said}"))
     return figure
 
@@ -239,12 +239,12 @@ def alt_text(figure: Figure) -> str:
 
 def sentence(text: str) -> str:
     first = text.partition(" ")[0].rstrip(":;,")
-    start = text[:1].upper() if first.isalpha() else text[:1]  # gpu:0 is a name
+    start = text[:1].upper() if first.isalpha() else text[:1]  # gpu:0 is a name, and stays lower case
     return f"{start}{text[1:].rstrip('.')}."
 
 
 def prefixed(largest: float, unit: str) -> tuple[float, str]:
-    """The factor and the unit in which a quantity up to `largest` reads well: 0.02, "J" → 1e-3, "mJ"."""
+    """The factor and unit in which a quantity up to `largest` reads well: 0.02, "J" → 1e-3, "mJ"."""
     for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ")):
         if largest >= scale:
             return scale, prefix + unit
@@ -252,7 +252,7 @@ def prefixed(largest: float, unit: str) -> tuple[float, str]:
 
 
 def quantity(axis: Axis, text: str, unit: str, largest: float) -> None:
-    """Name an axis with its unit. What is drawn stays in the base unit: only the ticks are scaled."""
+    """Labels an axis with a quantity and its unit. Data stays in the base unit: only ticks are scaled."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     scale, name = prefixed(largest, unit)
@@ -262,7 +262,7 @@ def quantity(axis: Axis, text: str, unit: str, largest: float) -> None:
 
 
 def duration(axis: Axis, text: str, longest_s: float) -> None:
-    """An axis of seconds; long ones in minutes or hours, at round ones."""
+    """Labels an axis of seconds; long ones become minutes or hours, with round ticks."""
     from matplotlib.ticker import FuncFormatter, MultipleLocator
 
     if longest_s <= 600:
@@ -278,12 +278,12 @@ def duration(axis: Axis, text: str, longest_s: float) -> None:
 
 
 def legend_above(axes: Axes, handles: Sequence[Any] = (), title: str | None = None) -> None:
-    """Outside, where it hides nothing; as many beside each other as fit."""
+    """Puts the legend outside, where it hides nothing, with as many entries side by side as fit."""
     shown = list(handles) or axes.get_legend_handles_labels()[0]
     wide_mm = [width_mm(str(handle.get_label())) + 6.9 for handle in shown]
 
     def needed_mm(columns: int) -> float:
-        # As matplotlib shares them out: the first columns have one more.
+        # As matplotlib shares them out: the first columns have one entry more.
         rows, more = divmod(len(shown), columns)
         starts = [n * rows + min(n, more) for n in range(columns + 1)]
         return sum(max(wide_mm[begin:end]) for begin, end in itertools.pairwise(starts))
@@ -315,12 +315,12 @@ def _map(name: str, colours: Sequence[str]) -> Colormap:
 
 
 def ink_on(colour: Any) -> str:
-    """Black or white, whichever reads better on a colour (contrast as WCAG has it)."""
+    """Black or white, whichever reads better on a colour (contrast by WCAG)."""
     from matplotlib.colors import to_rgb
 
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    ink = 0.016  # that of INK
+    ink = 0.016  # the luminance of INK
     return INK if (luminance + 0.05) ** 2 > (ink + 0.05) * 1.05 else "#FFFFFF"
 
 
@@ -333,7 +333,7 @@ def colour_of_phase(phase: str | None) -> str:
 
 
 def ordered_phases(phases: Iterable[str | None]) -> list[str]:
-    """By name: the known ones in the order of a step, then others, idle last."""
+    """Known phases in the order of a step, then others by name, idle last."""
     named = {named_phase(phase) for phase in phases}
     known = [*PHASES, *sorted(named - {*PHASES, "idle"}), "idle"]
     return [phase for phase in known if phase in named]

@@ -1,8 +1,8 @@
-"""What a page knows about its runs: figures as `report --json` has them, in columns.
+"""Collects what a page knows about its runs: the figures of `report --json`, in columns.
 
-The rows of a footprint are columns beside a tree of nodes; nothing is summed here. What one step costs is
-nearly always what was traced times a factor or two for each device: then only the factors are stored, after
-the product was seen to be equal in every bit.
+Rows of a footprint are columns beside a tree of nodes; nothing is summed here. What one step costs is nearly
+always what was traced times a factor or two per device. If that product is equal in every bit, only the
+factors are stored.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from smaragdine.report.tables import tracing_lines
 from smaragdine.report.terminal import headline
 from smaragdine.tracing.absence import why_no_operations
 
-# The layers and operations of a footprint as columns: a node comes after its parent, the root is 0.
+# A footprint's layers and operations as columns: parents come first, the root is node 0.
 
 
 @dataclass(frozen=True)
 class Tree:
-    paths: list[str]  # of the root, nothing
-    number: dict[str, int]  # path → node; the root is not in it
-    columns: dict[str, Any]  # what the page gets
+    paths: list[str]  # empty for the root
+    number: dict[str, int]  # path → node, without the root
+    columns: dict[str, Any]  # as the page gets them
 
 
 def tree_of(footprint: Footprint, edges: pa.Table | None) -> Tree:
@@ -49,8 +49,8 @@ def tree_of(footprint: Footprint, edges: pa.Table | None) -> Tree:
     paths: list[str] = []
     number: dict[str, int] = {}
     parent, segment = [0], list[int]()
-    flows: list[tuple[int, str, str, int]] = []  # in, source, target, how many edges it stands for
-    waiting: list[int] = []  # parents of the nodes to come
+    flows: list[tuple[int, str, str, int]] = []  # node, source, target, how many edges it stands for
+    waiting: list[int] = []  # parents of nodes still to come
     for i, node in enumerate(walk(diagram(footprint, edges))):
         paths.append(node.path)
         segment.append(segments.setdefault(node.name, len(segments)))
@@ -77,7 +77,7 @@ def merged_tree(
 ) -> tuple[Tree, Ints] | None:
     """The tree of the summary footprint, and for each node of the plain tree its node there.
 
-    None where nothing merges.
+    None if nothing merges.
     """
     names = renaming([footprint], rules)
     if all(old == new for old, new in names.items()):
@@ -85,7 +85,7 @@ def merged_tree(
     tree = tree_of(renamed(footprint, names), None if edges is None else merge_edges(edges, names))
     to = np.zeros(len(plain.paths), dtype=np.int64)
     for old, new in names.items():
-        while True:  # a merged name has as many segments as before
+        while True:  # merging keeps the number of segments
             to[plain.number[old]] = tree.number[new]
             if "/" not in old:
                 break
@@ -98,8 +98,8 @@ def merged_tree(
 def interval_columns(footprint: Footprint, tree: Tree, merged: tuple[Tree, Ints] | None) -> dict[str, Any]:
     """How far sums of rows may be off, for every choice that the page offers: tree, device, phase, node.
 
-    Only of nodes with several rows of a device: one row has its own, and devices add up. `below` is of a node
-    with all below it, `own` of the rows that are called as it is.
+    Only for nodes with several rows of a device: a single row has its own, and devices add up. `below` is for
+    a node with all below it, `own` for rows with exactly its name.
     """
     node = np.array([tree.number[name] for name in footprint.rows["name"].to_pylist()], dtype=np.int64)
     trees = {"plain": (len(tree.paths), node)}
@@ -126,7 +126,7 @@ def interval_columns(footprint: Footprint, tree: Tree, merged: tuple[Tree, Ints]
 
 
 def _last_below(parents: Ints, count: int) -> Ints:
-    """The last node below each, or itself: what is below a node follows it."""
+    """The last node below each, or itself: nodes below a node come right after it."""
     last = np.arange(count)
     for node in range(count - 1, 0, -1):
         last[parents[node]] = max(last[parents[node]], last[node])
@@ -140,23 +140,23 @@ def _widths(footprint: Footprint, order: Ints, place: Ints, first: Ints, last: I
     return {"node": several, "uncertainty_j": widths_j.astype(np.float32)}
 
 
-# What a page draws over time: each device's power, and the layer that ran in the traced windows.
+# What a page draws over time: each device's power, and which layer ran while the profiler did.
 
-Span = tuple[int, int]  # begin and end, ns
+Span = tuple[int, int]  # begin and end in ns
 
-MOST_POINTS = 24_000  # of all devices: more than any screen is wide, and below 300 kB
-MOST_STRETCHES = 40_000  # of layers, of all devices
+MOST_POINTS = 24_000  # over all devices: more than the pixels of a screen, and below 300 kB
+MOST_STRETCHES = 40_000  # of layers, over all devices
 
 
 def power_columns(trace: PowerTrace, begin_ns: int, end_ns: int, windows: Sequence[Span], most: int) -> Any:
-    """Stretches of a power trace, each with its lowest, highest and mean power; finer inside the windows."""
+    """Stretches of power, each with its lowest, highest and mean power; finer inside the windows."""
     clipped = [(max(begin_ns, begin), min(end_ns, end)) for begin, end in windows]
     fine = joined([(begin, end) for begin, end in clipped if begin < end])
     edges_ns = [begin_ns, *(edge for span in fine for edge in span), end_ns]
     every = [(begin, end) for begin, end in pairwise(edges_ns) if begin < end] or [(begin_ns, end_ns)]
     coarse_ns = max(1, sum(end - begin for begin, end in every if (begin, end) not in fine))
     parts = [
-        # Half of the points for the windows, half for the rest by its length.
+        # Half of the points go to the windows, half to the rest by its length.
         _points(trace, span, most // 2 // len(fine))
         if span in fine
         else _points(trace, span, int(most / 2 * (span[1] - span[0]) / coarse_ns))
@@ -188,7 +188,7 @@ def _points(trace: PowerTrace, span: Span, most: int) -> tuple[Ints, Ints, Float
     known = (j > i) & (covered_ns > 0)
     i, j, start_ns, stop_ns, covered_ns = (a[known] for a in (i, j, start_ns, stop_ns, covered_ns))
     used_j = trace.energy_until_j(stop_ns) - trace.energy_until_j(start_ns)
-    # Between pairs of places, `reduceat` also looks from each end to the next begin: every second one counts.
+    # `reduceat` also looks from each end to the next begin: use every second result.
     places = np.stack([i, j], axis=1).ravel()
     padded_w = np.append(trace.power_w, trace.power_w[-1:])
     low_w, high_w = (of.reduceat(padded_w, places)[::2] for of in (np.minimum, np.maximum))
@@ -196,10 +196,9 @@ def _points(trace: PowerTrace, span: Span, most: int) -> tuple[Ints, Ints, Float
 
 
 def layer_columns(events: pa.Table, device: str, tree: Tree, begin_ns: int, most: int) -> Any:
-    """Stretches in which one layer was at work, by the operations that started one after the other.
+    """Stretches in which one layer worked, from the operations that started one after the other.
 
-    Where there are too many, layers deep down stand for nothing by themselves; where that is not enough, the
-    later ones are left out.
+    If there are too many, deep layers are not told apart; if that is not enough, later ones are left out.
     """
     here = events.filter(pc.equal(events["device"].cast(pa.string()), device))
     here = here.unify_dictionaries()
@@ -221,7 +220,7 @@ def layer_columns(events: pa.Table, device: str, tree: Tree, begin_ns: int, most
         end_ns = end_ns[: first[most]]
         first = first[:most]
     stop_ns = np.maximum.reduceat(end_ns, first)
-    # What began later has the floor.
+    # What began last shows.
     stop_ns[:-1] = np.minimum(stop_ns[:-1], start_ns[first[1:]])
     return {
         "start_ns": start_ns[first] - begin_ns,
@@ -265,14 +264,14 @@ def run_data(run: Run, rules: Sequence[MergeRule] = ()) -> dict[str, Any]:
         "headline": headline(run.summary, run.is_baseline),
         "epochs": _epochs(run),
         "regions": _regions(run),
-        # Rows are in columns below, marks in the power's picture.
+        # Rows are in columns below, marks in the picture of power.
         "figures": {
             name: value
             for name, value in figures.items()
             if name not in ("marks", "epochs", "regions", "step", "traced")
         },
         "events": run.recording.events.num_rows,
-        # Why nothing was traced stands where the operations would.
+        # If nothing was traced, the reason stands in the place of operations.
         "traced_lines": [] if run.tracing is None else tracing_lines(run.tracing, run.steps),
         "why_untraced": why_no_operations(run.recording),
         "power": _power(run),
@@ -295,9 +294,9 @@ def run_data(run: Run, rules: Sequence[MergeRule] = ()) -> dict[str, Any]:
 
 
 def comparison_data(a: Run, b: Run, edges: pa.Table | None = None) -> dict[str, Any]:
-    """What changed: of one step where both have steps, else of all that was traced.
+    """What changed: in one step if both have steps, else in all that was traced.
 
-    Why there is none, where there is none.
+    Or the reason why that cannot be said.
     """
     steps = alike(a, b)
     of_a, of_b = steps or (a.footprint, b.footprint)
@@ -335,7 +334,7 @@ def _comparison(comparison: Comparison, tree: Tree) -> dict[str, Any]:
 
 
 def _changes(comparison: Comparison) -> list[tuple[str, str | None, float, float, float]]:
-    """Name, phase, energy in A and in B (nan: it is not there), half-width (nan: not known)."""
+    """Name, phase, energy in A and in B (nan: not there), half-width (nan: not known)."""
     none = math.nan
     return [
         *(
@@ -348,7 +347,7 @@ def _changes(comparison: Comparison) -> list[tuple[str, str | None, float, float
 
 
 def _bare(comparisons: Iterable[Comparison]) -> Footprint:
-    """A footprint of both sides' names, for its tree alone."""
+    """A footprint with the names of both sides, only for its tree."""
     energy_j: dict[str, float] = {}
     for comparison in comparisons:
         for name, _, a_j, b_j, _ in _changes(comparison):
@@ -467,7 +466,7 @@ def _levels(
         else:
             levels["step"]["rows"] = _rows(run.step, tree)
     for name, footprint in (("step", run.step), ("traced", run.footprint)):
-        # Where rows follow from those traced by a factor, so do their sums.
+        # If rows follow by a factor, so do their sums.
         if footprint is not None and not isinstance(_column(levels[name], "uncertainty_j"), dict):
             levels[name]["widths"] = interval_columns(footprint, tree, merged)
     return levels
@@ -478,7 +477,7 @@ def _column(level: Mapping[str, Any], name: str) -> Any:
 
 
 def _factors(traced: Footprint, step: Footprint, run: Run) -> dict[str, Any]:
-    """Per column, a factor or two for each device; the column itself where no factors give it exactly."""
+    """Per column, a factor or two per device; or the column itself, if no factors give it exactly."""
     steps = max(total.steps for total in traced.devices.values())
     device = traced.rows["device"].to_numpy(zero_copy_only=False)
     levelled = {name: of.factor for name, of in run.untraced.items()}

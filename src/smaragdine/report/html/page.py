@@ -1,6 +1,6 @@
-"""The HTML report: one file that opens anywhere, without a network.
+"""Writes the HTML report: one file that opens anywhere, without a network.
 
-Style and script are ours and inside the page; a policy in it forbids everything else, so that no name in a
+Style and script are ours and inside the page. A policy in it forbids everything else, so no name in a
 recording can load or run anything.
 """
 
@@ -29,15 +29,15 @@ from smaragdine.report.export.output import new_file
 from smaragdine.report.html.data import comparison_data, run_data
 from smaragdine.version import __version__
 
-# A document with numpy arrays in it as text for a page: small, and exact to the last bit.
+# Packs a document with numpy arrays as text for a page: small, and exact to the last bit.
 #
 # The text is base64 of zlib of: the length of the JSON (4 bytes), the JSON, and the arrays' bytes. In the
-# JSON an array is `{"$": [type, offset, length, differences, divisor]}`. `script/unpack.js` is the way back.
+# JSON an array is `{"$": [type, offset, length, differences, divisor]}`. `script/unpack.js` unpacks it.
 
 Array = npt.NDArray[Any]
 
 _WHOLE = ("u1", "u2", "i4")
-_NS = 1e9  # times in seconds are whole nanoseconds, and short as such
+_NS = 1e9  # times in seconds are stored as whole nanoseconds, which are short
 
 
 def pack(document: Mapping[str, Any]) -> str:
@@ -61,14 +61,14 @@ def _packed(value: Any, arrays: list[bytes]) -> Any:
 def _add(values: Array, arrays: list[bytes]) -> list[Any]:
     kind, stored, differences, divisor = _shortest(values)
     offset = sum(map(len, arrays))
-    # All first bytes, then all second ones: neighbours are alike, and zlib finds them.
+    # First bytes first, then second ones: neighbours are alike, and zlib finds that.
     planes = np.ascontiguousarray(stored).view(np.uint8).reshape(-1, stored.itemsize).T
     arrays.append(planes.tobytes())
     return [kind, offset, int(values.size), int(differences), divisor]
 
 
 def _shortest(values: Array) -> tuple[str, Array, bool, float]:
-    """Type, what is stored, whether as differences, and what to divide by."""
+    """Type, stored values, whether they are differences, and by what to divide them."""
     if values.dtype == np.float32:
         return "f4", values.astype("<f4"), False, 1
     if values.dtype.kind in "iub":
@@ -80,14 +80,14 @@ def _shortest(values: Array) -> tuple[str, Array, bool, float]:
         whole, divisor = found
     plain = _narrow(whole)
     steps = _narrow(np.diff(whole, prepend=np.int64(0)))
-    # Times rise by much the same, and so do the numbers of nodes.
+    # Times rise by about the same, and so do numbers of nodes.
     differences = len(zlib.compress(steps[1].tobytes(), 1)) < len(zlib.compress(plain[1].tobytes(), 1))
     kind, stored = steps if differences else plain
     return kind, stored, differences, divisor
 
 
 def _as_whole(values: Array) -> tuple[Array, float] | None:
-    """Whole numbers and a divisor that give exactly these values, if there are such."""
+    """Whole numbers and a divisor that give exactly these values, if there are any."""
     if not values.size or not np.isfinite(values).all() or np.signbit(values).any():
         return None
     for divisor in (1, _NS):
@@ -98,7 +98,7 @@ def _as_whole(values: Array) -> tuple[Array, float] | None:
 
 
 def _narrow(whole: Array) -> tuple[str, Array]:
-    """Whole numbers below 2⁵³ in the shortest type that holds them; a script has no longer ones."""
+    """Whole numbers in the shortest type that holds them; below 2⁵³, as a script has no longer ones."""
     low, high = (int(whole.min()), int(whole.max())) if whole.size else (0, 0)
     for kind in _WHOLE:
         bounds = np.iinfo(kind)
@@ -107,7 +107,7 @@ def _narrow(whole: Array) -> tuple[str, Array]:
     return "f8", whole.astype("<f8")
 
 
-# In this order they make one style sheet and one script.
+# In this order they become one style sheet and one script.
 STYLES = ("base", "header", "controls", "diagram", "table", "time", "screens")
 SCRIPTS = (
     "unpack",
@@ -134,7 +134,7 @@ SCRIPTS = (
 
 
 def write_html(runs: Sequence[Run], path: Path, rules: Sequence[MergeRule] = ()) -> None:
-    """The report of one run, or of two side by side, as one file; whole or not at all."""
+    """Writes the report of one run, or of two side by side, into one file; whole or not at all."""
     page = html_page(runs, rules)
     with new_file(path, force=True) as part:
         part.write_text(page, encoding="utf-8")

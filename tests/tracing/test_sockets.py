@@ -24,7 +24,7 @@ from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.writer import ReadingsWriter, fit, write_events
 from smaragdine.sensors.processes import Place
 from smaragdine.tracing.sockets import on_sockets, remarks_on
-from smaragdine.tracing.xplane.rows import NO_THREAD
+from smaragdine.tracing.xplane.reader import NO_THREAD
 
 PID = 100
 needs_two_cpus = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")

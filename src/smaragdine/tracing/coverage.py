@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,25 @@ def uneven_remark(names: Collection[str]) -> str:
 
 def steps_at(times_ns: Ints, meta: dict[str, Any]) -> Ints:
     """The index of the step in which each instant lies, by the marks in `meta`; NO_STEP outside."""
-    found = np.full(times_ns.size, NO_STEP, dtype=np.int64)
     spans: list[tuple[int, int, int]] = []
     last_ns = int(meta.get("begin_ns") or 0)
     for index, begin_ns, end_ns in meta.get("steps", ()):
-        # Only its end is marked where no DataLoader told its beginning: it follows the one before.
+        # Where no DataLoader told its beginning, only its end is marked: it follows the one before.
         spans.append((last_ns if begin_ns is None else int(begin_ns), int(end_ns), int(index)))
         last_ns = int(end_ns)
+    return _steps_of(times_ns, spans)
+
+
+def steps_apart(times_ns: Ints, spans: Sequence[tuple[int, int, int]]) -> Ints:
+    """The same for steps that a trace from elsewhere tells: begin, end and index. Where two overlap, as those
+    of several processes do, time does not say whose an instant is, and it is in none."""
+    in_order = sorted(spans)
+    overlap = any(one[1] > other[0] for one, other in pairwise(in_order))
+    return _steps_of(times_ns, [] if overlap else in_order)
+
+
+def _steps_of(times_ns: Ints, spans: Sequence[tuple[int, int, int]]) -> Ints:
+    found = np.full(times_ns.size, NO_STEP, dtype=np.int64)
     if spans:
         begin, end, index = np.array(sorted(spans), dtype=np.int64).T
         at = np.searchsorted(begin, times_ns, side="right") - 1

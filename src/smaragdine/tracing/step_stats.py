@@ -30,7 +30,7 @@ from smaragdine.tracing.names import (
     unplaced_name,
 )
 from smaragdine.tracing.table import built
-from smaragdine.tracing.xplane.foreign import TF_OPERATION
+from smaragdine.tracing.xplane.reader import TF_OPERATION
 
 FIELDS: Fields = {
     "Runs": [(1, "runs", "repeated StepStats")],

@@ -19,6 +19,7 @@ import pyarrow as pa
 from smaragdine.arrays import Ints
 from smaragdine.errors import UserError
 from smaragdine.recording.tables import MOST_NS, words_column
+from smaragdine.tracing.coverage import NO_STEP, steps_apart
 from smaragdine.tracing.kineto.reader import (
     ANNOTATIONS,
     GPU_WORK,
@@ -34,7 +35,6 @@ from smaragdine.tracing.kineto.reader import (
 )
 from smaragdine.tracing.table import BACKWARD, OPTIMIZER, PHASES, built
 
-_NO_STEP = -(2**63)
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
@@ -99,7 +99,7 @@ def events_of(complete: Sequence[TraceEvent], base_ns: int, where: str) -> pa.Ta
         duration_ns,
         words_column(phases, PHASES),
         pa.concat_arrays([_cpu_lanes(cpu), _streams(gpu)]),
-        pa.array(steps, mask=steps == _NO_STEP),
+        pa.array(steps, mask=steps == NO_STEP),
     )
 
 
@@ -212,18 +212,9 @@ def _inside(
 
 
 def _steps(annotations: Sequence[TraceEvent], begin_ns: Ints, end_ns: Ints, asked_ns: Ints) -> Ints:
-    steps = np.full(asked_ns.size, _NO_STEP, dtype=np.int64)
-    named_steps = [
+    spans = [
         (int(begin_ns[i]), int(end_ns[i]), int(step[1]))
         for i, event in enumerate(annotations)
         if (step := _STEP.fullmatch(event.name))
     ]
-    if not named_steps:
-        return steps
-    begin, end, number = np.array(sorted(named_steps), dtype=np.int64).T
-    if np.any(end[:-1] > begin[1:]):
-        return steps  # steps of several processes at once: time does not say whose
-    at = np.searchsorted(begin, asked_ns, side="right") - 1
-    inside = (at >= 0) & (asked_ns < end[np.maximum(at, 0)])
-    steps[inside] = number[at[inside]]
-    return steps
+    return steps_apart(asked_ns, spans)

@@ -14,8 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.arrays import Ints
-from smaragdine.errors import UserError
-from smaragdine.protobuf import message_class
 from smaragdine.recording.tables import encode
 from smaragdine.tracing.coverage import FRAMEWORK, NO_STEP, PROGRAM, UNPLACED, Coverage, coverage_of, steps_at
 from smaragdine.tracing.names import (
@@ -32,7 +30,7 @@ from smaragdine.tracing.names import (
 )
 from smaragdine.tracing.table import built
 from smaragdine.tracing.xplane.hlo import NO_PROGRAM, Program, edges_of, programs
-from smaragdine.tracing.xplane.rows import Row, Rows, line_threads, read_rows
+from smaragdine.tracing.xplane.reader import Row, Rows, line_threads, read_rows, read_space
 
 # Which instruction a kernel of a command buffer (a CUDA graph) executes.
 #
@@ -274,13 +272,7 @@ _TRANSFER = re.compile(r"Mem(?:cpy|set)", re.IGNORECASE)
 def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     """Events of schema EVENTS, in order of time. `meta["steps"]`: [index, begin_ns, end_ns], in order; none
     in a slice of time."""
-    from google.protobuf.message import DecodeError
-
-    space = message_class()()
-    try:
-        space.ParseFromString(raw.read_bytes())
-    except (DecodeError, OSError) as error:
-        raise UserError(f"{raw.name} is no XPlane file", str(error)) from None
+    space = read_space(raw, raw.name)
     known = programs(space)
     events = with_runs(out_of_buffers(read_rows(space, raw.name, known, line_threads(meta)), known), known)
     if not meta["steps"]:

@@ -13,12 +13,11 @@ import pyarrow as pa
 
 from smaragdine.arrays import Ints
 
-# The first part of a name that is not a path of the model: what it is instead. `unplaced` is what we could
-# not find out, and the only one that counts against coverage.
-# `program` is the program's own code outside any module: its loss, for one.
+# What has no path in the model begins with one of these classes. `program` is the program's own code outside
+# any module, such as its loss. `unplaced` is what we could not find out: it alone counts against coverage.
 PROGRAM, FRAMEWORK, INPUT = "program", "framework", "input"
 OPTIMIZER, UNPLACED = "optimizer", "unplaced"
-# How often these run is no matter of the model's: a loader fetches ahead, a program logs every so many steps.
+# These may run as often as they like: a loader fetches ahead, a program logs every so many steps.
 _AS_IT_LIKES = (PROGRAM, FRAMEWORK, INPUT, UNPLACED)
 
 NO_STEP = -(2**63)
@@ -27,19 +26,19 @@ _NAMED_IN_A_REMARK = 3
 
 @dataclass(frozen=True)
 class Coverage:
-    busy_ns: int  # something ran, summed over lanes
-    placed_ns: int  # of that, with a path or an honest class
+    busy_ns: int  # how long something ran, summed over lanes
+    placed_ns: int  # how long of that it had a path or a class other than `unplaced`
     steps: int
     remarks: tuple[str, ...] = ()
-    # Operations of the model and the optimizer that did not run equally often per step, as far as counts tell
+    # Operations of the model and the optimizer whose counts show that they did not run equally often per step
     uneven: tuple[str, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()  # dataflow between siblings, where the raw file tells it
-    # [index, begin_ns, end_ns] of steps that nobody announced: executions of one compiled program, or calls
-    # of one module
+    # [index, begin_ns, end_ns] of steps that nobody announced: the executions of one compiled program, or the
+    # calls of one module
     found_steps: tuple[tuple[int, int, int], ...] = ()
     found_of: str = ""  # that module
-    irregular: bool = False  # it was called often enough, and yet its calls are no steps
-    slice_remarks: tuple[str, ...] = ()  # those that hold also where the steps found do not count
+    irregular: bool = False  # it was called often enough, but its calls are no steps
+    slice_remarks: tuple[str, ...] = ()  # the remarks that hold even if the steps found do not count
 
     @property
     def counts_divide(self) -> bool:

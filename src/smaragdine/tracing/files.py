@@ -47,7 +47,7 @@ def read_events(path: str | os.PathLike[str]) -> pa.Table:
 
 def _chrome(content: pa.Buffer, where: str) -> pa.Table:
     trace = decode(memoryview(content), where)
-    # Positions in the file are kept for messages, so nothing is left out of the list until all is checked.
+    # Messages name an event by its place in the file, so the list stays whole until all is checked.
     events = complete(trace.events, where)
     processes = _process_names(trace.events)
     if kineto.is_kineto(trace):
@@ -101,7 +101,7 @@ def _any_events(events: Sequence[TraceEvent], processes: dict[Id, str], base_ns:
 
 
 def _refuse_derived_view(trace: TraceFile, processes: dict[Id, str], where: str) -> None:
-    """TensorFlow and JAX also write a trace.json.gz for viewers, in time since the profile's start."""
+    """TensorFlow and JAX also write a trace.json.gz for viewers; its times count from the profile's start."""
     metadata = trace.metadata
     if not isinstance(metadata, dict) or "highres-ticks" not in metadata:
         return
@@ -115,8 +115,8 @@ def _refuse_derived_view(trace: TraceFile, processes: dict[Id, str], where: str)
 
 # TensorFlow's `timeline.Timeline`: one process per device, the qualified name among an event's arguments.
 #
-# A kernel is listed under its own stream and again under `stream:all`, a copy under its stream and again
-# under `memcpy`; the stream's own listing counts, and of the other two only what no stream lists.
+# It lists a kernel under its stream and again under `stream:all`, and a copy under its stream and again under
+# `memcpy`. What a stream lists counts; of the other two lists only what no stream has.
 
 _COMPUTE = re.compile(r"^/.*device:(CPU|GPU):(\d{1,9})(?:/(stream:\w+|memcpy))? Compute$", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,18}")
@@ -135,7 +135,7 @@ def _timeline_events(events: Sequence[TraceEvent], processes: Mapping[Id, str], 
         if match
     }
     traced = {device for device, stream in place.values() if stream}
-    # Where the GPU itself was traced, its process without a stream lists only the launches, by the host.
+    # If the GPU itself was traced, its process without a stream lists only the host's launches.
     rows = [
         event
         for event in events

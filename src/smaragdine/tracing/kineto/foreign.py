@@ -58,7 +58,7 @@ def events_of(complete: Sequence[TraceEvent], base_ns: int, where: str) -> pa.Ta
 
     threads = _numbers([(event.pid, event.tid) for event in [*cpu, *annotations]])
     cpu_thread, mark_thread = threads[: len(cpu)], threads[len(cpu) :]
-    # When and in which thread each event was asked for: itself for an operator, its launch for a kernel.
+    # When and in which thread each event was asked for: an operator when it began, a kernel at its launch.
     asked_ns, asked_thread = start_ns.copy(), np.full(len(rows), -1, dtype=np.int64)
     asked_thread[: len(cpu)] = cpu_thread
     _find_launches(
@@ -158,7 +158,7 @@ def _find_launches(
     asked_ns: Ints,
     asked_thread: Ints,
 ) -> None:
-    """Fill in the operator that launched each kernel. Other records reuse small ids: only operators count."""
+    """Fills in the operator that launched each kernel. Other records use small ids again."""
     if not gpu or not operators:
         return
     ids = _external_ids(operators)
@@ -181,7 +181,7 @@ def _find_runtime(
     asked_ns: Ints,
     asked_thread: Ints,
 ) -> None:
-    """For kernels without an operator, the runtime call with the same correlation; its thread stays open."""
+    """For kernels without an operator, fills in when their runtime call began; their thread stays open."""
     open_rows = np.flatnonzero(asked_thread < 0)
     if not open_rows.size:
         return
@@ -199,7 +199,7 @@ def _find_runtime(
 def _inside(
     thread: Ints, begin_ns: Ints, end_ns: Ints, asked_thread: Ints, asked_ns: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Which events were asked for in one of the intervals of their own thread; the intervals may nest."""
+    """Which events were asked for within an interval of their own thread. Intervals may nest."""
     result = np.zeros(asked_ns.size, dtype=np.bool_)
     for one in np.unique(thread):
         mine = np.flatnonzero(thread == one)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from smaragdine.arrays import Ints
 from smaragdine.errors import UserError
-from smaragdine.recording.tables import encode
+from smaragdine.recording.tables import MOST_NS, encode
 from smaragdine.tracing.coverage import steps_apart
 from smaragdine.tracing.table import built, phases_by_name
 from smaragdine.tracing.xplane.reader import (
@@ -143,7 +143,7 @@ def _steps(plane: Plane, begin_ns: int | None, where: str) -> Iterator[tuple[int
             (event.offset_ps, event.duration_ps, stat.int64_value or stat.uint64_value)
             for event in line.events
             for stat in event.stats
-            if stat.metadata_id in keys
+            if stat.metadata_id in keys and stat.uint64_value <= MOST_NS
         ]
         if marked:
             offset_ps, duration_ps, numbers = zip(*marked, strict=True)

@@ -709,6 +709,14 @@ def test_xplane_by_hand(tmp_path: Path) -> None:
     ]
 
 
+def test_an_xplane_step_beyond_64_bits_is_none(tmp_path: Path) -> None:
+    space = Space()
+    space.line("/host:CPU", "python", 0, [("train", 0, 50_000, {"step_num": 7})])
+    space.line("/host:CPU", "tf_Compute/1", 10, [("a:MatMul", 0, 1_000)])
+    space.message.planes[1].lines[0].events[0].stats[0].uint64_value = 2**63
+    assert read_events(space.write(tmp_path / "h.xplane.pb"))["step"].to_pylist() == [None]
+
+
 def test_bad_xplanes(tmp_path: Path) -> None:
     path, operation = tmp_path / "h.xplane.pb", ("a:MatMul", 1_000, 1_000)
 

@@ -23,8 +23,8 @@ from smaragdine.recording.format import EVENTS, PLACES
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.writer import ReadingsWriter, fit, write_events
 from smaragdine.sensors.processes import Place
-from smaragdine.tracing.sockets import on_sockets, remarks_on
-from smaragdine.tracing.xplane.rows import NO_THREAD
+from smaragdine.tracing.assemble import on_sockets, remarks_on_sockets
+from smaragdine.tracing.xplane.reader import NO_THREAD
 
 PID = 100
 needs_two_cpus = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")
@@ -128,8 +128,8 @@ def test_one_socket_changes_nothing():
 
 
 def test_a_guess_is_said():
-    assert remarks_on(0) == []
-    assert "1,234 operations" in remarks_on(1234)[0]
+    assert remarks_on_sockets(0) == []
+    assert "1,234 operations" in remarks_on_sockets(1234)[0]
 
 
 # --- on disk ------------------------------------------------------------------------------------------------

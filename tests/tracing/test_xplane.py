@@ -16,7 +16,7 @@ from smaragdine.recording.format import EVENTS
 from smaragdine.tracing.hook.keras import steps_itself
 from smaragdine.tracing.names import Name, keras_scopes, tensorflow_name
 from smaragdine.tracing.xplane import hlo
-from smaragdine.tracing.xplane.rows import NO_THREAD
+from smaragdine.tracing.xplane.reader import NO_THREAD
 from smaragdine.tracing.xplane.window import events_of
 
 # Between two steps it asks for a trace, as the hook does. `mode`: plain, traced, late (150 untraced steps),

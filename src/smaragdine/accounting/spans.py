@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from smaragdine.arrays import Ints
 from smaragdine.arrow import pc
+from smaragdine.recording.format import CALLS_OF_MODEL
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.thinned import give_back
 
@@ -132,7 +133,6 @@ BOUNDARIES = frozenset(
         "predict_end",
     }
 )
-_CALLS = "torch:forward"  # the source of marks that are merely calls of a model
 _ENOUGH = 5
 FAR = 3.0  # times the median, or a third of it: a compilation, a pause, a step without work
 FEW = 0.25  # if more steps are that far from the median, they are no exceptions
@@ -332,7 +332,9 @@ def main_steps(marks: pa.Table, thinned: pa.Table | None = None) -> pa.Table:
             for of in groups:
                 if all(of[name] == row[name] for name in nobody):
                     of["count_all"] += row["count_sum"]
-    of = min(groups, key=lambda of: (of["rank"], of["source"] == _CALLS, -of["count_all"], of["source"]))
+    of = min(
+        groups, key=lambda of: (of["rank"], of["source"] == CALLS_OF_MODEL, -of["count_all"], of["source"])
+    )
     mine = [pc.equal(who[name], of[name]) for name in nobody]
     return ends.filter(pc.and_(pc.and_(mine[0], mine[1]), mine[2])).sort_by("t_ns")
 

@@ -8,7 +8,6 @@ used. `total_j` is the machine's: all that its devices used meanwhile, whoever u
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +23,11 @@ from smaragdine.accounting.split import RunPower, Split
 from smaragdine.accounting.traces import beyond, left_out
 from smaragdine.arrays import Ints
 from smaragdine.arrow import pc
+from smaragdine.recording.format import EPOCHS_OF_LOADER
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.thinned import Arrays
 from smaragdine.sensors.base import Channel
+from smaragdine.tracing.absence import what_is_incomplete
 from smaragdine.units import joules, seconds
 
 
@@ -52,8 +53,8 @@ def shared_gpus(recording: Recording, begin_ns: int) -> list[str]:
 
 
 PEAK_OVER_NS = 100_000_000
-_WORTH_SAYING = 1e-3  # of the machine's energy: less is invisible in three digits
-_EPOCH_TRUST = {"user": 0, "torch.dataloader": 2}
+_WORTH_SAYING = 1e-3  # of the machine's energy: less does not show in three digits
+_EPOCH_TRUST = {"user": 0, EPOCHS_OF_LOADER: 2}
 
 
 @dataclass(frozen=True)
@@ -400,19 +401,7 @@ def _problem_marks(marks: pa.Table) -> list[str]:
         "lane_stuck": "monitor",
     }
     plain = [f"{said[mark['name']]}: {mark['detail']}" for mark in _named(marks, list(said))]
-    return plain + [_hook_error(mark["detail"]) for mark in _named(marks, ["hook_error"])]
-
-
-def _hook_error(detail: str) -> str:
-    try:
-        framework, error = (json.loads(detail)[key] for key in ("framework", "error"))
-    except (ValueError, KeyError, TypeError):
-        return f"marks may be incomplete: {detail}"
-    if framework == "trace":
-        # The hook's own errors are sentences already.
-        why = error.removeprefix("RuntimeError: ").removeprefix("NotImplementedError: ")
-        return f"nothing more could be traced: {why}"
-    return f"marks of {framework} may be incomplete: {error}"
+    return plain + what_is_incomplete(marks)
 
 
 def _trace_problems(traces: Mapping[str, PowerTrace]) -> list[str]:

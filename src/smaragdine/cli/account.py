@@ -139,7 +139,6 @@ def main(words: list[str]) -> int:
 
 def _inputs(options: argparse.Namespace) -> tuple[pa.Table, DevicePowers, pa.Table | None]:
     from smaragdine.api import account_inputs
-    from smaragdine.tracing.files import read_events
 
     if options.idle_w and options.limit_w and options.idle_w >= options.limit_w:
         raise UserError("--idle-w is not below --limit-w")
@@ -160,11 +159,17 @@ def _inputs(options: argparse.Namespace) -> tuple[pa.Table, DevicePowers, pa.Tab
             "--power, --hold-s and --tz are for power logs", f"{options.recording} has power of its own"
         )
     recording = open_recording(options.recording)
-    events = read_events(options.events) if options.events else None
+    events = _events(options.events) if options.events else None
     baseline = opened_baseline(options.baseline, say=False) if options.baseline else None
     run = Run(recording, baseline, facts)
     inputs = run.inputs if events is None else run.inputs_of(events)
     return *inputs, run.edges if run.edges.num_rows else None
+
+
+def _events(path: str) -> pa.Table:
+    from smaragdine.tracing.files import read_events
+
+    return read_events(path)
 
 
 def _write_json(footprint: Footprint, precision: Mapping[str, Sequence[Score]], where: str) -> None:

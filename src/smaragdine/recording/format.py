@@ -52,6 +52,9 @@ MARKS = pa.schema(
         ("detail", pa.string()),
     ]
 )
+# Sources of marks that nobody announced: the hook inferred them.
+CALLS_OF_MODEL = "torch:forward"  # each call of a model as a step
+EPOCHS_OF_LOADER = "torch.dataloader"
 _TEXT = pa.dictionary(pa.int32(), pa.string())  # few names, many events
 EVENTS = pa.schema(
     [

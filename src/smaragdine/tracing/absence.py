@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any
 
 import pyarrow as pa
 
+from smaragdine.arrow import pc
 from smaragdine.errors import signal_name
 from smaragdine.recording.asked import trace_of, verb_of
 from smaragdine.recording.reader import Recording
@@ -15,13 +15,13 @@ from smaragdine.tracing.hook.install import FRAMEWORKS
 from smaragdine.tracing.kineto.places import NO_STEPS, REMEDY
 from smaragdine.units import seconds
 
-# CPU time of a process that loaded a framework and did more than that: with what is built on it, to load one
-# takes up to 3.5 s.
+# A process with more CPU time than this did more than load a framework: loading one, with what is built on
+# it, takes up to 3.5 s.
 _LEAST_CPU_S = 6.0
 
 
 def why_nothing(recording: Recording) -> str | None:
-    """None where something was traced, the program's hook has said what went wrong, or nobody knows why."""
+    """None if something was traced, if the hook has said what went wrong, or if nobody knows why."""
     if recording.windows.num_rows or "hook_error" in recording.marks["name"].to_pylist():
         return None
     why = _why(recording)
@@ -29,16 +29,16 @@ def why_nothing(recording: Recording) -> str | None:
 
 
 def why_no_operations(recording: Recording) -> str:
-    """The same for who looks at a recording later."""
-    # Of what went wrong in the program's processes it stands among the problems.
+    """The same for somebody who looks at the recording later."""
+    # What went wrong in the program's processes stands among the problems.
     known = "hook_error" not in recording.marks["name"].to_pylist()
     why = _why(recording) if known and not recording.windows.num_rows else None
     return f"nothing was traced: {why}" if why else "nothing was traced"
 
 
 def computed_without_steps(recording: Recording) -> bool:
-    """Whether the program used a framework, and not only loaded it, and nobody announced a step. One that
-    did not come to its end has something else to say."""
+    """Whether the program used a framework, rather than only loading it, and nobody announced a step. A
+    program that did not come to its end has something else to say."""
     processes = using(recording.marks)
     cpu_s: float = recording.info.get("program_cpu_s") or 0.0
     announced = "step_end" in recording.marks["name"].to_pylist()
@@ -47,7 +47,7 @@ def computed_without_steps(recording: Recording) -> bool:
 
 
 def _why(recording: Recording) -> str | None:
-    """From what was asked for and recorded; None where that does not tell."""
+    """What was asked for and recorded tells why; None if it does not."""
     trace = trace_of(recording.info)
     if trace is None:
         return None
@@ -79,8 +79,8 @@ def _why(recording: Recording) -> str | None:
 
 
 def _few(marks: pa.Table, steps: int, skipped: int) -> str:
-    """What is known of the steps. Marks of a framework wait a moment before they are written, and a process
-    that leaves at once takes them along: only one that has told of its libraries left in order."""
+    """What we know of the steps. A framework's marks wait a moment before they are written, and are lost if
+    the process leaves at once: only one that has told of its libraries left in order."""
     if not steps:
         return "no step had been announced" if using(marks) else "no announced step is recorded"
     lost = not using(marks) and not _by_hand(marks)
@@ -111,10 +111,30 @@ def using(marks: pa.Table) -> int:
 
 
 def hook_errors(recording: Recording) -> list[str]:
-    """What went wrong in the program's processes, as they said it."""
-    marks: list[dict[str, Any]] = recording.marks.to_pylist()
-    details = [json.loads(mark["detail"]) for mark in marks if mark["name"] == "hook_error"]
+    """What went wrong in the program's processes, in their own words."""
+    details = [json.loads(detail) for detail in _details_of_errors(recording.marks)]
     return [f"{detail.get('framework')}: {detail.get('error')}" for detail in details]
+
+
+def what_is_incomplete(marks: pa.Table) -> list[str]:
+    """What a recording lacks because of that."""
+    return [_problem(detail) for detail in _details_of_errors(marks)]
+
+
+def _problem(detail: str) -> str:
+    try:
+        framework, error = (json.loads(detail)[key] for key in ("framework", "error"))
+    except (ValueError, KeyError, TypeError):
+        return f"marks may be incomplete: {detail}"
+    if framework == "trace":
+        # What the hook itself raises is a sentence.
+        why = error.removeprefix("RuntimeError: ").removeprefix("NotImplementedError: ")
+        return f"nothing more could be traced: {why}"
+    return f"marks of {framework} may be incomplete: {error}"
+
+
+def _details_of_errors(marks: pa.Table) -> list[str]:
+    return marks.filter(pc.field("name") == "hook_error")["detail"].to_pylist()
 
 
 def _duration_s(recording: Recording) -> float:

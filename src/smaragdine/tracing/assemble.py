@@ -1,4 +1,4 @@
-"""Raw traces that a run left beside its recording → events, edges and windows of the recording."""
+"""Turns the raw traces that a run left into the events, edges and windows of its recording."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from smaragdine.arrays import Ints
 from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 from smaragdine.recording.damage import oddity
 from smaragdine.recording.folder import count_rows
-from smaragdine.recording.format import EDGES, TRACES_FOLDER, WINDOWS
+from smaragdine.recording.format import CALLS_OF_MODEL, EDGES, TRACES_FOLDER, WINDOWS
 from smaragdine.recording.reader import Recording
+from smaragdine.recording.tables import words_column
 from smaragdine.recording.writer import EventsWriter, write_edges, write_windows
 from smaragdine.tracing.coverage import Coverage, coverage_of, uneven_remark
-from smaragdine.tracing.hook.training import FORWARD
 from smaragdine.tracing.kineto.places import NO_STEPS, REMEDY
-from smaragdine.tracing.sockets import on_sockets, remarks_on
 
-# The slices of time of a program that announced no steps: whether the steps found in them count.
+# A program that announced no steps leaves slices of time. Do the steps that we found in them count?
 
 _DIFFER = f"{NO_STEPS}, and what the program repeats differs from slice to slice; {REMEDY}"
 
@@ -40,8 +41,8 @@ class ProcessSlice:
 
 
 def agreed(slices: Sequence[ProcessSlice]) -> list[ProcessSlice]:
-    """Those that are kept, process by process. Steps count where all slices that could tell found the same;
-    what came before them is then no step: it was compiling, or being prepared."""
+    """The slices to keep, process by process. Steps count if all slices that have some found the same. Slices
+    without any are then left out: the program was compiling, or preparing itself."""
     kept: list[ProcessSlice] = []
     for pid in dict.fromkeys(each.pid for each in slices):
         mine = [each for each in slices if each.pid == pid]
@@ -67,12 +68,12 @@ _WELL_PLACED = 0.99
 def assemble(
     folder: Path, keep: bool = False, on_window: Callable[[int, int], None] | None = None
 ) -> list[str]:
-    """Turn every raw trace of a run into events of its recording; what is to be said about them.
+    """Turns every raw trace of a run into events of its recording, and returns what there is to say of them.
 
-    One window after the other, so that a long trace is never in memory as a whole. Raw files that were read
-    are removed once all is written, unless they are to be kept; one that could not be stays, and is named.
-    The windows are written last: where they are missing, what is there is half of it, and all begins anew.
-    `on_window` is told how many of how many are done. Raises `NotWritten`, with every raw file as it was.
+    It reads one window after the other, so that a long trace is never in memory as a whole. Once all is
+    written it removes the raw files, unless they are to be kept; one that it could not read stays, and is
+    named. It writes the windows last: if they are missing, the rest is incomplete, and the next call begins
+    anew. `on_window` hears how many of how many are done. Raises `NotWritten`, with every raw file as it was.
     """
     with _alone(folder / TRACES_FOLDER):
         return _assembled(folder, keep, on_window)
@@ -88,14 +89,14 @@ class NotWritten(UserError):
 
 
 def is_left(recording: Recording) -> bool:
-    """Whether there are raw traces that nobody turned into events, or not to the end."""
+    """Whether there are raw traces that nobody has turned into events to the end."""
     folder = recording.path / TRACES_FOLDER
     return not recording.windows.num_rows and any(folder.glob("*.meta.json"))
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Of two that read the same traces, one would remove what the other writes."""
+    """Keeps a second process from reading the same traces: one would remove what the other writes."""
     if not folder.is_dir():
         yield
         return
@@ -114,7 +115,7 @@ def _locked(file: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # a file system that knows no locks
+        pass  # this file system has no locks
     return True
 
 
@@ -173,12 +174,12 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (folder / TRACES_FOLDER).rmdir()
-    return said + _remarks(table.to_pylist()) + remarks_on(guessed)
+    return said + _remarks(table.to_pylist()) + remarks_on_sockets(guessed)
 
 
 @contextlib.contextmanager
 def _named(meta_path: Path, said: list[str]) -> Iterator[None]:
-    """A trace that cannot be used costs no other: whatever is odd about it, it is named and stays."""
+    """A trace that cannot be used, for whatever reason, is named and stays; the others go on."""
     try:
         yield
     except NotWritten:
@@ -208,8 +209,8 @@ def _order(path: Path) -> tuple[str, int]:
 
 
 def _needed(found: list[tuple[Path, dict[str, Any]]], keep: bool) -> list[tuple[Path, dict[str, Any]]]:
-    """Without what a process left before its training announced steps: slices of time, and calls of a model.
-    It was still being prepared, or tried out."""
+    """Drops what a process left before its training announced steps, slices of time and calls of a model:
+    the program was still preparing itself, or trying the model out."""
     best: dict[Any, int] = {}
     for _, meta in found:
         best[meta.get("pid")] = max(best.get(meta.get("pid"), 0), _telling(meta))
@@ -226,7 +227,7 @@ def _needed(found: list[tuple[Path, dict[str, Any]]], keep: bool) -> list[tuple[
 def _telling(meta: dict[str, Any]) -> int:
     if not meta.get("steps"):
         return 0
-    return 1 if meta.get("source") == FORWARD else 2
+    return 1 if meta.get("source") == CALLS_OF_MODEL else 2
 
 
 def _raw(meta_path: Path, meta: dict[str, Any]) -> Path:
@@ -248,14 +249,14 @@ def _events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
 
 
 def _numbered(table: pa.Table, meta: dict[str, Any], coverage: Coverage, counted: int) -> pa.Table:
-    """A slice whose steps were found in it; every slice begins to count anew."""
+    """Numbers the steps found in a slice after those of the slices before."""
     meta["steps"] = [[index + counted, begin_ns, end_ns] for index, begin_ns, end_ns in coverage.found_steps]
     at = table.schema.get_field_index("step")
     return table.set_column(at, table.schema.field(at), pc.add(table["step"], counted))
 
 
 def _within(table: pa.Table, meta: dict[str, Any]) -> pa.Table:
-    """The profiler ran a little longer than the steps asked for, and a slice begins and ends anywhere."""
+    """Only what lies in steps, if there are some: the profiler ran a little longer than they did."""
     return table.filter(pc.is_valid(table["step"])) if meta["steps"] else table
 
 
@@ -288,7 +289,7 @@ def _window(meta: dict[str, Any], table: pa.Table, coverage: Coverage) -> pa.Tab
 
 
 def _say_once(windows: list[pa.Table], uneven: Sequence[Collection[str]]) -> None:
-    """Which operations did not run equally often, of all windows, in the first that has some."""
+    """Says in one window, for all, which operations did not run equally often."""
     first = next((i for i, names in enumerate(uneven) if names), None)
     if first is not None:
         (row,) = windows[first].to_pylist()
@@ -324,7 +325,7 @@ def _remove_half(folder: Path) -> None:
 
 
 def _remarks(windows: list[dict[str, Any]]) -> list[str]:
-    """Each once, whoever made it and however often; of several ranks only the first that did."""
+    """Each remark once, with the first rank that made it."""
     said: dict[str, str] = {}
 
     def say(window: dict[str, Any], remark: str) -> None:
@@ -338,3 +339,96 @@ def _remarks(windows: list[dict[str, Any]]) -> list[str]:
         worst = min(windows, key=lambda each: each["placed_ns"] - each["busy_ns"])
         say(worst, f"{placed_ns / busy_ns:.1%} of the traced time has a place in the model or a class")
     return list(said.values())
+
+
+# On which socket each event of the CPU ran.
+#
+# A profiler knows the thread of an event, not the socket; the recording knows where the threads were. So all
+# events of the CPU are on `cpu:0` at first, with the number of their thread as their lane, where the profiler
+# tells it.
+
+_HOST = "cpu:0"
+_NO_THREAD = -1
+_UNSEEN = -1
+
+
+def on_sockets(events: pa.Table, places: pa.Table, pid: int) -> tuple[pa.Table, int]:
+    """Puts the `cpu:0` events of one process on their sockets, and counts those for which that is a guess.
+
+    An event ran where its thread was last seen at or before its start, else where it was first seen after. If
+    nobody saw the thread (it was gone too soon, or the profiler does not name it), we take it to be where
+    most threads of the process were at that time. `places` is empty on machines of one socket.
+    """
+    tid, t_ns, socket = _of_process(places, pid)
+    device = events["device"].unify_dictionaries().combine_chunks()
+    words: list[str] = device.dictionary.to_pylist()
+    if not places.num_rows or _HOST not in words:
+        return events, 0
+    codes = device.indices.to_numpy().copy()
+    rows = np.flatnonzero(codes == words.index(_HOST))
+    if not t_ns.size:
+        return events, rows.size
+    start_ns: Ints = events["start_ns"].to_numpy()[rows]
+    lane: Ints = events["lane"].fill_null(_NO_THREAD).to_numpy()[rows]
+    found = _last_seen(tid, t_ns, socket, lane, start_ns)
+    unseen = found == _UNSEEN
+    guessed = int(np.count_nonzero(unseen))
+    if guessed:
+        found[unseen] = _where_most(tid, t_ns, socket, start_ns[unseen])
+    sockets, at = np.unique(found, return_inverse=True)
+    codes[rows] = len(words) + at
+    words += [f"cpu:{number}" for number in sockets]
+    # The dictionary keeps only words in use: others list them.
+    used, codes = np.unique(codes, return_inverse=True)
+    column = words_column(codes.astype(np.int32), [words[code] for code in used])
+    index = events.schema.get_field_index("device")
+    return events.set_column(index, events.schema.field(index), column), guessed
+
+
+def remarks_on_sockets(guessed: int) -> list[str]:
+    """What is to be said once of all windows together."""
+    if not guessed:
+        return []
+    return [
+        f"on which socket {guessed:,} operations ran was not seen:"
+        " they are taken to be where most threads of their process were"
+    ]
+
+
+def _of_process(places: pa.Table, pid: int) -> tuple[Ints, Ints, Ints]:
+    """Thread, time and socket of the rows of one process, in order of time."""
+    mine = np.flatnonzero(places["pid"].to_numpy() == pid)
+    t_ns = places["t_ns"].to_numpy()[mine]
+    order = np.argsort(t_ns, kind="stable")
+    tid, socket = (places[name].to_numpy()[mine][order].astype(np.int64) for name in ("tid", "socket"))
+    return tid, t_ns[order], socket
+
+
+def _last_seen(tid: Ints, t_ns: Ints, socket: Ints, lane: Ints, start_ns: Ints) -> Ints:
+    """The socket of each lane at each start; _UNSEEN where the lane is no thread that was seen."""
+    tids, thread = np.unique(tid, return_inverse=True)
+    times_ns, time = np.unique(t_ns, return_inverse=True)
+    # Thread and time in one number that can be searched for; ranks of times, because times would overflow.
+    stride = times_ns.size + 1
+    key = thread * stride + time + 1
+    order = np.argsort(key, kind="stable")
+    key, socket = key[order], socket[order]
+    wanted = np.minimum(np.searchsorted(tids, lane), tids.size - 1)
+    rank = np.searchsorted(times_ns, start_ns, side="right")
+    last = np.searchsorted(key, wanted * stride + rank, side="right") - 1
+    first = np.searchsorted(key, np.arange(tids.size) * stride)
+    return np.where(tids[wanted] == lane, socket[np.maximum(last, first[wanted])], _UNSEEN)
+
+
+def _where_most(tid: Ints, t_ns: Ints, socket: Ints, start_ns: Ints) -> Ints:
+    """The socket with the most threads at each start; of several the lowest. Rows are in order of time."""
+    sockets, to = np.unique(socket, return_inverse=True)
+    order = np.argsort(tid, kind="stable")
+    again = np.flatnonzero(tid[order][1:] == tid[order][:-1])
+    rows, before = order[again + 1], order[again]
+    moved = np.zeros((t_ns.size, sockets.size), dtype=np.int64)
+    moved[np.arange(t_ns.size), to] += 1
+    moved[rows, to[before]] -= 1
+    most = np.argmax(np.cumsum(moved, axis=0), axis=1)
+    at = np.searchsorted(t_ns, np.maximum(start_ns, t_ns[0]), side="right") - 1
+    return sockets[most[at]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,11 @@ import pyarrow as pa
 
 from smaragdine.arrays import Ints
 
-# The first part of a name that is not a path of the model: what it is instead. `unplaced` is what we could
-# not find out, and the only one that counts against coverage.
-# `program` is the program's own code outside any module: its loss, for one.
+# What has no path in the model begins with one of these classes. `program` is the program's own code outside
+# any module, such as its loss. `unplaced` is what we could not find out: it alone counts against coverage.
 PROGRAM, FRAMEWORK, INPUT = "program", "framework", "input"
 OPTIMIZER, UNPLACED = "optimizer", "unplaced"
-# How often these run is no matter of the model's: a loader fetches ahead, a program logs every so many steps.
+# These may run as often as they like: a loader fetches ahead, a program logs every so many steps.
 _AS_IT_LIKES = (PROGRAM, FRAMEWORK, INPUT, UNPLACED)
 
 NO_STEP = -(2**63)
@@ -26,19 +26,19 @@ _NAMED_IN_A_REMARK = 3
 
 @dataclass(frozen=True)
 class Coverage:
-    busy_ns: int  # something ran, summed over lanes
-    placed_ns: int  # of that, with a path or an honest class
+    busy_ns: int  # how long something ran, summed over lanes
+    placed_ns: int  # how long of that it had a path or a class other than `unplaced`
     steps: int
     remarks: tuple[str, ...] = ()
-    # Operations of the model and the optimizer that did not run equally often per step, as far as counts tell
+    # Operations of the model and the optimizer whose counts show that they did not run equally often per step
     uneven: tuple[str, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()  # dataflow between siblings, where the raw file tells it
-    # [index, begin_ns, end_ns] of steps that nobody announced: executions of one compiled program, or calls
-    # of one module
+    # [index, begin_ns, end_ns] of steps that nobody announced: the executions of one compiled program, or the
+    # calls of one module
     found_steps: tuple[tuple[int, int, int], ...] = ()
     found_of: str = ""  # that module
-    irregular: bool = False  # it was called often enough, and yet its calls are no steps
-    slice_remarks: tuple[str, ...] = ()  # those that hold also where the steps found do not count
+    irregular: bool = False  # it was called often enough, but its calls are no steps
+    slice_remarks: tuple[str, ...] = ()  # the remarks that hold even if the steps found do not count
 
     @property
     def counts_divide(self) -> bool:
@@ -60,13 +60,25 @@ def uneven_remark(names: Collection[str]) -> str:
 
 def steps_at(times_ns: Ints, meta: dict[str, Any]) -> Ints:
     """The index of the step in which each instant lies, by the marks in `meta`; NO_STEP outside."""
-    found = np.full(times_ns.size, NO_STEP, dtype=np.int64)
     spans: list[tuple[int, int, int]] = []
     last_ns = int(meta.get("begin_ns") or 0)
     for index, begin_ns, end_ns in meta.get("steps", ()):
-        # Only its end is marked where no DataLoader told its beginning: it follows the one before.
+        # Where no DataLoader told its beginning, only its end is marked: it follows the one before.
         spans.append((last_ns if begin_ns is None else int(begin_ns), int(end_ns), int(index)))
         last_ns = int(end_ns)
+    return _steps_of(times_ns, spans)
+
+
+def steps_apart(times_ns: Ints, spans: Sequence[tuple[int, int, int]]) -> Ints:
+    """The same for steps that a trace from elsewhere tells: begin, end and index. Where two overlap, as those
+    of several processes do, time does not say whose an instant is, and it is in none."""
+    in_order = sorted(spans)
+    overlap = any(one[1] > other[0] for one, other in pairwise(in_order))
+    return _steps_of(times_ns, [] if overlap else in_order)
+
+
+def _steps_of(times_ns: Ints, spans: Sequence[tuple[int, int, int]]) -> Ints:
+    found = np.full(times_ns.size, NO_STEP, dtype=np.int64)
     if spans:
         begin, end, index = np.array(sorted(spans), dtype=np.int64).T
         at = np.searchsorted(begin, times_ns, side="right") - 1

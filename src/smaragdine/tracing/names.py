@@ -30,14 +30,14 @@ def unplaced_name(operation: str) -> Name:
     return Name(f"{UNPLACED}/{_INSTANCE.sub('', operation)}", "other")
 
 
-# From JAX's names to qualified names: the path a person would write, and the phase.
+# JAX's names → qualified names (the path that a person would write) and phases.
 #
 # jit(step)/transpose(jvp(Model))/layer_0/up/dot_general  →  Model/layer_0/up/dot_general, backward
 
-LOOP = "while"  # scan, fori_loop: what runs in it has one name, however often it runs
+LOOP = "while"  # a scan or fori_loop: what runs in it has one name, however often it runs
 
 _WRAPPED = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
-# A function compiled apart is no scope of its own; the others change what is done, not where it is written.
+# A function that is compiled apart is no scope. Transformations change what is done, not where it is written.
 _FUNCTIONS = frozenset({"jit", "pjit", "pmap", "xla_pmap", "core_call", "named_call"})
 _TRANSFORMATIONS = frozenset(
     {"jvp", "transpose", "vmap", "linearize", "remat", "checkpoint", "custom_jvp", "custom_vjp", "shard_map"}
@@ -51,8 +51,8 @@ _LOSS = "compile_loss"  # Keras', of whichever model
 
 
 def jax_name(op_name: str, in_update: bool = False, in_training: bool = True) -> Name:
-    """`in_update`: it is done with the gradients, after them. Where nothing is differentiated, what has a
-    scope is a model's forward work."""
+    """`in_update`: it works on the gradients, after they are made. If a program differentiates nothing, what
+    has a scope is the forward work of a model."""
     # Instructions merged into one list all their names; the first is the oldest.
     raw = op_name.split(";", 1)[0]
     functions: list[str] = []
@@ -78,8 +78,8 @@ def is_scoped(op_name: str) -> bool:
 
 
 def name_between(op_names: list[str], operation: str) -> str:
-    """A name, as JAX writes it, in the innermost scope that all of these are in, of the latest phase of
-    theirs; "" where that is no scope."""
+    """A name, as JAX writes it, in the innermost scope around all of these, and of the latest of their
+    phases; "" if they share no scope."""
     functions: list[str] = []
     all_scopes = [_without_loops(_scopes(op_name.split(";", 1)[0], functions))[:-1] for op_name in op_names]
     shared = all_scopes[0] if all_scopes else []
@@ -106,8 +106,8 @@ def _phase(raw: str) -> str | None:
 
 
 def _without_loops(scopes: list[str]) -> list[str]:
-    """A loop around the whole step (`scan` over batches) is no part of the model: a layer has the path that
-    it has without."""
+    """A loop around the whole step (`scan` over batches) is no part of the model: a layer in it has the same
+    path as without it."""
     while len(scopes) > 1 and scopes[0] == LOOP:
         scopes = scopes[1:]
     return scopes
@@ -121,7 +121,7 @@ def _scopes(path: str, functions: list[str]) -> list[str]:
             functions.append(wrapped[2])
         elif wrapped and wrapped[1] in _TRANSFORMATIONS:
             inside = _scopes(wrapped[2], functions)
-            # A transformation within another (remat) says the scopes it is in once more.
+            # A transformation within another (remat) repeats the scopes around it.
             scopes = inside if inside[: len(scopes)] == scopes else scopes + inside
         elif scopes and scopes[-1] == LOOP and part in ("body", "cond"):
             continue
@@ -131,7 +131,7 @@ def _scopes(path: str, functions: list[str]) -> list[str]:
 
 
 def split(path: str) -> list[str]:
-    """At the slashes outside brackets: a transformation is written around a scope."""
+    """Splits at the slashes outside brackets: JAX writes a transformation around a scope."""
     parts: list[str] = []
     depth = begin = 0
     for position, letter in enumerate(path):
@@ -142,20 +142,20 @@ def split(path: str) -> list[str]:
     return [*parts, path[begin:]]
 
 
-# From TensorFlow's names to qualified names: the path a person would write, and the phase.
+# TensorFlow's names → qualified names (the path that a person would write) and phases.
 #
 # StatefulPartitionedCall/gradient_tape/net/first/MatMul/MatMul  →  net/first/MatMul/MatMul, backward
 # gradients/bert/pooler/dense/MatMul_grad/MatMul_1               →  bert/pooler/dense/MatMul/MatMul_1,
 # backward
 
 _CALLS = re.compile(r"^(?:(?:StatefulPartitionedCall|PartitionedCall)(?:_\d+)?/)+")
-# Where TensorFlow's rewriter puts what it adds: before the place it was made for, or in it.
+# TensorFlow's rewriter writes these before the place that it adds an operation for, or in it.
 _REWRITER = re.compile(
     r"^(?:(?:ConstantFolding(?:Ctrl)?|ArithmeticOptimizer|LayoutOptimizer|Func)/)+|(?<=/)ArithmeticOptimizer/"
 )
 _TAPE = re.compile(r"^gradient_tape(?:_\d+)?/")
 _GRADIENTS = re.compile(r"gradients(?:_\d+)?")
-# Sums of gradients stand between the layers, and so does what they make of sparse ones.
+# Sums of gradients stand between the layers, and so does what TensorFlow makes of sparse ones.
 _GRADIENT_SUM = re.compile(r"(?:(?:.*/)?gradients(?:_\d+)?/)?(AddN(?:_\d+)?(?:/.*)?)")
 _FUSED = re.compile(r"_(?:Mkl|Native)*(Fused\w+)")
 # What an optimizer of TensorFlow 1 calls its scope and, at the end of a variable's name, its state.
@@ -173,12 +173,12 @@ _NUMBERED = re.compile(r"(.+)_\d+")
 
 
 def contains_others(kind: str) -> bool:
-    """Of an operation's type: it runs others, which are recorded themselves."""
+    """Whether operations of this type run others, which are recorded themselves."""
     return _CONTAINERS.fullmatch(kind) is not None
 
 
 def without_calls(raw: str) -> str:
-    """A function's operation by the name it has in the function."""
+    """The name that an operation has inside its function."""
     return _CALLS.sub("", raw)
 
 
@@ -187,13 +187,13 @@ def input_name(raw: str) -> Name:
 
 
 def tensorflow_name(raw: str, kind: str = "", product: str = "", outside: str = FRAMEWORK) -> Name:
-    """`kind`: the operation's type. `product`: the one that is fused in it, which may be written in another
-    scope: fused operations are called after their last. `outside`: the class of what stands in no scope."""
+    """`kind`: the operation's type. `product`: the product that is fused in it. It may be written in another
+    scope, for a fused operation is called after its last part. `outside`: the class of all in no scope."""
     if raw.startswith("_"):
-        # No name of a program's: what it feeds and fetches, and the executor's own.
+        # No program gave this name: it is what a run feeds and fetches, or the executor's own.
         return Name(f"{INPUT if raw.startswith('_arg_') else FRAMEWORK}/{raw}", "other")
     if kind in ("_Arg", "_Retval"):
-        return Name(f"{FRAMEWORK}/{kind}", "other")  # of a function, numbered
+        return Name(f"{FRAMEWORK}/{kind}", "other")  # functions number theirs
     path = _REWRITER.sub("", without_calls(raw))
     fused = _FUSED.fullmatch(kind)
     if fused:
@@ -210,7 +210,7 @@ def tensorflow_name(raw: str, kind: str = "", product: str = "", outside: str = 
     if phase_of(path) == OPTIMIZER or any(map(_OLD_OPTIMIZER.fullmatch, path.split("/"))):
         return Name(f"{OPTIMIZER_CLASS}/{path}", "optimizer")
     if "/" not in _READ.sub("", path):
-        # Between the layers: sums of gradients, the step's metrics, its input.
+        # It stands between the layers: a sum of gradients, a metric of the step, its input.
         if path.startswith(("Iterator", "OneShotIterator")) or _BATCH.match(kind):
             return input_name(path)
         return Name(f"{FRAMEWORK if _COUNTERS.fullmatch(path) else outside}/{path}", "other")
@@ -218,7 +218,7 @@ def tensorflow_name(raw: str, kind: str = "", product: str = "", outside: str = 
 
 
 def gradients_outside(names: Iterable[Name], outside: str) -> dict[Name, Name]:
-    """Gradients of operations that stand in no scope, under their class: `Mean/Tile` is in no layer."""
+    """Puts the gradients of operations in no scope under their class: `Mean/Tile` is in no layer."""
     known = set(names)
     scopes = {name.path.split("/", 1)[0] for name in known if name.phase == "forward"} | {FRAMEWORK, PROGRAM}
     return {
@@ -233,18 +233,18 @@ def _backward(path: str, outside: str) -> Name:
 
 
 def _with_loss(path: str) -> str:
-    """Keras' loss stands in a scope of its own, beside the model: it is the program's."""
+    """Keras' loss has a scope of its own beside the model: it is the program's."""
     return f"{PROGRAM}/{path}" if path.startswith("compile_loss/") else path
 
 
 def _gradient(path: str) -> str:
-    """What TensorFlow 1 writes below a scope `gradients`, by the forward operation's path; else empty."""
+    """The forward operation's path of what TensorFlow 1 writes below a scope `gradients`; else ""."""
     parts = path.split("/")
     scopes = [i for i, part in enumerate(parts[:-1]) if _GRADIENTS.fullmatch(part)]
     if not scopes:
         return ""
     inside = parts[scopes[-1] + 1 :]
-    # A gradient's own operations are in a scope called after the forward one; a layer may be called so too.
+    # The scope of a gradient's operations is called after the forward one; so may a layer be: take the last.
     for i in reversed(range(len(inside) - 1)):
         if inside[i].endswith("_grad"):
             return "/".join([*inside[:i], inside[i].removesuffix("_grad"), *inside[i + 1 :]])
@@ -296,7 +296,7 @@ def keras_scopes(forward_paths: Iterable[str]) -> KerasScopes:
 
 
 def _alone(siblings: set[str]) -> set[str]:
-    """Those that no other could be taken for once the numbers are off."""
+    """Those that stay apart from all others once their numbers are off."""
     bases = Counter(_NUMBERED.sub(r"\1", scope) for scope in siblings)
     return {scope for scope in siblings if bases[_NUMBERED.sub(r"\1", scope)] == 1}
 

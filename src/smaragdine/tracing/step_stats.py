@@ -1,7 +1,7 @@
-"""Statistics that TensorFlow 1 sessions kept of their steps → events with qualified names.
+"""The statistics that a TensorFlow 1 session keeps of its steps → events with qualified names.
 
-The fields we read of tensorflow/core/framework/step_stats.proto; descriptors are built at run time, as in
-files/xplane_message.py. A raw file holds one StepStats for each run of a session.
+A raw file holds one StepStats (tensorflow/core/framework/step_stats.proto) for each run of a session. We
+build the descriptors of the fields that we read at run time, as `protobuf` does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from smaragdine.tracing.names import (
     unplaced_name,
 )
 from smaragdine.tracing.table import built
-from smaragdine.tracing.xplane.foreign import TF_OPERATION
+from smaragdine.tracing.xplane.reader import TF_OPERATION
 
 FIELDS: Fields = {
     "Runs": [(1, "runs", "repeated StepStats")],
@@ -48,9 +48,9 @@ FIELDS: Fields = {
     ],
 }
 
-# `name = Op(input, …)`, after the memory it took where that is much.
+# `name = Op(input, …)`; before it stands the memory it took, if that is much.
 _LABEL = re.compile(r"(?:\[.*?\] ?)?.+? = (?P<kind>\w+)\((?P<inputs>.*)\)", re.DOTALL)
-# A stream's own row; those named `all`, `memcpy` and `sync` show the same kernels again, or none.
+# The row of one stream; rows named `all`, `memcpy` and `sync` show the same kernels again, or none.
 _STREAM = re.compile(r"/device:GPU:(?P<gpu>\d+)/stream:(?P<stream>\d*)(?:<.*>)?")
 _EXECUTOR = re.compile(r".*/device:(?:CPU|GPU|XLA_CPU|XLA_GPU):\d+")
 _WAITS = frozenset({"_Recv", "_HostRecv", "Recv", "HostRecv"})
@@ -66,7 +66,7 @@ class _Node:
     """An operation as the executed graph has it."""
 
     kind: str
-    inputs: tuple[str, ...]  # names, without what only has to come first
+    inputs: tuple[str, ...]  # names, without those that only have to run first
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
 
 
 def _edges(graph: _Graph) -> set[tuple[str, str]]:
-    """The dataflow forward, each edge between the siblings in which its ends lie."""
+    """The forward dataflow: each edge goes between the siblings in which its ends lie."""
     forward = {
         name
         for name, node in graph.nodes.items()
@@ -152,7 +152,7 @@ def _read(raw: Path) -> Any:
 
 
 def _executed(run: Any) -> Iterator[tuple[str, int | None, Any]]:
-    """Device, lane and record of what ran. Threads are not told apart: operations on the CPU have no lane."""
+    """Device, lane and record of what ran. Threads are not told: operations on the CPU have no lane."""
     for stats in run.dev_stats:
         stream = _STREAM.fullmatch(stats.device)
         if stream:
@@ -212,14 +212,14 @@ def _graph(run: Any) -> _Graph:
 
 
 def _product(node: _Node) -> str:
-    """A fused product still reads its weights where it was written."""
+    """The product in a fused operation: it still reads its weights where it was written."""
     reads = (_WEIGHTS.fullmatch(each) for each in node.inputs)
     return next((read["product"] for read in reads if read), "")
 
 
 def _updates(nodes: Mapping[str, _Node], names: Mapping[str, Name]) -> set[str]:
-    """What is made of gradients and goes into weights, whatever the program calls it; but not what goes into
-    other gradients, as a loss does that holds gradients itself."""
+    """What is made of gradients and goes into weights, whatever the program calls it. Not what goes into
+    other gradients, as a loss does that contains gradients."""
     backward = {name for name, found in names.items() if found.phase == "backward"}
     # The rewriter shares constants: that of a gradient may be a forward operation's too.
     flowing = {name for name in backward if nodes[name].kind not in _NO_FLOW}

@@ -27,7 +27,7 @@ from smaragdine.recording.tables import (
     words_column,
 )
 
-# The phase of an operation, where its name alone makes it evident.
+# The phase of an operation, if its name alone tells.
 
 PHASES = ("forward", "backward", "optimizer")
 FORWARD, BACKWARD, OPTIMIZER = range(3)
@@ -43,7 +43,7 @@ _OPTIMIZER = re.compile(rf"^(?:{_OPTIMIZERS})(?:_\d+)?(?:/|$)", re.IGNORECASE)
 
 
 def phase_of(name: str) -> int:
-    """The number of a phase, −1 where the name does not say. Paths of TensorFlow and JAX."""
+    """The number of the phase in a path of TensorFlow or JAX; −1 if the name does not tell."""
     path = _WRAPPERS.sub("", name)
     if _BACKWARD.search(path):
         return BACKWARD
@@ -53,7 +53,7 @@ def phase_of(name: str) -> int:
 
 
 def phases_by_name(names: pa.DictionaryArray) -> pa.DictionaryArray:
-    """Each name is looked at once, however many events carry it."""
+    """The phase of each event. We look at each name once, however many events carry it."""
     words: Sequence[str] = names.dictionary.to_pylist()
     by_code = np.array([phase_of(word) for word in words], dtype=np.int32)
     return words_column(by_code[names.indices.to_numpy()], PHASES)
@@ -111,7 +111,7 @@ def check_times(start_ns: pa.ChunkedArray, duration_ns: pa.ChunkedArray, where: 
 
 
 def _typed(table: pa.Table) -> pa.Table:
-    """In a CSV all is text: nothing is null there but an empty field, and a lane of digits is a number."""
+    """In a CSV all is text: an empty field is null, and a lane of digits is a number."""
     for name in set(_OPTIONAL) & set(table.column_names):
         column = table[name]
         if pa.types.is_dictionary(column.type):
@@ -144,7 +144,7 @@ def built(
     lanes: pa.Array | None = None,
     steps: pa.Array | None = None,
 ) -> pa.Table:
-    """Columns that a reader of another format has checked already, as a table of schema EVENTS."""
+    """A table of schema EVENTS from columns that a reader has checked already."""
     rows = start_ns.size
     return pa.table(
         [

@@ -19,6 +19,7 @@ import pyarrow as pa
 from smaragdine.arrays import Ints
 from smaragdine.errors import UserError
 from smaragdine.recording.tables import MOST_NS, words_column
+from smaragdine.tracing.coverage import NO_STEP, steps_apart
 from smaragdine.tracing.kineto.reader import (
     ANNOTATIONS,
     GPU_WORK,
@@ -34,7 +35,6 @@ from smaragdine.tracing.kineto.reader import (
 )
 from smaragdine.tracing.table import BACKWARD, OPTIMIZER, PHASES, built
 
-_NO_STEP = -(2**63)
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
@@ -58,7 +58,7 @@ def events_of(complete: Sequence[TraceEvent], base_ns: int, where: str) -> pa.Ta
 
     threads = _numbers([(event.pid, event.tid) for event in [*cpu, *annotations]])
     cpu_thread, mark_thread = threads[: len(cpu)], threads[len(cpu) :]
-    # When and in which thread each event was asked for: itself for an operator, its launch for a kernel.
+    # When and in which thread each event was asked for: an operator when it began, a kernel at its launch.
     asked_ns, asked_thread = start_ns.copy(), np.full(len(rows), -1, dtype=np.int64)
     asked_thread[: len(cpu)] = cpu_thread
     _find_launches(
@@ -99,7 +99,7 @@ def events_of(complete: Sequence[TraceEvent], base_ns: int, where: str) -> pa.Ta
         duration_ns,
         words_column(phases, PHASES),
         pa.concat_arrays([_cpu_lanes(cpu), _streams(gpu)]),
-        pa.array(steps, mask=steps == _NO_STEP),
+        pa.array(steps, mask=steps == NO_STEP),
     )
 
 
@@ -158,7 +158,7 @@ def _find_launches(
     asked_ns: Ints,
     asked_thread: Ints,
 ) -> None:
-    """Fill in the operator that launched each kernel. Other records reuse small ids: only operators count."""
+    """Fills in the operator that launched each kernel. Other records use small ids again."""
     if not gpu or not operators:
         return
     ids = _external_ids(operators)
@@ -181,7 +181,7 @@ def _find_runtime(
     asked_ns: Ints,
     asked_thread: Ints,
 ) -> None:
-    """For kernels without an operator, the runtime call with the same correlation; its thread stays open."""
+    """For kernels without an operator, fills in when their runtime call began; their thread stays open."""
     open_rows = np.flatnonzero(asked_thread < 0)
     if not open_rows.size:
         return
@@ -199,7 +199,7 @@ def _find_runtime(
 def _inside(
     thread: Ints, begin_ns: Ints, end_ns: Ints, asked_thread: Ints, asked_ns: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Which events were asked for in one of the intervals of their own thread; the intervals may nest."""
+    """Which events were asked for within an interval of their own thread. Intervals may nest."""
     result = np.zeros(asked_ns.size, dtype=np.bool_)
     for one in np.unique(thread):
         mine = np.flatnonzero(thread == one)
@@ -212,18 +212,9 @@ def _inside(
 
 
 def _steps(annotations: Sequence[TraceEvent], begin_ns: Ints, end_ns: Ints, asked_ns: Ints) -> Ints:
-    steps = np.full(asked_ns.size, _NO_STEP, dtype=np.int64)
-    named_steps = [
+    spans = [
         (int(begin_ns[i]), int(end_ns[i]), int(step[1]))
         for i, event in enumerate(annotations)
         if (step := _STEP.fullmatch(event.name))
     ]
-    if not named_steps:
-        return steps
-    begin, end, number = np.array(sorted(named_steps), dtype=np.int64).T
-    if np.any(end[:-1] > begin[1:]):
-        return steps  # steps of several processes at once: time does not say whose
-    at = np.searchsorted(begin, asked_ns, side="right") - 1
-    inside = (at >= 0) & (asked_ns < end[np.maximum(at, 0)])
-    steps[inside] = number[at[inside]]
-    return steps
+    return steps_apart(asked_ns, spans)

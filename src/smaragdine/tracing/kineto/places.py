@@ -1,8 +1,7 @@
-"""Steps of a slice of PyTorch in which nobody announced any: the calls of the model.
+"""Where each call in a trace of PyTorch belongs; and which calls are the steps where nobody announced any.
 
-A program that only predicts calls its model again and again. Each call that lies whole in the slice is a
-step, up to the next one's beginning: what lies between is done for it. A wrong step is worse than none, so
-calls that differ, or modules that do not take turns, are no steps.
+The first half finds the module that a call runs in, or whose forward pass it undoes. The second half takes
+the calls of the model itself as steps.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from smaragdine.tracing.coverage import FRAMEWORK, INPUT, OPTIMIZER, PROGRAM, UN
 from smaragdine.tracing.kineto.compiled import CallFollower, Compiled
 from smaragdine.tracing.kineto.reader import ANNOTATIONS, TraceEvent, args_of
 
-# Where each call of a Kineto trace belongs: the module it runs in, or the one whose forward it undoes.
-
-PREFIX = "smaragdine:"  # of the annotations the hook makes
+PREFIX = "smaragdine:"  # begins the annotations that our hook makes
 ENGINE = "autograd::engine::evaluate_function: "
 REGION = "Torch-Compiled Region"
 
@@ -32,14 +29,14 @@ _ACCUMULATE = ENGINE + "torch::autograd::AccumulateGrad"
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.(?:step|zero_grad)#(.+)\.(?:step|zero_grad)$")
 _LOADER = re.compile(r"enumerate\(DataLoader\)#([^.]+)\.")
 _GRAPH = re.compile(r"## Call (\w+) (\w+) ##")
-# Gradients and parameters that travel between processes are no module's work.
+# Calls that send gradients and parameters between processes: no module's work.
 _EXCHANGE = ("c10d::", "nccl:", "gloo:", "record_param_comms", "torch.distributed.ddp.reducer::")
 
 
 class CallPlace(NamedTuple):
     path: str
     phase: int
-    region: str = ""  # the compiled region it is in, by its compile id
+    region: str = ""  # the compile id of the compiled region around it
 
 
 _OUTSIDE = CallPlace(PROGRAM, UNDECIDED)
@@ -53,11 +50,11 @@ def places_of(
     forward_threads: dict[int, Any],
     compiled: Compiled,
 ) -> tuple[list[CallPlace], list[int | None]]:
-    """The place of each call, and the call it runs in."""
+    """The place of each call, and the call around it."""
     places = [_OUTSIDE] * len(calls)
     parents: list[int | None] = [None] * len(calls)
     open_by_thread: dict[Any, list[int]] = {}
-    # A number is taken by the call that makes the node; those before it with the same number made none.
+    # Several calls show one number; the last of them made the node.
     by_sequence: dict[tuple[Any, int], CallPlace] = {}
     last_node: dict[Any, CallPlace] = {}
     followers: dict[int, CallFollower] = {}
@@ -89,7 +86,7 @@ def places_of(
             if place.phase == UNDECIDED:
                 place = CallPlace(place.path, FORWARD, place.region)
             elif place.phase == OPTIMIZING:
-                # Optimizers want no gradients: it is the loss, in their closure.
+                # Optimizers make no gradients: this is the loss, in their closure.
                 place = CallPlace(PROGRAM, FORWARD)
             by_sequence[call.tid, sequence] = place
         elif call.name.startswith(REGION):
@@ -113,7 +110,7 @@ def places_of(
 
 
 def operation(name: str) -> str:
-    """What a person calls it. A slash would read as a path."""
+    """The name that a person gives it. A slash in it would read as a path."""
     graph = _GRAPH.match(name)
     if graph is not None:
         return graph[1]
@@ -121,12 +118,12 @@ def operation(name: str) -> str:
 
 
 def is_generated(name: str) -> bool:
-    """Whether a call stands for compiled code as a whole, and so says nothing of the kernels in it."""
+    """Whether a call stands for compiled code as a whole: then its name says nothing of the kernels in it."""
     return name.startswith((REGION, "## Call ", "CompiledFunction"))
 
 
 def _below(path: str, below: str) -> str:
-    """A module's path in a compiled region; one that begins with a slash starts at the model itself."""
+    """A module's path in a compiled region. A `below` that begins with a slash starts at the model itself."""
     if not below.startswith("/"):
         return f"{path}/{below}" if below else path
     below = below[1:]
@@ -135,8 +132,8 @@ def _below(path: str, below: str) -> str:
 
 def _annotated(name: str, place: CallPlace) -> CallPlace:
     if name.startswith(PREFIX):
-        # A module called in backward is recomputed there: the backward pass pays for it. One called in an
-        # optimizer's step is called by its closure.
+        # A module that is called in the backward pass is recomputed there, and the backward pass pays for it.
+        # One that is called in an optimizer's step is called by the closure.
         phase = BACKWARD if place.phase == BACKWARD else FORWARD
         return CallPlace(name.removeprefix(PREFIX) or PROGRAM, phase)
     optimizer = _OPTIMIZER_STEP.match(name)
@@ -148,11 +145,17 @@ def _annotated(name: str, place: CallPlace) -> CallPlace:
     return place
 
 
-FEWEST = 3  # calls; the last one only ends the one before
+# Steps of a slice of time in which nobody announced any: the calls of the model.
+#
+# A program that only predicts calls its model again and again. Each call that lies whole in the slice begins
+# a step, which lasts until the next call begins: what runs in between is done for it. A wrong step is worse
+# than none, so calls that differ, or modules that do not take turns, are no steps.
+
+FEWEST = 3  # calls; the last one only ends the step before it
 NO_STEPS = "no steps were announced"
 REMEDY = 'mark them with smaragdine.mark("step_end", i)'
 _FEW = f"{NO_STEPS}, and fewer than {FEWEST} calls of one module began in a slice; {REMEDY}"
-# Of the time in modules: one that has less may be called whenever it likes.
+# A module with a smaller part of the time in modules may be called whenever it likes.
 _LEAST_BESIDE_IT = 0.01
 
 
@@ -161,7 +164,7 @@ class CallSteps:
     spans: tuple[tuple[int, int, int], ...] = ()  # index, begin_ns, end_ns
     of: str = ""  # the module whose calls they are
     why_not: str = ""
-    irregular: bool = False  # there are calls enough, and yet they are no steps
+    irregular: bool = False  # there are enough calls, but they are no steps
 
     @property
     def said(self) -> str:
@@ -187,8 +190,8 @@ def call_steps(
     until_ns: int,
     marked: bool = True,
 ) -> CallSteps:
-    """`order` is that of time; before `begin_ns` a call was under way whose beginning was not seen, and after
-    `until_ns` the profiler was being stopped. Where modules are not `marked`, only compiled ones are seen."""
+    """`order` lists the calls by time. Before `begin_ns` a call may have run whose beginning we did not see,
+    and after `until_ns` the profiler was stopping. If modules are not `marked`, we see only compiled ones."""
     around = _outermost_of(calls, order, parents)
     found = [
         _Outermost(at, calls[at].name.removeprefix(PREFIX), calls[at].tid, start_ns[at], end_ns[at])
@@ -222,7 +225,8 @@ def _irregular(why: str) -> CallSteps:
 def _outermost_of(
     calls: Sequence[TraceEvent], order: Sequence[int], parents: Sequence[int | None]
 ) -> list[int | None]:
-    """The outermost call of a module that each call is in, or is; not in backward, where it is done again."""
+    """For each call the outermost call of a module around it, or itself. Not in the backward pass, where
+    modules are recomputed."""
     found: list[int | None] = [None] * len(calls)
     backward = [False] * len(calls)
     for at in order:
@@ -281,7 +285,7 @@ def _take_turns(found: Sequence[_Outermost], path: str) -> bool:
 
 
 def _alike(calls: Sequence[TraceEvent], around: Sequence[int | None], mine: Sequence[_Outermost]) -> bool:
-    """Whether each of these calls made the same calls. A prompt and the tokens after it do not."""
+    """Whether all of these calls made the same calls. A prompt and the tokens after it do not."""
     made: dict[int | None, Counter[str]] = {call.at: Counter() for call in mine}
     for at, outermost in enumerate(around):
         if outermost in made:
@@ -293,8 +297,8 @@ def _alike(calls: Sequence[TraceEvent], around: Sequence[int | None], mine: Sequ
 def _alike_between(
     calls: Sequence[TraceEvent], order: Sequence[int], start_ns: Sequence[int], mine: Sequence[_Outermost]
 ) -> bool:
-    """Whether the thread did the same from each of these calls to the next. Another module may be called
-    there, that nobody saw."""
+    """Whether the thread did the same from each of these calls to the next. It may call another module there
+    that nobody saw."""
     begins_ns = [call.begin_ns for call in mine]
     made: list[Counter[str]] = [Counter() for _ in mine]
     for at in order:

@@ -106,7 +106,7 @@ def _decode_array(data: memoryview) -> list[TraceEvent]:
     except msgspec.DecodeError as error:
         if "truncated" not in str(error):
             raise
-        # The format allows a missing end, so that a killed program leaves a readable trace: whole events.
+        # The format allows a missing end, so that a killed program leaves a readable trace of whole events.
         text = bytes(data).rstrip().removesuffix(b",").rstrip()
         try:
             return msgspec.json.decode(text + b"]", type=list[TraceEvent])
@@ -141,7 +141,7 @@ def _with_row(message: str, data: memoryview, plain_array: bool) -> str:
 
 
 def complete(events: Sequence[TraceEvent], where: str) -> list[TraceEvent]:
-    """The events with a duration: X as they are, and each B with its E."""
+    """The events with a duration: each X as it is, and each B with its E as one."""
     kinds = {event.ph for event in events}
     paired = bool(kinds & {"B", "E"})
     rows = _paired(events, where) if paired else [event for event in events if event.ph == "X"]
@@ -162,7 +162,7 @@ def _paired(events: Sequence[TraceEvent], where: str) -> list[TraceEvent]:
             why = "it has no ts" if event.ts is _ABSENT else "its time is no number"
             raise UserError(f"{where}, event {row:,} ({event.name})", why)
     whole: dict[int, TraceEvent] = {}
-    # Chrome orders by time; entries of one time stay as they were written.
+    # Chrome sorts by time; entries of the same time keep the order of the file.
     for row, event in sorted(marks, key=lambda mark: mark[1].ts):
         stack = open_by_thread.setdefault((event.pid, event.tid), [])
         if event.ph == "B":
@@ -188,7 +188,7 @@ def _paired(events: Sequence[TraceEvent], where: str) -> list[TraceEvent]:
 
 
 def times_ns(events: Sequence[TraceEvent], base_ns: int, where: str) -> tuple[Ints, Ints]:
-    """Starts and durations; both ends rounded to the nearest nanosecond, so what touched still touches."""
+    """Starts and durations. Both ends are rounded to the nearest nanosecond: what touched still touches."""
     ts, dur = [event.ts for event in events], [event.dur for event in events]
     try:
         if dur and min(dur) < 0:
@@ -204,7 +204,7 @@ def times_ns(events: Sequence[TraceEvent], base_ns: int, where: str) -> tuple[In
 
 
 def _nanoseconds(times_us: Iterable[Decimal], base_ns: int) -> list[int]:
-    # A million calls each: without a line of Python in between.
+    # For a million times: without a line of Python in between.
     whole = map(int, map(_EXACT.to_integral_value, map(_EXACT.scaleb, times_us, repeat(3))))
     return list(map(base_ns.__add__, whole) if base_ns else whole)
 
@@ -217,7 +217,7 @@ def _refuse_times(events: Sequence[TraceEvent], base_ns: int, where: str) -> NoR
             why = "its time is no number"
         elif event.dur < 0:
             why = "its duration is negative"
-        # One after the other: a sum of numbers of any size may be none.
+        # Each alone before their sum: numbers of any size may have no sum.
         elif not least_us <= event.ts < most_us or event.dur >= longest_us or event.ts + event.dur >= most_us:
             why = _BEYOND
         else:

@@ -1,9 +1,9 @@
 """A window of PyTorch's profiler → events with paths, phases and steps.
 
-Operators are events, and so are kernels; a kernel is called by the operator that launched it, so that the
-kernels of one operation add up. Annotations and the engine's wrapper around each backward node only say where
-the operators in them belong. Nodes themselves (`AddmmBackward0`) are operators: they pay for what they do
-beside the operators they call, and hold the kernels of functions written by hand.
+Operators are events, and so are kernels. A kernel takes the name of the operator that launched it, so that
+the kernels of one operation add up. Annotations, and the engine's wrapper around each backward node, only say
+where the operators in them belong. The nodes themselves (`AddmmBackward0`) are operators: they pay for what
+they do besides the operators they call, and they hold the kernels of functions written by hand.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _LONG_AGO_NS = -(2**62)
 
 
 class _Launch(NamedTuple):
-    call: int | None  # that launched the kernel
+    call: int | None  # the one that launched the kernel
     asked_ns: int
-    graph: bool  # a CUDA graph was launched, with this kernel in it
+    graph: bool  # what was launched is a CUDA graph with this kernel in it
 
 
 def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
@@ -101,7 +101,7 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     # The program goes on while the profiler is being stopped.
     inside = np.where(asked_ns == _LONG_AGO_NS, start_ns[rows], asked_ns) <= until_ns
     if not meta.get("steps"):
-        # A slice of time; it may count only from its first whole step on.
+        # This is a slice of time: it may count only from its first whole step on.
         inside &= asked_ns >= begin_ns
     table = table.filter(pa.array(inside))
     remarks = _remarks(calls, launches, meta)
@@ -129,15 +129,15 @@ def _is_operator(call: TraceEvent) -> bool:
 
 
 def _kernel_name(name: str) -> str:
-    """The function of `void at::native::reduce_kernel<512, 1, …>(…)`, less what tells its copies apart."""
+    """The function's own name in `void at::native::reduce_kernel<512, 1, …>(…)`."""
     short = re.split(r"[<(]", name.removeprefix("void "), maxsplit=1)[0]
     return operation(short.rsplit("::", 1)[-1].strip() or name)
 
 
 def _forward_threads(events: Sequence[TraceEvent]) -> dict[int, Any]:
-    """The thread a backward node means by its `Fwd thread id`, which is PyTorch's own count of threads.
+    """Which thread a backward node means by its `Fwd thread id`: PyTorch counts threads in its own way.
 
-    Kineto draws an arrow from a forward operator to its node; one arrow per thread tells.
+    Kineto draws an arrow from a forward operator to its node; one arrow per thread is enough to tell.
     """
     flows = [event for event in events if event.cat == "fwdbwd"]
     origins = {event.id: event.tid for event in flows if event.ph == "s"}
@@ -155,7 +155,7 @@ def _forward_threads(events: Sequence[TraceEvent]) -> dict[int, Any]:
 def _kernel(
     kernel: TraceEvent, launch: _Launch, calls: Sequence[TraceEvent], places: Sequence[CallPlace]
 ) -> tuple[str, int]:
-    """Its name and phase."""
+    """The kernel's name and phase."""
     own = _kernel_name(kernel.name)
     if launch.call is None:
         return f"{UNPLACED if launch.asked_ns == _LONG_AGO_NS else PROGRAM}/{own}", OTHER
@@ -174,7 +174,7 @@ def _launches(
     parents: Sequence[int | None],
     base_ns: int,
 ) -> list[_Launch]:
-    """What launched each kernel. Other records reuse small ids: only calls are asked."""
+    """What launched each kernel. We ask only calls: other records use small ids again."""
     if not kernels:
         return []
     by_id = {number: at for at, call in enumerate(calls) if (number := args_of(call).external_id)}

@@ -1,4 +1,4 @@
-"""The programs that XLA compiled, as an XPlane file holds them: which instruction came from where."""
+"""The programs that XLA compiled, as an XPlane file has them: where each instruction came from."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from smaragdine.tracing.names import (
     tensorflow_name,
 )
 
-# The fields we read of xla/service/hlo.proto.
-#
-# Descriptors are built at run time, as in files/xplane_message.py.
+# The fields that we read of xla/service/hlo.proto. `protobuf` builds their descriptors at run time.
 
 FIELDS: Fields = {
     "HloProto": [(1, "hlo_module", "HloModuleProto")],
@@ -61,7 +59,7 @@ def message_class() -> Any:
     return build_class("hlo", FIELDS, "HloProto")
 
 
-# What XLA adds by itself, to move data where it needs it.
+# XLA adds these by itself, to move data where it needs it.
 _MOVES = re.compile(r"copy|bitcast|tuple|get-tuple-element|parameter|constant|transpose")
 _NO_WORK = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"})
 _PROGRAM = re.compile(r"\((\d+)\)$")
@@ -77,11 +75,11 @@ _FURTHEST = 8
 
 @dataclass(frozen=True)
 class Origin:
-    op_name: str  # "" where XLA kept none
+    op_name: str  # "" if XLA kept none
     opcode: str
     is_tensorflow: bool
-    in_update: bool = False  # outside any scope, with the gradients in hand
-    in_training: bool = True  # of a program that differentiates
+    in_update: bool = False  # it works on the gradients, outside any scope
+    in_training: bool = True  # its program differentiates
 
     @property
     def is_move(self) -> bool:
@@ -90,16 +88,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """An instruction that does work, where it stands in the order of a program."""
+    """An instruction that does work, at its place in the order of a program."""
 
     name: str
-    is_library: bool  # its kernels are called what the library calls them
+    is_library: bool  # a library names its kernels
 
 
 @dataclass(frozen=True)
 class Program:
     origins: Mapping[str, Origin]  # by the instruction's name
-    kernels: Mapping[str, str]  # the same in letters that C allows, as kernels on a GPU are called → name
+    kernels: Mapping[str, str]  # what a GPU's kernel is called (the name in letters that C allows) → name
     order: tuple[Scheduled, ...]
     module: Any  # HloModuleProto
 
@@ -124,7 +122,7 @@ def programs(space: Any) -> dict[int, Program]:
                 try:
                     proto.ParseFromString(stat.bytes_value)
                 except DecodeError:
-                    continue  # its operations stay without a path, and that is counted
+                    continue  # its operations get no path, and coverage counts that
                 found[int(number[1])] = _program(proto.hlo_module)
     return found
 
@@ -151,8 +149,8 @@ def _program(module: Any) -> Program:
 
 
 def _own(instruction: Any, computations: Mapping[int, Any], depth: int = 0) -> Origin:
-    """What an instruction says of itself. A fusion is where the product in it is written, for that is its
-    work, or else where its root is or the heaviest of its results, or else the last of it that is known."""
+    """What an instruction says of itself. A fusion belongs where the product in it is written, for that is
+    its work; else where its root or its heaviest result is; else where its last known part is."""
     metadata = instruction.metadata
     origin = Origin(metadata.op_name, instruction.opcode, bool(metadata.op_type))
     if depth > _FURTHEST:
@@ -173,7 +171,7 @@ def _own(instruction: Any, computations: Mapping[int, Any], depth: int = 0) -> O
                 return _beside_product(replace(inner, opcode=opcode))
         return Origin("", opcode, origin.is_tensorflow)
     if not _is_path(origin):
-        # A reduction that was rewritten may have forgotten where it comes from, but not the sum it calls.
+        # A rewritten reduction may have lost its own place, but the sum it calls still knows.
         for each in reversed(_called(instruction, computations) if _HEAVY.fullmatch(origin.opcode) else []):
             inner = _own(each, computations, depth + 1)
             if inner.op_name:
@@ -181,14 +179,14 @@ def _own(instruction: Any, computations: Mapping[int, Any], depth: int = 0) -> O
         return Origin("", origin.opcode, origin.is_tensorflow)
     stem, _, operation = origin.op_name.rpartition("/")
     if _is_library(instruction) or (origin.opcode == "dot" and operation == "transpose"):
-        # The gradient of a weight is a product, transposed; a library adds to its product while it is at it:
-        # XLA calls the whole after the latter.
+        # The gradient of a weight is a product, transposed; a library adds to its product on the way. XLA
+        # calls the whole after what comes last.
         return replace(origin, op_name=f"{stem}/{_PRODUCT}")
     return _beside_product(origin)
 
 
 def _results(inside: list[Any]) -> list[Any]:
-    """Of a fusion that has several: those that are most work first. XLA calls it after any of them."""
+    """The results of a fusion that has several, the heaviest first. XLA calls it after any of them."""
     several = next((each for each in inside if each.opcode == "tuple"), None)
     of_tuple = set(several.operand_ids) if several is not None else set[int]()
     results = [each for each in inside if each.id in of_tuple and each.opcode not in _NO_WORK]
@@ -200,7 +198,7 @@ def _is_library(instruction: Any) -> bool:
 
 
 def _beside_product(origin: Origin) -> Origin:
-    """What XLA does to bring a product's arguments or result into shape has the product's name."""
+    """What XLA does to shape a product's arguments or result has the product's name; we give it its own."""
     stem, _, operation = origin.op_name.rpartition("/")
     if operation == _PRODUCT and _SHAPES.fullmatch(origin.opcode):
         return replace(origin, op_name=f"{stem}/{origin.opcode}")
@@ -208,8 +206,8 @@ def _beside_product(origin: Origin) -> Origin:
 
 
 def _is_path(origin: Origin) -> bool:
-    """A bare word is, in JAX, the name of an argument that is copied (`params['w']`). What a reduction calls
-    has a path within that call alone."""
+    """In JAX a bare word is the name of an argument that is copied (`params['w']`). What a reduction calls
+    has a path only within that call."""
     if origin.is_tensorflow:
         return bool(origin.op_name)
     return "(" in origin.op_name and "/" in origin.op_name
@@ -218,8 +216,8 @@ def _is_path(origin: Origin) -> bool:
 def _with_neighbours(
     computation: Any, own: dict[int, Origin], computations: Mapping[int, Any]
 ) -> dict[int, Origin]:
-    """What XLA put in between and says nothing of is part of what it was put in for: the pieces of a large
-    sum of the sum that they end in; other work of the innermost scope that all it works on comes from."""
+    """Places what XLA put in between without a word, by what it was put in for. The pieces of a large sum
+    belong to the sum they end in; other work to the innermost scope that all it works on comes from."""
     by_id = {each.id: each for each in computation.instructions}
     operands: dict[int, list[int]] = {each.id: list(each.operand_ids) for each in computation.instructions}
     users: dict[int, list[int]] = {}
@@ -269,7 +267,7 @@ def _converted(
     by_id: Mapping[int, Any],
     computations: Mapping[int, Any],
 ) -> Origin | None:
-    """A product in another precision than was asked for has lost its name to the conversion behind it."""
+    """A product in another precision than was asked for lost its name to the conversion after it."""
     if not _PRODUCTS.fullmatch(origin.opcode):
         return None
     for user in users.get(each.id, ()):
@@ -282,8 +280,8 @@ def _converted(
 def _update(
     computation: Any, placed: Mapping[int, Origin], computations: Mapping[int, Any]
 ) -> frozenset[int]:
-    """What is done with the gradients in hand, outside any scope: the optimizer of a program that does not
-    name it, and what only serves it."""
+    """What works on the gradients outside any scope: the optimizer of a program that does not name it, and
+    what only serves it."""
     after: set[int] = set()
     update: set[int] = set()
     users: dict[int, list[int]] = {}
@@ -306,7 +304,7 @@ def _update(
 
 
 def _order(module: Any, computations: Mapping[int, Any]) -> Iterable[Scheduled]:
-    """As they are launched: by the schedule where there is one, calls opened."""
+    """The instructions as they are launched: by the schedule if there is one, and calls opened."""
 
     def run(identity: int, depth: int) -> Iterable[Scheduled]:
         computation = computations.get(identity)
@@ -339,24 +337,24 @@ def _called(instruction: Any, computations: Mapping[int, Any]) -> list[Any]:
 
 # Dataflow between sibling scopes of a model, from the operands of the instructions XLA compiled.
 #
-# The jaxpr would say it more plainly, but it is gone when a program runs, and making it anew would run the
-# program's own Python a second time.
+# The jaxpr would tell more plainly, but it is gone when a program runs, and to make it again we would have to
+# run the program's own Python a second time.
 
 Scope = tuple[str, ...]
-# Of a value: the scopes that made it, the last of them and those inside it. Of a tuple: of each element.
+# The scopes that made a value: the last of them, and those inside it. A tuple has them for each element.
 Sources = frozenset[Scope]
 Value = Sources | list["Value"]
-# The program's own arguments are of the empty scope; what is made of constants alone has no source, for XLA
-# makes it once for all who ask for it.
+# The program's own arguments have the empty scope. What is made of constants alone has no source: XLA makes
+# it once for all who ask for it.
 _NOTHING: Sources = frozenset()
 _ARGUMENT: Sources = frozenset({()})
 _FURTHEST_HLO_EDGES = 16
-# The same goes for these: done once, in the name of one of those who ask.
+# XLA does these once too, in the name of one of those who ask.
 _SHARED = re.compile(r"convert|copy|bitcast|reshape|transpose|broadcast|slice|iota|constant|reverse")
 
 
 def edges_of(programs: Iterable[Program]) -> tuple[tuple[str, str], ...]:
-    """(source, target): scopes with the same parent, of forward work."""
+    """(source, target): scopes of forward work with the same parent."""
     found: dict[tuple[Scope, Scope], None] = {}
     for program in programs:
         if program.module is not None:
@@ -414,7 +412,7 @@ class _Walk:
         return sources if _SHARED.fullmatch(each.opcode) else self.made(self.scope(each.metadata), sources)
 
     def scope(self, metadata: Any) -> Scope | None:
-        """None: the instruction says nothing, and passes on what it gets. Empty: not of the forward pass."""
+        """None: the instruction says nothing, and passes on what it gets. Empty: it is not forward work."""
         key = (metadata.op_name, bool(metadata.op_type))
         if key not in self.scopes:
             name: Name | None = None

@@ -14,8 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.arrays import Ints
-from smaragdine.errors import UserError
-from smaragdine.protobuf import message_class
 from smaragdine.recording.tables import encode
 from smaragdine.tracing.coverage import FRAMEWORK, NO_STEP, PROGRAM, UNPLACED, Coverage, coverage_of, steps_at
 from smaragdine.tracing.names import (
@@ -32,30 +30,30 @@ from smaragdine.tracing.names import (
 )
 from smaragdine.tracing.table import built
 from smaragdine.tracing.xplane.hlo import NO_PROGRAM, Program, edges_of, programs
-from smaragdine.tracing.xplane.rows import Row, Rows, line_threads, read_rows
+from smaragdine.tracing.xplane.reader import Row, Rows, line_threads, read_rows, read_space
 
 # Which instruction a kernel of a command buffer (a CUDA graph) executes.
 #
-# XLA gives the buffer's name for every kernel in it, and a kernel's own name is no help: one kernel serves
-# all instructions that are alike, those of all layers, and is called after one of them. But the nodes of a
-# graph are numbered as they were made, one for each instruction in the order of the schedule. A call of a
-# library (a product) is a graph within the graph: its own number stays free, and its kernels have theirs
-# behind all others, again in order.
+# XLA gives the buffer's name to every kernel in it. The kernel's own name is no help: one kernel serves all
+# instructions that are alike, in all layers, and is called after one of them. But the nodes of a graph are
+# numbered as they were made, one for each instruction, in the order of the schedule. A call of a library (a
+# product) is a graph within the graph: its own number stays free, and its kernels come after all others,
+# again in order.
 
 COMMAND_BUFFER = "command_buffer"
-# What a library launches beside its product: zeros to begin with, and at last the sum of its pieces.
+# What a library launches besides its product: zeros first, and the sum of its pieces last.
 _BEFORE = re.compile(r"Mem(?:set|cpy)", re.IGNORECASE)
 _AFTER = re.compile(r"splitk\w*reduce|reduce\w*splitk", re.IGNORECASE)
 
 
 def out_of_buffers(events: Rows, programs: Mapping[int, Program]) -> Rows:
-    """The same events; those of command buffers with their instructions, as far as these could be found."""
+    """The same events; those of command buffers get their instructions, as far as we can find them."""
     owners: dict[int, tuple[int, str]] = {}
     for row in events.rows:
         if row.graph is not None and row.program is not None and row.operation.startswith(COMMAND_BUFFER):
             owners[row.graph] = row.program, row.module
     owners = {graph: owner for graph, owner in owners.items() if owner[0] in programs}
-    # All launches of a graph together: the first and the last may be cut.
+    # We take all launches of a graph together: the first and the last may be cut.
     nodes: dict[int, dict[int, Row]] = {}
     for row in events.rows:
         if row.graph is not None and row.graph in owners and row.node is not None:
@@ -64,7 +62,7 @@ def out_of_buffers(events: Rows, programs: Mapping[int, Program]) -> Rows:
     rows = list(events.rows)
     for number, row in enumerate(rows):
         if row.graph is not None and row.graph in owners:
-            # What was launched before the profiler ran does not say its program.
+            # A kernel that was launched before the profiler ran does not say its program.
             program, module = owners[row.graph]
             operation = found.get(row.graph, {}).get(row.node or 0, COMMAND_BUFFER)
             rows[number] = replace(row, operation=operation, program=program, module=module)
@@ -81,7 +79,7 @@ def _instructions(nodes: Mapping[int, Row], program: Program) -> dict[int, str]:
     }
     if not own:
         return {}
-    # The instruction that a kernel is called after is one of those it serves.
+    # A kernel is called after one of the instructions that it serves.
     shift = Counter(at - node for node, at in own.items()).most_common(1)[0][0]
     last = max(own)
     found = {
@@ -102,7 +100,7 @@ def _instructions(nodes: Mapping[int, Row], program: Program) -> dict[int, str]:
 
 
 def _with_edges(inside: list[int], libraries: list[int], first: int, last: int) -> list[int]:
-    """And the library calls right before the first other instruction, and right behind the last."""
+    """Adds the library calls right before the first other instruction, and right after the last."""
     known = set(libraries)
     while first - 1 in known:
         first -= 1
@@ -114,7 +112,7 @@ def _with_edges(inside: list[int], libraries: list[int], first: int, last: int) 
 
 
 def _calls(nodes: Sequence[tuple[int, Row]]) -> list[list[int]]:
-    """Nodes of one library call together: it has one product."""
+    """Groups the nodes by library call: each has one product."""
     calls: list[list[int]] = []
     before: list[int] = []
     for node, row in nodes:
@@ -130,13 +128,14 @@ def _calls(nodes: Sequence[tuple[int, Row]]) -> list[list[int]]:
 
 # Which step an operation of an XLA program belongs to.
 
-# Of the busy time: a program that has less is no training step, nor part of one.
+# Parts of the busy time. A program with less than the first is no step, one with less than the second no part
+# of a step.
 _LEAST_OF_A_STEP, _LEAST_BESIDE_IT = 0.1, 0.01
 
 
 def with_runs(events: Rows, programs: Mapping[int, Program]) -> Rows:
-    """The same events, those of a GPU with the run they are of. The profiler does not say it, but a program
-    runs its instructions in the order of its schedule: another run begins where that begins anew."""
+    """The same events; those of a GPU get the number of their run. The profiler does not tell it, but a
+    program runs its instructions in the order of its schedule: where that starts again, a new run begins."""
     rows = list(events.rows)
     kernels: dict[tuple[str, int], list[int]] = {}
     for number, row in enumerate(rows):
@@ -163,8 +162,8 @@ class FoundSteps:
 
 
 def marked_steps(events: Rows, names: list[Name], meta: dict[str, Any]) -> FoundSteps:
-    """By time where the program waits for its work. XLA's runs behind it: what counts is when it was handed
-    over. The input is made ahead: of no step."""
+    """By time, if the program waits for its work. XLA's work runs behind the program: what counts is when the
+    program handed it over. Input is made ahead and belongs to no step."""
     found = steps_at(np.array(events.start_ns, dtype=np.int64), meta)
     indices: list[int] = [step[0] for step in meta["steps"]]
     for module, executions in _asynchronous(events, names):
@@ -183,8 +182,8 @@ def marked_steps(events: Rows, names: list[Name], meta: dict[str, Any]) -> Found
 
 
 def _asynchronous(events: Rows, names: list[Name]) -> Iterator[tuple[str, list[list[int]]]]:
-    """Module → its executions on a device in order of time, each the numbers of its events; where the
-    profiler does not tell one run from another, each kernel of it by itself."""
+    """Module → its executions on a device by time, each as the numbers of its events. Where the profiler does
+    not tell one run from another, each kernel is an execution by itself."""
     runs: dict[tuple[str, str], dict[Any, list[int]]] = {}
     for number, (row, device) in enumerate(zip(events.rows, events.devices, strict=True)):
         if row.program is not None and row.run is not None:
@@ -205,8 +204,8 @@ class _Execution:
 
 
 def sliced_steps(events: Rows) -> FoundSteps:
-    """Nobody announced steps. Where one compiled program runs again and again, its executions are the steps:
-    each reaches to the next one's beginning. Those that the slice's edges cut are dropped.
+    """Steps of a slice where nobody announced any. If one compiled program runs again and again, its
+    executions are the steps: each lasts until the next begins. We drop those that the edges of the slice cut.
 
     Of several programs that take turns (gradients, gradients, update) the rarest counts.
     """
@@ -254,7 +253,7 @@ def _executions(events: Rows, start_ns: Ints, end_ns: Ints) -> dict[tuple[int, s
 
 
 def _whole(runs: list[list[int]], start_ns: Ints) -> list[list[int]]:
-    """Without the first and the last where the profiler did not see all of them."""
+    """Drops the first and the last if the profiler did not see all of them."""
     runs = sorted(runs, key=lambda numbers: int(start_ns[numbers].min()))
     usual = Counter(len(numbers) for numbers in runs).most_common(1)[0][0] if len(runs) > 2 else 0
     begin = 1 if runs and len(runs[0]) < usual else 0
@@ -272,15 +271,9 @@ _TRANSFER = re.compile(r"Mem(?:cpy|set)", re.IGNORECASE)
 
 
 def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
-    """Events of schema EVENTS, in order of time. `meta["steps"]`: [index, begin_ns, end_ns], in order; none
-    in a slice of time."""
-    from google.protobuf.message import DecodeError
-
-    space = message_class()()
-    try:
-        space.ParseFromString(raw.read_bytes())
-    except (DecodeError, OSError) as error:
-        raise UserError(f"{raw.name} is no XPlane file", str(error)) from None
+    """Events of schema EVENTS, by time. `meta["steps"]`: [index, begin_ns, end_ns], in order; a slice of time
+    has none."""
+    space = read_space(raw, raw.name)
     known = programs(space)
     events = with_runs(out_of_buffers(read_rows(space, raw.name, known, line_threads(meta)), known), known)
     if not meta["steps"]:
@@ -362,8 +355,8 @@ def _name(row: Row, known: Mapping[int, Program], products: Mapping[str, str], o
 
 
 def _products(events: Rows, meta: dict[str, Any]) -> dict[str, str]:
-    """Operation → the product that TensorFlow fused to it: of those that lead there, one that did not run by
-    itself."""
+    """Operation → the product that TensorFlow fused with it: the one, of those that lead there, that did not
+    run by itself."""
     fusions: dict[str, list[list[str]]] = meta.get("fusions") or {}
     ran = {
         without_calls(row.text.rsplit(":", 1)[0]) for row in events.rows if row.program is None and fusions
@@ -377,7 +370,7 @@ def _products(events: Rows, meta: dict[str, Any]) -> dict[str, str]:
 
 
 def _outside(meta: dict[str, Any]) -> str:
-    """Whose code stands in no scope: that of Keras where it trains, else the program's."""
+    """The class of code in no scope: Keras' own if Keras trains, else the program's."""
     return FRAMEWORK if meta.get("keras", True) else PROGRAM
 
 
@@ -399,7 +392,7 @@ def _cleaned(names: list[Name], meta: dict[str, Any]) -> tuple[list[Name], list[
 
 
 def _losses(events: Rows, names: list[Name]) -> list[str]:
-    """What this profiler is known to leave out, where the trace shows that it did."""
+    """What we know that this profiler leaves out, if the trace shows that it did."""
     remarks: list[str] = []
     host: Sequence[tuple[str, str]] = [
         (row.text, name.phase)
@@ -411,7 +404,7 @@ def _losses(events: Rows, names: list[Name]) -> list[str]:
         remarks.append(
             "run eagerly, TensorFlow does not tell whose gradients it computes: they have no layer"
         )
-    # A step reads its weights, and nothing is cheaper than that.
+    # Every step reads its weights, and no operation is cheaper than that.
     if trains and not any(text.endswith(":ReadVariableOp") for text, _ in host):
         remarks.append(
             "TensorFlow left cheap operations out, as it does after 50 to 100 untraced steps: "

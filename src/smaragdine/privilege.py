@@ -13,12 +13,10 @@ import os
 import pwd
 import re
 import resource
-import signal
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from smaragdine import system
 from smaragdine.errors import UserError
 
 DEFAULT_USER = "smaragdine"
@@ -130,13 +128,6 @@ def bound(keep: frozenset[str]) -> None:
     """For a process that stays root: nothing but `keep`, neither itself nor through what it starts."""
     fence(keep)
     clear_capabilities(keep)
-
-
-def end_with_parent(parent_pid: int) -> None:
-    """Be told to end (SIGTERM) when the parent dies in whatever way. A change of user undoes this."""
-    system.end_with_parent(signal.SIGTERM)
-    if os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def hand_over(folder: Path, user: str | None, mode: int = 0o700, ours: re.Pattern[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Processes as Linux knows them: who one is, that it ends with its parent, and what it leaves running."""
+"""Processes: which one a number means, how one ends with its parent, and how to end one."""
 
 from __future__ import annotations
 
@@ -10,31 +10,47 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded now: between fork and exec nothing may be
 
 
-def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """The kernel sends us this signal when our parent ends, however it does. Look afterwards whether it has
-    ended already; a change of user undoes this."""
+def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Get this signal when our parent ends, however it ends; at once if it has ended already.
+
+    A change of user undoes this: ask after it.
+    """
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), number)
 
 
-# Wait for descriptors of any number: select() gives up at 1024, and our caller may leave us more.
+def dying_with_us(in_child: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """For `preexec_fn`: ends a program with us, also by kill -9. Else it would run on unseen.
+
+    `in_child` is called after that, in the child too.
+    """
+    parent_pid = os.getpid()
+
+    def prepare() -> None:
+        end_with_parent(parent_pid)
+        in_child()
+
+    return prepare
 
 
 def readable(fds: Collection[int], timeout_s: float | None) -> set[int]:
     """Those that have something to read, or have ended; empty after `timeout_s` seconds."""
+    # select() gives up at descriptor 1024, and our caller may leave us more.
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return {fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1e3)}
 
 
-# Which run of the kernel this is, and which process a number means: numbers of processes are used again.
+# The kernel uses numbers of processes again. A number and its start name one process; boot_id names the boot.
 
 
 def boot_id() -> str:

@@ -6,7 +6,9 @@ It forks the daemon, which gives up its privileges once its sensors are open, an
   starts the keeper of limits for it, a fixed command;
   passes signals on, and ends with it, after the keeper has put every limit back.
 
-The daemon asks over a socket that no other process has.
+The daemon asks over a socket that no other process has. A question is one packet, a line of JSON as anywhere
+(lines.py): {"id": 7, "open": path} or {"id": 7, "start": helper}. The answer is {"id": 7, "errno": 0}. They
+go over a socket, not a pipe, because only a socket carries the descriptors that come with an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import select
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import threading
@@ -30,6 +31,8 @@ from typing import NoReturn, TypeVar
 
 from smaragdine import privilege
 from smaragdine.errors import UserError
+from smaragdine.lines import Message, decode, encode
+from smaragdine.system import end_with_parent
 
 # Which files a privileged process opens for one that is not: energy counters, and nothing posing as one.
 
@@ -78,10 +81,7 @@ KEEPER = "keeper"  # the helper that sets limits
 PARENT_CAPABILITIES = frozenset({"CAP_KILL", "CAP_SYS_ADMIN"})
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-_REQUEST_BYTES = 4096
-_OPEN, _START = b"o", b"s"
-_HEAD = struct.Struct("cI")  # what for, and the question's number; a name follows
-_ANSWER = struct.Struct("iI")  # an errno or 0, and the number; descriptors come with it
+_PACKET_BYTES = 4096
 _HELPERS_END_WITHIN_S = 10.0
 _MOST_HELPERS = 4  # one works, one may be ending; a daemon gone mad gets no more
 
@@ -99,21 +99,21 @@ class Parent:
 
     def open_file(self, path: Path | str) -> int:
         """A descriptor for reading an energy counter. Raises OSError as `os.open` would."""
-        return self._ask(_OPEN, os.fspath(path), 1)[0]
+        return self._ask("open", os.fspath(path), 1)[0]
 
     def start(self, helper: str) -> tuple[int, int]:
         """Start a helper by its name: descriptors to read what it writes, and to write what it reads."""
-        read_fd, write_fd = self._ask(_START, helper, 2)
+        read_fd, write_fd = self._ask("start", helper, 2)
         return read_fd, write_fd
 
     def close(self) -> None:
         self._connection.close()
 
-    def _ask(self, kind: bytes, what: str, fds: int) -> list[int]:
+    def _ask(self, verb: str, what: str, fds: int) -> list[int]:
         with self._lock:
             self._number += 1
-            request = _HEAD.pack(kind, self._number) + os.fsencode(what)
-            if len(request) > _REQUEST_BYTES:
+            request = encode({"id": self._number, verb: what})
+            if len(request) > _PACKET_BYTES:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), what)
             try:
                 code, received = self._exchange(request)
@@ -130,14 +130,14 @@ class Parent:
         self._connection.send(request)
         while True:
             self._connection.settimeout(max(0.001, deadline_s - time.monotonic()))
-            answer, received, _, _ = socket.recv_fds(self._connection, _ANSWER.size, 2)
+            data, received, _, _ = socket.recv_fds(self._connection, _PACKET_BYTES, 2)
             for fd in received:
                 os.set_inheritable(fd, False)
-            if len(answer) != _ANSWER.size:
+            answer = decode(data)
+            if not answer:
                 return errno.EPIPE, received
-            code, number = _ANSWER.unpack(answer)
-            if number == self._number:
-                return code, received
+            if answer["id"] == self._number:
+                return answer["errno"], received
             # The late answer to a question that was given up.
             _close(received)
 
@@ -193,7 +193,7 @@ def _child(
         prepared = prepare()
         say(privilege.drop(user, keep))
         # A change of user forgets it, so it comes after.
-        privilege.end_with_parent(parent_pid)
+        end_with_parent(parent_pid, signal.SIGTERM)
         code = serve(prepared, parent)
     except UserError as error:
         print(f"smaragdine: {error}", file=sys.stderr)
@@ -273,32 +273,33 @@ class _Loop:
     def _answer(self) -> None:
         assert self._connection is not None
         try:
-            request = self._connection.recv(_REQUEST_BYTES)
+            request = decode(self._connection.recv(_PACKET_BYTES))
         except OSError:
-            request = b""
-        if len(request) < _HEAD.size:
+            request = {}
+        if not request:
             self._connection.close()
             self._connection = None
             return
         fds: list[int] = []
         code = 0
-        kind, number = _HEAD.unpack_from(request)
         try:
-            fds = self._do(kind, os.fsdecode(request[_HEAD.size :]))
+            fds = self._do(request)
         except OSError as error:
             code = error.errno or errno.EIO
         except Exception:
             code = errno.EINVAL
         with contextlib.suppress(OSError):
             # Never wait for a daemon that does not read: it would hold up signals.
-            socket.send_fds(self._connection, [_ANSWER.pack(code, number)], fds, socket.MSG_DONTWAIT)
+            answer = encode({"id": request.get("id"), "errno": code})
+            socket.send_fds(self._connection, [answer], fds, socket.MSG_DONTWAIT)
         _close(fds)
 
-    def _do(self, kind: bytes, what: str) -> list[int]:
-        if kind == _OPEN:
-            return [allowed_file(what, self._roots, self._trees)]
-        if kind == _START and what in self._commands:
-            return self._start(self._commands[what])
+    def _do(self, request: Message) -> list[int]:
+        path, helper = request.get("open"), request.get("start")
+        if isinstance(path, str):
+            return [allowed_file(path, self._roots, self._trees)]
+        if isinstance(helper, str) and helper in self._commands:
+            return self._start(self._commands[helper])
         raise OSError(errno.EPERM, "not allowed")
 
     def _start(self, command: Sequence[str]) -> list[int]:

@@ -6,6 +6,7 @@ Nodes are told apart by the type of their GPUs: Ray's label `ray.io/accelerator-
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import logging
@@ -26,15 +27,21 @@ from typing import Any
 from smaragdine.errors import UserError
 from smaragdine.jobs.lender import JOURNAL_VARIABLE
 from smaragdine.limits.journal import DEFAULT_JOURNAL
+from smaragdine.lines import Child, Inbox, Message, keep_stdout_for_messages, module_command, send
 from smaragdine.system import end_with_parent
 
 # How a Ray worker calls something that sets limits or runs programs: in a child.
 #
-#     python -m smaragdine.jobs.ray      # what to call is on stdin, what it gives on stdout
+#     python -m smaragdine.jobs.ray PARENT    # what to call, and what it gives, are messages (see lines.py)
 #
 # A Ray worker kills its children when it ends, and would kill the limits' keeper before it has brought
-# anything back. So all of this is done by one child, which dies with the worker, and whose own children do
-# what they are there for.
+# anything back. So one child does all of this. It dies with the worker, and its own children live on until
+# they have done what they are there for.
+#
+# What goes back and forth is what Ray itself carries as pickles: dataclasses, and recordings as archives. So
+# it is a pickle here too, inside of the message, and a message may be as long as a recording.
+
+_LONGEST_BYTES = 16 << 30
 
 Send = Callable[[Any], None]
 
@@ -51,39 +58,43 @@ def stream(function: Callable[..., None], *arguments: Any) -> Iterator[Any]:
 
 
 def _from_child(sends: bool, function: Callable[..., Any], arguments: Sequence[Any]) -> Iterator[Any]:
-    command = [sys.executable, "-P", "-m", "smaragdine.jobs.ray"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(pickle.dumps((os.getpid(), sends, function, arguments)))
-        child.stdin.close()
-        # The length first: a child that dies midway leaves no half of a pickle to be read.
-        while len(head := child.stdout.read(8)) == 8:
-            size = int.from_bytes(head, "big")
-            if len(body := child.stdout.read(size)) == size:
-                yield pickle.loads(body)
-    if child.returncode:
-        raise subprocess.CalledProcessError(child.returncode, command)
+    command = module_command("smaragdine.jobs.ray", str(os.getpid()))
+    child = Child(command, longest_bytes=_LONGEST_BYTES)
+    try:
+        child.send(_packed_value((sends, function, arguments)))
+        child.hang_up()
+        for message in child.inbox:
+            yield _value(message)
+    finally:
+        returncode = child.end()
+    if returncode:
+        raise subprocess.CalledProcessError(returncode, command)
 
 
 def main() -> None:
-    end_with_parent()
-    parent, sends, function, arguments = pickle.loads(sys.stdin.buffer.read())
-    if os.getppid() != parent:
+    end_with_parent(int(sys.argv[1]))
+    request = Inbox(0, _LONGEST_BYTES).receive()
+    if request is None:
         os._exit(1)
-    with open(os.dup(1), "wb") as answer:
-        os.dup2(2, 1)
+    sends, function, arguments = _value(request)
+    answers = keep_stdout_for_messages()
 
-        def send(value: Any) -> None:
-            body = pickle.dumps(value)
-            answer.write(len(body).to_bytes(8, "big") + body)
-            answer.flush()
+    def give(value: Any) -> None:
+        send(answers, _packed_value(value))
 
-        if sends:
-            function(send, *arguments)
-        else:
-            send(function(*arguments))
+    if sends:
+        function(give, *arguments)
+    else:
+        give(function(*arguments))
     os._exit(0)
+
+
+def _packed_value(value: Any) -> Message:
+    return {"pickle": base64.b64encode(pickle.dumps(value)).decode()}
+
+
+def _value(message: Message) -> Any:
+    return pickle.loads(base64.b64decode(message["pickle"]))
 
 
 def journal_for(devices: Sequence[str]) -> Path:

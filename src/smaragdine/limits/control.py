@@ -11,11 +11,8 @@ time is taken back as soon as the keeper answers again.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -27,6 +24,7 @@ from smaragdine.limits.journal import DEFAULT_JOURNAL
 from smaragdine.limits.keeper import Brought
 from smaragdine.limits.leases import Applied
 from smaragdine.limits.nvml import Code, Kind, LimitError, LimitRange, LimitValue
+from smaragdine.lines import Child, Inbox, Message, encode, module_command
 
 TIMEOUT_S = 5.0
 START_TIMEOUT_S = 15.0  # a keeper before us may still be bringing back
@@ -41,8 +39,7 @@ Launch = Callable[[], tuple[int, int]]
 
 
 def keeper_command(journal: Path) -> list[str]:
-    # -P: or it would look for modules in the folder it is started in first, which may be anybody's.
-    return [sys.executable, "-P", "-m", "smaragdine.limits.keeper", "--journal", str(journal)]
+    return module_command("smaragdine.limits.keeper", "--journal", str(journal))
 
 
 def launch_here(journal: Path) -> Launch:
@@ -50,20 +47,9 @@ def launch_here(journal: Path) -> Launch:
 
     def launch() -> tuple[int, int]:
         # A session of its own: what is meant for the terminal's programs does not reach it.
-        child = subprocess.Popen(
-            keeper_command(journal),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        threading.Thread(target=child.wait, name="limits-reap", daemon=True).start()
-        assert child.stdin is not None
-        assert child.stdout is not None
-        fds = os.dup(child.stdout.fileno()), os.dup(child.stdin.fileno())
-        child.stdout.close()
-        child.stdin.close()
-        return fds
+        child = Child(keeper_command(journal), start_new_session=True)
+        threading.Thread(target=child.process.wait, name="limits-reap", daemon=True).start()
+        return child.detach()
 
     return launch
 
@@ -162,7 +148,7 @@ class Control:
             raise LimitError("unavailable", "limits cannot be set now", why, "Try again")
         self._next_id += 1
         number = self._next_id
-        line = json.dumps({"id": number, "do": verb, **arguments}).encode() + b"\n"
+        line = encode({"id": number, "do": verb, **arguments})
         if len(line) > select.PIPE_BUF:
             raise LimitError("invalid", "limit not set", "the device's name is too long")
         try:
@@ -194,12 +180,8 @@ class Control:
     def _listen(self, read_fd: int) -> bool:
         """Take the keeper's lines until it ends; whether it ever worked."""
         worked = False
-        with open(read_fd, "rb") as lines:
-            for line in lines:
-                try:
-                    message = json.loads(line)
-                except ValueError:
-                    continue
+        try:
+            for message in Inbox(read_fd):
                 if "ready" in message:
                     worked = True
                     self.keeper_pid = message["ready"]["pid"]
@@ -213,11 +195,13 @@ class Control:
                         self._say(message["refused"])
                     self._refused = message["refused"]
                     self._ready.set()
-                else:
+                elif "id" in message:
                     self._answered(message)
+        finally:
+            os.close(read_fd)
         return worked
 
-    def _answered(self, message: dict[str, Any]) -> None:
+    def _answered(self, message: Message) -> None:
         with self._lock:
             future = self._waiting.pop(message["id"], None)
             self._late.discard(message["id"])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import resource
 import select
@@ -24,10 +23,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from smaragdine.limits import journal
 from smaragdine.limits.journal import JournalEntry
 from smaragdine.limits.nvml import (
-    KINDS,
     Kind,
     LimitedGpu,
     LimitError,
@@ -42,10 +42,34 @@ from smaragdine.limits.nvml import (
     open_gpus,
     setting_words,
 )
+from smaragdine.lines import Inbox, Message, send
 from smaragdine.privilege import CAPABILITIES, bound
 from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library
 
-# Sets limits and brings them back, with the journal always a step ahead. Used by the keeper alone.
+# What a keeper is asked. Each has an `id` besides, and so has its answer.
+
+
+class AskRanges(msgspec.Struct, tag_field="do", tag="ranges"):
+    pass
+
+
+class SetLimit(msgspec.Struct, tag_field="do", tag="set"):
+    device: str
+    kind: Kind
+    value: float
+    low: float = 0.0
+
+
+class Restore(msgspec.Struct, tag_field="do", tag="restore"):
+    device: str
+    kind: Kind
+
+
+class RestoreAll(msgspec.Struct, tag_field="do", tag="restore_all"):
+    pass
+
+
+Request = AskRanges | SetLimit | Restore | RestoreAll
 
 # restored: as before · left: somebody else has set it since, or the driver refuses · pending: tried again
 State = Literal["restored", "left", "pending"]
@@ -326,7 +350,7 @@ class Setter:
 RETRY_S = 1.0
 GIVE_UP_S = 60.0
 LOCK_WAIT_S = 10.0
-_LINE_BYTES = 65536
+_LONGEST_BYTES = 65536  # of a request
 _NEEDED = frozenset({"CAP_SYS_ADMIN"})
 
 
@@ -356,7 +380,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     setter.open()
     privilege = _drop()
     setter.start()
-    _say({"ready": {"pid": os.getpid(), "privilege": privilege}})
+    send(1, {"ready": {"pid": os.getpid(), "privilege": privilege}})
     try:
         _serve(setter, wake)
     except Exception as error:
@@ -376,7 +400,7 @@ def _serve(setter: Setter, wake: int) -> None:
     for fd in (0, wake, _parent()):
         if fd is not None:
             poller.register(fd, select.POLLIN)
-    rest = b""
+    inbox = Inbox(0, _LONGEST_BYTES)
     next_try_s = 0.0
     while True:
         if setter.pending and time.monotonic() >= next_try_s:
@@ -387,49 +411,34 @@ def _serve(setter: Setter, wake: int) -> None:
             return
         if not events:
             continue
-        data = os.read(0, _LINE_BYTES)
-        *lines, rest = (rest + data).split(b"\n")
-        if not data or len(rest) > _LINE_BYTES:
-            return
-        for line in lines:
-            if not _say(_answer(setter, line)):
+        for message in inbox.take():
+            if not send(1, _answer(setter, message)):
                 return
+        if inbox.ended:
+            return
 
 
-def _answer(setter: Setter, line: bytes) -> dict[str, Any]:
-    number = None
+def _answer(setter: Setter, message: Message) -> Message:
+    number = message.get("id")
     try:
-        request = json.loads(line)
-        number = request["id"]
-        return {"id": number, "result": _do(setter, request)}
+        return {"id": number, "result": _do(setter, msgspec.convert(message, Request))}
     except LimitError as error:
         return {"id": number, "error": str(error), "code": error.code}
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except ValueError as error:
         return {"id": number, "error": f"not a request: {error}", "code": "invalid"}
     except Exception as error:  # It must live on, whatever a driver throws at it.
         return {"id": number, "error": f"the limits' keeper failed: {error!r}", "code": "unavailable"}
 
 
-def _do(setter: Setter, request: dict[str, Any]) -> Any:
-    verb = request["do"]
-    if verb == "ranges":
+def _do(setter: Setter, request: Request) -> Any:
+    if isinstance(request, AskRanges):
         return setter.ranges()
-    if verb == "restore_all":
-        return [_brought(brought) for brought in setter.restore_all()]
-    device, kind = str(request["device"]), request["kind"]
-    if kind not in KINDS:
-        raise LimitError("invalid", f"no kind of limit: {kind!r}", remedy=f"Known: {', '.join(KINDS)}")
-    if verb == "set":
-        asked = LimitValue(float(request["value"]), float(request.get("low") or 0.0))
-        entry = setter.set(device, kind, asked)
-        return {"previous": entry.previous, "actual": entry.target}
-    if verb == "restore":
-        return _brought(setter.restore(device, kind))
-    raise LimitError("invalid", f"no such request: {verb!r}")
-
-
-def _brought(brought: Brought) -> dict[str, Any]:
-    return {"state": brought.state, "now": brought.now, "line": brought.line}
+    if isinstance(request, RestoreAll):
+        return [asdict(brought) for brought in setter.restore_all()]
+    if isinstance(request, Restore):
+        return asdict(setter.restore(request.device, request.kind))
+    entry = setter.set(request.device, request.kind, LimitValue(request.value, request.low))
+    return {"previous": entry.previous, "actual": entry.target}
 
 
 def _finish(setter: Setter, lock: journal.Lock, give_up_s: float) -> int:
@@ -485,19 +494,8 @@ def _drop() -> str:
     return "root, with no capability but CAP_SYS_ADMIN"
 
 
-def _say(message: dict[str, Any]) -> bool:
-    """One line to the parent; False when it is gone."""
-    data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-    while data:
-        try:
-            data = data[os.write(1, data) :]
-        except OSError:
-            return False
-    return True
-
-
 def _note(line: str) -> None:
-    if not _say({"note": line}):
+    if not send(1, {"note": line}):
         _log(line)
 
 
@@ -507,7 +505,7 @@ def _log(line: str) -> None:
 
 
 def _refuse(line: str) -> int:
-    _say({"refused": line})
+    send(1, {"refused": line})
     return 3
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
-from smaragdine.sensors import cpu, estimate, hwmon, perf, rapl
+from smaragdine.sensors import cpu, estimate, hwmon, rapl
 from smaragdine.sensors.activity import Activity, open_activity
 from smaragdine.sensors.base import Absent, Channel, Found, Sensor, checked
 from smaragdine.sensors.cpu import read_cpuinfo
@@ -149,7 +149,11 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM, elsewhere: Elsewhe
     take(rapl.open_sensors(root=settings.powercap_root, period_ns=settings.period_ns, clock=clock))
     if not any(device.startswith("cpu:") for device in _measured(sensors)):
         have = _measured(sensors)
-        take(perf.open_sensors(root=settings.perf_root, period_ns=settings.period_ns, clock=clock, have=have))
+        take(
+            rapl.open_perf_sensors(
+                root=settings.perf_root, period_ns=settings.period_ns, clock=clock, have=have
+            )
+        )
     found_hwmon = hwmon.open_sensors(root=settings.hwmon_root, clock=clock)
     gaps = [*absent, *found_hwmon.absent]
     if elsewhere is not None and any(gap.channel.startswith(_ENERGY_OF) for gap in gaps):

@@ -20,8 +20,8 @@ from smaragdine.daemon.server import listen_tcp, listen_unix, remove_stale, tls_
 from smaragdine.daemon.settings import Settings
 from smaragdine.daemon.unit import make_say
 from smaragdine.errors import UserError
-from smaragdine.limits.control import keeper_command
 from smaragdine.limits.journal import DEFAULT_JOURNAL
+from smaragdine.limits.keeper_client import keeper_command
 from smaragdine.privilege import hand_over
 
 if TYPE_CHECKING:

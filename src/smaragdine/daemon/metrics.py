@@ -19,7 +19,7 @@ from smaragdine.version import __version__
 
 if TYPE_CHECKING:
     from smaragdine.daemon.core import Daemon
-    from smaragdine.daemon.lending import Lending
+    from smaragdine.daemon.lease_calls import LeaseCalls
 
 # GET /metrics: just enough HTTP for Prometheus, and nothing a stranger on the network can hold up.
 #
@@ -373,9 +373,9 @@ def render(
 class FleetMetrics:
     """Counts every second, scraped or not, so that a session between two scrapes is not lost."""
 
-    def __init__(self, daemon: Daemon, lending: Lending) -> None:
+    def __init__(self, daemon: Daemon, lease_calls: LeaseCalls) -> None:
         self._daemon = daemon
-        self._lending = lending
+        self._lease_calls = lease_calls
         self._fleet = Fleet()
 
     def take_up(self) -> None:
@@ -416,7 +416,7 @@ class FleetMetrics:
                 missed_readings=sum(lag.missed for lag in daemon.source.sampler.lag.values()),
                 dropped_batches=daemon.dropped_batches,
                 kept_batches=daemon.log.kept_batches,
-                leases=self._lending.count,
+                leases=self._lease_calls.count,
             )
         )
 

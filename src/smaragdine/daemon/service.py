@@ -19,7 +19,7 @@ from h2.exceptions import H2Error
 
 from smaragdine.daemon.callers import Caller, CredentialFile
 from smaragdine.daemon.core import Daemon
-from smaragdine.daemon.lending import Lending
+from smaragdine.daemon.lease_calls import LeaseCalls
 from smaragdine.daemon.log import Batch
 from smaragdine.daemon.running_energy import DeviceUse
 from smaragdine.daemon.server import Connection
@@ -42,9 +42,9 @@ _Answer = Callable[[Connection, Caller, Any], Awaitable[Any]]
 
 
 class Service:
-    def __init__(self, daemon: Daemon, lending: Lending, tokens: CredentialFile | None = None) -> None:
+    def __init__(self, daemon: Daemon, lease_calls: LeaseCalls, tokens: CredentialFile | None = None) -> None:
         self._daemon = daemon
-        self._lending = lending
+        self._lease_calls = lease_calls
         self._tokens = tokens
         self._readers: Counter[str] = Counter()
 
@@ -124,7 +124,7 @@ class Service:
             channels=[channel_message(number, c, not caller.is_root, 0.0) for number, c in channels],
             absent=[pb.Absent(channel=a.channel, reason=a.reason, remedy=a.remedy) for a in absent],
             facts_json=json.dumps(daemon.knowledge.facts, default=str),
-            limits=await self._lending.ranges(),
+            limits=await self._lease_calls.ranges(),
             may_control=caller.may_control,
             finest_counter_ms=0.0 if caller.is_root else COARSE_NS / 1e6,
         )
@@ -181,10 +181,10 @@ class Service:
         ]
 
     async def _setlimit(self, connection: Connection, caller: Caller, request: Any) -> Any:
-        return await self._lending.set_limit(connection, caller, request)
+        return await self._lease_calls.set_limit(connection, caller, request)
 
     async def _release(self, connection: Connection, caller: Caller, request: Any) -> Any:
-        return await self._lending.release(caller, request)
+        return await self._lease_calls.release(caller, request)
 
     async def _health(self, connection: Connection, caller: Caller, request: Any) -> Any:
         daemon = self._daemon
@@ -197,7 +197,7 @@ class Service:
             memory_bytes=daemon.memory_bytes(),
             notes=[note_message(note) for note in daemon.notes],
             kept_batches=daemon.log.kept_batches,
-            leases=self._lending.count,
+            leases=self._lease_calls.count,
         )
 
     @contextlib.contextmanager

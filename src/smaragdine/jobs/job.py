@@ -1,9 +1,9 @@
-"""One repetition: warm-up, cool-down, limits, and the recording, made by a process of its own.
+"""One job: warm-up, cool-down, limits, and a recording of the program, made by a process of its own.
 
     python -m smaragdine.jobs.job PARENT    # one message asks, one answers (see lines.py)
 
-A process of its own, because recording a program takes over signals and the working folder. It dies with its
-parent, and the program with it.
+It needs a process of its own because recording takes over signals and the working folder. The process dies
+with its parent, and the program with the process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_VOID = 3
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A repetition, as the process that runs it needs it."""
+    """What the job's process needs to know."""
 
     words: Sequence[str]
     folder: str  # where it starts
@@ -47,14 +47,14 @@ class RunRequest:
     warm_up: int = 0
     cool_down: CoolDown | None = None
     timeout_s: float | None = None
-    trace_steps: int = 0  # how many steps are traced, to be assembled by whoever asked; 0: none
-    trace_skip: int = 0  # steps before the first of them
+    trace_steps: int = 0  # how many steps to trace, 0: none; whoever asks assembles the events
+    trace_skip: int = 0  # steps before the first traced one
     verb: str = "sweep"  # as the recording's run.json has it
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How it ended. The recording is in the folder that was asked for, unless there is an `error`."""
+    """How the program ended. Unless there is an `error`, the recording is in the folder asked for."""
 
     returncode: int = 0  # as subprocess has it
     problems: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class RunResult:
 
 
 class Stop:
-    """Ctrl-C and its kin: what runs is told once, and ended at the second."""
+    """Takes Ctrl-C and its kin: passes the first one on to what runs, and kills it at the second."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -78,7 +78,7 @@ class Stop:
         return self
 
     def take_over(self) -> None:
-        """Also from a library that has put handlers of its own in place of ours."""
+        """Take the signals over, also again from a library that has put its own handlers in our place."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old.setdefault(number, signal.getsignal(number))
@@ -107,7 +107,7 @@ class Stop:
 def perform(
     job: RunRequest, lender: Lender | None, recording: Path, log: Path, stop: Stop, say: Callable[[str], None]
 ) -> RunResult:
-    """Run a repetition into the new folder `recording`, what it prints into `log`."""
+    """Run a job. The recording goes into the new folder `recording`, what the program prints into `log`."""
     for _ in range(job.warm_up):
         ran = record(job, recording, log, stop)
         if stop or ran.error or ran.returncode:
@@ -176,7 +176,7 @@ def record(job: RunRequest, recording: Path, log: Path, stop: Stop) -> RunResult
 
 
 def _ends_within(timeout_s: float, inbox: Inbox, recording: Path) -> bool:
-    """Whether the program has ended when its time is up; what comes before it does not count."""
+    """Whether the program ends within its time, which begins when the program does."""
     begin_s: float | None = None
     while not readable([inbox.fd], min(_LOOK_S, timeout_s)):
         if begin_s is None:

@@ -335,15 +335,15 @@ def _tune(options: TuneOptions, wait: Wait) -> TuneOutcome | None:
     setup = find_setup(options, os.environ)
     devices = tuple(setup.devices)
     policy = setup.policy(options)
-    with lender(notes.append) as lending:
-        check_permission(lending, setup)
+    with lender(notes.append) as limits:
+        check_permission(limits, setup)
         with live_energy(setup.devices) as energy:
             send(1, {"ready": {}})
             spool = (Inbox(0).receive() or {}).get("follow")
             if spool is None:
                 return None
             slices = SliceOptions(options.steps, options.settle_s, options.skip)
-            tuner = Tuner(lending, energy, policy, devices, Path(spool), slices)
+            tuner = Tuner(limits, energy, policy, devices, Path(spool), slices)
             tuner.run(wait)
     return outcome(policy, devices, tuner.problem, tuple(notes[:_MOST_NOTES]))
 

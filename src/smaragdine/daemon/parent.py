@@ -1,8 +1,8 @@
 """The process the operator starts: it stays root, and does next to nothing.
 
-It forks the daemon, which gives up its privileges once its sensors are open, and from then on
+It forks the daemon, which gives up its privileges once its sensors are open. From then on the parent
 
-  opens energy counters for it, when a driver was loaded anew (nothing else: see counter_files.py);
+  opens energy counters for the daemon after a driver was reloaded, and no other files;
   starts the keeper of limits for it, a fixed command;
   passes signals on, and ends with it, after the keeper has put every limit back.
 
@@ -34,7 +34,7 @@ from smaragdine.errors import UserError
 from smaragdine.lines import Message, decode, encode
 from smaragdine.system import end_with_parent
 
-# Which files a privileged process opens for one that is not: energy counters, and nothing posing as one.
+# Which files the privileged parent opens for the daemon: energy counters, and nothing posing as one.
 
 ALLOWED_NAMES = frozenset({"energy_uj", "max_energy_range_uj"})
 SYSFS_ROOT = Path("/sys/class/powercap")
@@ -42,10 +42,11 @@ SYSFS_REAL_ROOT = Path("/sys/devices/virtual/powercap")
 
 
 def allowed_file(path: str, roots: Sequence[Path], trees: Sequence[Path]) -> int:
-    """Open an energy counter below one of `roots` whose real place is in one of `trees`; OSError otherwise.
+    """Open an energy counter that is named below one of `roots` and lies in one of `trees`. Else raises
+    OSError.
 
-    It is looked at before it is opened for reading, and what was looked at is what is opened: links that are
-    changed in between, pipes and devices lead nowhere.
+    We look at the file before we open it, and open what we looked at: a link that changes in between, a pipe
+    or a device leads nowhere.
     """
     asked = Path(path)
     named = asked.name in ALLOWED_NAMES and ".." not in asked.parts
@@ -69,27 +70,27 @@ def real_trees(roots: Sequence[Path]) -> list[Path]:
     for root in roots:
         trees.append(Path(os.path.realpath(root)))
         if trees[-1] == SYSFS_ROOT:
-            # Also where no zone is there yet.
+            # Even where there is no zone yet.
             trees.append(SYSFS_REAL_ROOT)
         with contextlib.suppress(OSError):
             trees += [Path(os.path.realpath(entry)) for entry in root.iterdir() if entry.is_symlink()]
     return trees
 
 
-# The parent's own: to pass a signal on to another user's process, and for the keeper to set limits.
+# The parent keeps these: to pass a signal on to another user's process, and for the keeper to set limits.
 KEEPER = "keeper"  # the helper that sets limits
 PARENT_CAPABILITIES = frozenset({"CAP_KILL", "CAP_SYS_ADMIN"})
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _PACKET_BYTES = 4096
 _HELPERS_END_WITHIN_S = 10.0
-_MOST_HELPERS = 4  # one works, one may be ending; a daemon gone mad gets no more
+_MOST_HELPERS = 4  # one works and one may be ending; a daemon gone mad gets no more
 
 Prepared = TypeVar("Prepared")
 
 
 class Parent:
-    """The daemon's side: what it can still get from its parent. Safe to call from any thread."""
+    """The daemon's side: what it may still ask its parent for. Any thread may call."""
 
     def __init__(self, connection: socket.socket, timeout_s: float = 5.0) -> None:
         self._connection = connection
@@ -102,7 +103,7 @@ class Parent:
         return self._ask("open", os.fspath(path), 1)[0]
 
     def start(self, helper: str) -> tuple[int, int]:
-        """Start a helper by its name: descriptors to read what it writes, and to write what it reads."""
+        """Start a helper by its name. Returns descriptors to read its output and to write its input."""
         read_fd, write_fd = self._ask("start", helper, 2)
         return read_fd, write_fd
 
@@ -138,7 +139,7 @@ class Parent:
                 return errno.EPIPE, received
             if answer["id"] == self._number:
                 return answer["errno"], received
-            # The late answer to a question that was given up.
+            # A late answer to a question that we gave up.
             _close(received)
 
 
@@ -152,13 +153,14 @@ def run_unprivileged(
     helpers: Mapping[str, Sequence[str]] | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> int:
-    """Fork; in the child `prepare` as root (open sensors, bind sockets), drop everything, `serve`.
+    """Fork. The child calls `prepare` as root (to open sensors, to bind sockets), gives up every privilege,
+    and calls `serve`.
 
-    The parent stays, for reopening files below `counters` and starting `helpers`. Its return value is the
-    child's exit code, 128 + N after signal N. Call it before there are threads.
+    The parent stays, to reopen files below `counters` and to start `helpers`. It returns the child's exit
+    code, 128 + N after signal N. Call it before there are threads.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Held back until the child is known, so that none is lost in between.
+    # Hold signals back until we know the child, so that none is lost in between.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     parent_pid = os.getpid()
     pid = os.fork()
@@ -185,14 +187,14 @@ def _child(
     """Never returns: the caller's stack belongs to the parent."""
     code = 70
     try:
-        # A terminal's Ctrl-C comes once, through the parent; and root's terminal is nothing for this process,
-        # which could else type into it.
+        # A terminal's Ctrl-C then comes once, through the parent. And this process must not keep root's
+        # terminal, into which it could type.
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         privilege.fence()
         prepared = prepare()
         say(privilege.drop(user, keep))
-        # A change of user forgets it, so it comes after.
+        # After the change of user, which would undo it.
         end_with_parent(parent_pid, signal.SIGTERM)
         code = serve(prepared, parent)
     except UserError as error:
@@ -212,7 +214,7 @@ def _child(
 
 
 class _Loop:
-    """The parent's loop: requests, signals, and the end of its children."""
+    """The parent's loop: answers requests, passes signals on, and waits for its children."""
 
     def __init__(
         self,
@@ -264,7 +266,7 @@ class _Loop:
         return code if code >= 0 else 128 - code
 
     def _wait_for_helpers(self) -> None:
-        # Their input has ended with the daemon, and that tells them to put everything back.
+        # Their input ended with the daemon. That tells them to put everything back.
         deadline_s = time.monotonic() + _HELPERS_END_WITHIN_S
         for helper in self._helpers:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -289,7 +291,7 @@ class _Loop:
         except Exception:
             code = errno.EINVAL
         with contextlib.suppress(OSError):
-            # Never wait for a daemon that does not read: it would hold up signals.
+            # Do not wait for a daemon that does not read: signals would have to wait too.
             answer = encode({"id": request.get("id"), "errno": code})
             socket.send_fds(self._connection, [answer], fds, socket.MSG_DONTWAIT)
         _close(fds)
@@ -309,7 +311,7 @@ class _Loop:
         read_fd, their_output = os.pipe()
         their_input, write_fd = os.pipe()
         try:
-            # In a session of its own: a terminal's Ctrl-C is not for it.
+            # In a session of its own, a terminal's Ctrl-C does not reach it.
             self._helpers.append(
                 subprocess.Popen(command, stdin=their_input, stdout=their_output, start_new_session=True)
             )
@@ -320,13 +322,13 @@ class _Loop:
         finally:
             os.close(their_input)
             os.close(their_output)
-        # Only the daemon will hold these: they close with it, however it ends.
+        # Only the daemon will hold these, so they close when it ends, however it ends.
         return [read_fd, write_fd]
 
 
 @contextlib.contextmanager
 def _signal_pipe(mask: Iterable[int]) -> Iterator[int]:
-    """A descriptor that gives the number of each signal as a byte."""
+    """A descriptor that gives a byte for each signal, its number."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     handlers = {number: signal.signal(number, _nothing) for number in (*_SIGNALS, signal.SIGCHLD)}
     before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)

@@ -102,7 +102,7 @@ async def serve(settings: Settings, prepared: Prepared, parent: Parent, say: Cal
         metrics.close()
     keeping.cancel()
     await daemon.end()
-    # Readers get what is left and hear that we stop.
+    # Give readers what is left, and let them hear that we stop.
     deadline_s = loop.time() + _READERS_END_S
     while daemon.readers and loop.time() < deadline_s:
         await asyncio.sleep(0.01)

@@ -1,7 +1,9 @@
-"""The sampler's process: reads the sensors and writes the tables. `python -m smaragdine.recording.recorder`.
+"""The recorder: a process that reads the sensors and writes the tables; and the other end, which starts it.
 
-It is a process of its own, so that it shares no interpreter lock with the program, and it ends when the
-program does: it holds a pidfd, which also tells of `kill -9`. Its messages (see lines.py):
+    python -m smaragdine.recording.recorder CONFIG
+
+A process of its own shares no interpreter lock with the program. It ends when the program does, which a pidfd
+tells it, even of `kill -9`. Its messages (see lines.py):
 
     in   {"watch": PID, "include_past": …, "marker": …}    the program to follow
          {"stop": true}                                    finish and go
@@ -38,9 +40,10 @@ from smaragdine.sensors.base import Absent
 from smaragdine.sensors.discover import Machine, discover, settings_from_environment
 from smaragdine.system import readable
 
-# What a recorder is told when it starts.
+# What a recorder must know at its start.
 
-# What anybody may send to us and mean the program: all that can be caught, save signs of a fault of our own.
+# Signals that anybody may send to us and mean the program: all that can be caught, but those of a fault of
+# our own.
 GROUP_SIGNALS: tuple[int, ...] = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -56,7 +59,7 @@ GROUP_SIGNALS: tuple[int, ...] = (
 )
 
 
-# How long readings go into one file: of two sockets it has half a million of them then.
+# How long readings go into one file. On two sockets it then has half a million of them.
 PIECE_NS = 180_000_000_000
 
 
@@ -71,20 +74,20 @@ class RecorderConfig:
     piece_ns: int = PIECE_NS
 
 
-# Which processes outlived the program, but for those of Python's own that leave by themselves.
+# Which processes outlived the program, but for those that Python itself starts and that leave by themselves.
 
-# As multiprocessing starts them, and loky after it. A resource tracker leaves once all it cleans up after
-# are gone. So does a fork server; but its workers have its command line too.
+# As multiprocessing starts them, and loky after it. A resource tracker leaves once everything it cleans up
+# after is gone, and so does a fork server. But the workers of a fork server have its command line too.
 _TRACKER = re.compile(rb"from [\w.]*\bresource_tracker import main\b")
 _FORK_SERVER = re.compile(rb"from [\w.]*\bforkserver import main\b")
 
 
 def survivors(pids: Iterable[int]) -> list[int]:
-    """Those of `pids` that run on, and that somebody may want to know of."""
+    """Those of `pids` that run on, and that somebody may want to know about."""
     left = sorted(pid for pid in pids if runs(pid))
     commands = {pid: _read(pid, "cmdline") for pid in left}
     servers = {pid for pid, command in commands.items() if _FORK_SERVER.search(command)}
-    # A server leaves after the last of its workers: whose parent is none is one itself.
+    # A server leaves after the last of its workers. One whose parent is no server is a server itself.
     workers = {pid for pid in servers if _parent(pid) in servers}
     return [pid for pid in left if pid in workers or not (pid in servers or _TRACKER.search(commands[pid]))]
 
@@ -100,7 +103,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _status(pid: int) -> list[bytes]:
-    """Its state, its parent and so on: what follows its name, in which there may be anything."""
+    """The state, the parent and so on of a process: what follows its name, which may contain anything."""
     return _read(pid, "stat").rpartition(b")")[2].split()
 
 
@@ -113,14 +116,14 @@ def _read(pid: int, name: str) -> bytes:
 
 
 FLUSH_EVERY_NS = 1_000_000_000
-# It knows what readings mean, so it is no part of this package; it ends by itself, and may be killed.
+# The thinner knows what readings mean, so it is not in this package. It ends by itself, and we may kill it.
 _THINNER = "smaragdine.accounting.thinning"
-# Whoever started us may be stopped for a while: so long they may take to hear that we are ready or done.
+# Whoever started us may be stopped for a while. We wait so long for them to hear that we are ready or done.
 _HEARD_WITHIN_S = 30.0
 
 
 class Recorder:
-    """The sampler with its writer, and the loop that flushes, listens and notices the end."""
+    """The sampler with its writer, and the loop that flushes, listens, and notices the end."""
 
     def __init__(self, config: RecorderConfig, machine: Machine) -> None:
         self._config = config
@@ -167,7 +170,7 @@ class Recorder:
                 next_piece_ns = time.monotonic_ns() + self._config.piece_ns
         self._note_survivors()
         if self._thinner is not None:
-            self._thinner.kill()  # what it has not finished stands as it was
+            self._thinner.kill()  # what it has not replaced yet stays as it was
             self._thinner.wait()
         self._sampler.stop()
         self._flush()
@@ -189,7 +192,7 @@ class Recorder:
         }
 
     def _listen(self) -> bool:
-        """False: nobody will ask for anything more."""
+        """Take messages. False: there will be no more."""
         for message in self._inbox.take():
             if "stop" in message:
                 self._stopping = True
@@ -202,7 +205,7 @@ class Recorder:
         try:
             self._pidfd = os.pidfd_open(pid)
         except OSError as error:
-            # Already gone (a program of a millisecond): what was read so far is the recording.
+            # It has gone already (a program of a millisecond). What was read so far is the recording.
             self._stopping = error.errno == errno.ESRCH
         if self._machine.activity is not None:
             with contextlib.suppress(OSError):
@@ -224,7 +227,8 @@ class Recorder:
             gc.collect()
 
     def _thin(self) -> None:
-        """In a process of its own, at the lowest priority: it takes a second, and sampling must not wait."""
+        """Start the thinner, in a process of its own at the lowest priority: it takes a second, and sampling
+        must not wait."""
         if self._config.keep_all or (self._thinner is not None and self._thinner.poll() is None):
             return
         try:
@@ -249,7 +253,8 @@ class Recorder:
                 file.write(json.dumps(mark) + "\n")
 
     def _feed(self, batches: list[tuple[int, list[tuple[int, int, float]]]]) -> dict[str, Any]:
-        """Per power channel: time and value of its newest reading, mean of all, then its first."""
+        """For each power channel: time and value of the newest reading, the mean of all, then time and value
+        of the first."""
         latest: dict[str, list[float]] = {}
         for first, readings in batches:
             by_channel: dict[int, list[tuple[int, float]]] = {}
@@ -302,8 +307,8 @@ class Recorder:
 
 
 def main() -> None:
-    # What a terminal or a batch system sends to the whole process group is meant for the program, whose end
-    # ends us; and we go on when it is stopped.
+    # What a terminal or a batch system sends to the whole process group is meant for the program. We end when
+    # the program ends, and go on when it is stopped.
     for number in (*GROUP_SIGNALS, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     config = RecorderConfig(**json.loads(sys.argv[1]))
@@ -326,7 +331,8 @@ def main() -> None:
     Recorder(config, machine).run()
 
 
-# Its other end: start it, tell it what to watch, hear what it has to say, start another one should it die.
+# The other end: starts the recorder, tells it what to watch, hears what it says, and starts another one if it
+# dies.
 
 _MOST_RESTARTS = 3
 _READY_TIMEOUT_S = 30.0
@@ -335,7 +341,7 @@ _EXIT_S = 1.0  # from the end of its output to the end of the recorder
 
 
 class RecorderClient:
-    """A running recorder process. Its death is a fact to report, never an exception."""
+    """A running recorder. If it dies, that is a fact to report and never an exception."""
 
     def __init__(self, config: RecorderConfig, environment: Mapping[str, str]) -> None:
         self.config = config
@@ -373,7 +379,7 @@ class RecorderClient:
         self._child.send({"watch": pid, "include_past": include_past, "marker": marker})
 
     def stop(self, timeout_s: float) -> None:
-        """Ask it to finish, wait, and end it if it hangs in a driver: the run must come to its end."""
+        """Ask it to finish and wait. If it hangs in a driver, kill it: the run must come to its end."""
         self._child.send({"stop": True})
         self._wait(lambda: False, timeout_s)
         self._child.end(0.0)
@@ -397,7 +403,7 @@ class RecorderClient:
 
 @dataclass
 class Supervision:
-    """What came of it. `returncode` as subprocess has it: negative is the signal the program died of."""
+    """How recording went. `returncode` is subprocess's: negative for the signal that the program died of."""
 
     returncode: int = 0
     begin_ns: int = 0
@@ -437,7 +443,7 @@ class Recorders:
         if not client.ended:
             return
         if client.done is not None:
-            # It saw the program's end before we did.
+            # It saw the program end before we did.
             self._outcome.figures.append(client.done)
             self.client = None
             return
@@ -445,7 +451,7 @@ class Recorders:
         if client.config.segment < _MOST_RESTARTS and self._watching is not None:
             self.client = self._start(replace(self._config, segment=client.config.segment + 1))
             if self.client is not None:
-                # What the program spent while nobody looked is not this segment's.
+                # What the program used while nobody looked does not belong to this segment.
                 self.client.watch(self._watching[0], False, self._watching[2])
 
     def stop(self) -> None:
@@ -457,7 +463,7 @@ class Recorders:
         if client.done is not None:
             self._outcome.figures.append(client.done)
         elif gone:
-            # Nobody heard it die: a block of the program's own has no supervisor.
+            # Nobody heard it die: nobody supervises a block of the user's own program.
             self._bury("died")
         else:
             self._outcome.problems.append("the monitor did not finish: the last second may be missing")

@@ -40,7 +40,7 @@ class RecordOptions:
     period_ns: int = COUNTER_PERIOD_NS
     pcie: bool = False
     live: bool = False
-    gpus: tuple[str, ...] = ()  # UUIDs; none: those that the environment lets a program see
+    gpus: tuple[str, ...] = ()  # UUIDs; none: those that a program with this environment sees
     keep_all: bool = False  # of the readings; else old ones are thinned
     asked: Mapping[str, Any] = field(default_factory=lambda: asked("record"))
 
@@ -48,7 +48,7 @@ class RecordOptions:
 @dataclass(frozen=True)
 class Recorded:
     folder: Path
-    info: dict[str, Any]  # what run.json should say, even where a full disk kept it from being written
+    info: dict[str, Any]  # what run.json should say, even where a full disk kept us from writing it
     returncode: int
     problems: list[str]
 
@@ -134,7 +134,7 @@ def record_here(
         yield path
         status = "complete"
     finally:
-        # A forked child that leaves the block ends nothing: the recording is its parent's.
+        # A forked child that leaves the block ends nothing: the recording belongs to its parent.
         if os.getpid() == pid:
             outcome.end_ns = time.time_ns()
             recorders.stop()
@@ -169,7 +169,7 @@ def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str,
         if figures["write_error"]
     )
     outcome.problems.extend(problem for figures in outcome.figures for problem in figures["problems"])
-    # A file that is gone, or is another, is noticed by its rows.
+    # By their rows we notice a file that is gone, or is another one.
     info["rows"] = {name: rows for figures in outcome.figures for name, rows in figures["rows"].items()}
     for t_ns in outcome.deaths_ns:
         marks.append(path, "monitor_died", t_ns)
@@ -181,11 +181,11 @@ def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str,
         if error is None:
             info["rows"]["marks.arrows"] = table.num_rows
     except Exception as unexpected:
-        # Nothing a program marks may keep its own exit code from the caller.
+        # Whatever a program marks, its caller must get its exit code.
         error = unexpected
     if error is not None:
         outcome.problems.append(f"the marks stay in the spool: {error}")
-    # Another recording's table may have as many rows.
+    # By the seals we notice a table of another recording, even with as many rows.
     info["seals"] = last_seals(path, info["rows"])
     log = path / "recorder.log"
     with contextlib.suppress(OSError):
@@ -196,9 +196,8 @@ def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str,
         outcome.problems.append(f"run.json could not be finished: {error}")
 
 
-# Running the program.
-#
-# It is a direct child with our standard streams, working directory, process group and inherited files.
+# Running the program. It is a direct child, with our standard streams, working directory, process group and
+# inherited files.
 
 
 def supervise(
@@ -210,10 +209,10 @@ def supervise(
     on_start: Callable[[Supervision], None],
     on_feed: Callable[[dict[str, Any]], None] | None = None,
 ) -> Supervision:
-    """Record one program from its first instruction to its end.
+    """Record a program from its first instruction to its end.
 
-    `on_start` is called when the sensors are known and the program is about to begin. Raises `UserError`
-    when the program cannot be started at all.
+    Calls `on_start` when the sensors are known and the program is about to begin. Raises `UserError` when the
+    program cannot be started at all.
     """
     outcome = Supervision()
     with Canary(GROUP_SIGNALS) as canary:
@@ -240,7 +239,7 @@ def _start(
             command.argv,
             executable=command.executable,
             env=dict(environment),
-            close_fds=False,  # files the caller opened for the program stay open; ours are close-on-exec
+            close_fds=False,  # files that the caller opened for the program stay open; ours are close-on-exec
             preexec_fn=dying_with_us(in_child),
         )
     except OSError as error:
@@ -260,7 +259,7 @@ def _until_end(
     on_feed: Callable[[dict[str, Any]], None] | None,
 ) -> None:
     while True:
-        # Not Popen.poll: this also tells the exact CPU time of the program and all it waited for.
+        # Not Popen.poll: this also gives the exact CPU time of the program and of all it waited for.
         pid, status, usage = os.wait4(program.pid, os.WNOHANG)
         if pid:
             outcome.end_ns = time.time_ns()
@@ -274,7 +273,7 @@ def _until_end(
             recorders.take()
             feeds, client.feeds = client.feeds, []
             if on_feed is not None:
-                # A display that fails is no reason to end the program.
+                # A display that fails must not end the program.
                 with contextlib.suppress(Exception):
                     for feed in feeds:
                         on_feed(feed)
@@ -282,11 +281,9 @@ def _until_end(
         signals.pass_on(program.pid)
 
 
-# Signals: every one reaches the program exactly once, whomever it was sent to.
-#
-# Was it sent to us alone, or to our whole process group? The canary is a tiny process of the same group that
-# does nothing but say which signals it got: if it got one too, so did the program, and passing it on would
-# deliver it twice.
+# Signals: each reaches the program exactly once, whoever it was sent to. Was it sent to us alone, or to our
+# whole process group? The canary is a tiny process in the same group that only says which signals it got. If
+# it got one too, so did the program: passing it on would deliver it twice.
 
 _CANARY_WAIT_S = 0.15
 _CANARY_LATE_S = 2.0  # on a busy machine
@@ -294,8 +291,8 @@ _MOST_CANARIES = 4
 
 
 class Canary:
-    """`fds` (one or none) gives one byte, its number, per signal that reached the group. One that is killed
-    is replaced, a few times."""
+    """Says which signals reached the group: `fds` (one or none) gives a byte for each, its number. A canary
+    that is killed is replaced, a few times."""
 
     def __init__(self, numbers: Collection[int]) -> None:
         self._numbers = numbers
@@ -308,7 +305,8 @@ class Canary:
         numbers = self._numbers
         fd, write_fd = os.pipe()
         parent_pid = os.getpid()
-        # Held back before the fork: our own handlers, in the child, would tell us of a signal once more.
+        # Hold signals back before the fork: else our own handlers, in the child, would report a signal once
+        # more.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         self._pid = os.fork()
         if self._pid == 0:
@@ -353,7 +351,7 @@ class Canary:
 
 
 class Signals:
-    """Which signals came to us, and which of them the program still has to be told of."""
+    """Knows which signals came to us, and which of them we must still pass on to the program."""
 
     def __init__(self, canary: Canary) -> None:
         self.canary = canary
@@ -363,10 +361,10 @@ class Signals:
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         self._old: dict[int, Any] = {}
         for number in GROUP_SIGNALS:
-            # What the caller ignores (nohup) the program must go on ignoring.
+            # If the caller ignores a signal (nohup), the program must go on ignoring it.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old[number] = signal.signal(number, lambda *_: None)
-        # Ignored, the kernel would reap the program and its exit code with it.
+        # If it stayed ignored, the kernel would reap the program, and we would lose its exit code.
         self._child_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
         self._old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._alone: list[tuple[int, float]] = []
@@ -375,15 +373,17 @@ class Signals:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[Callable[[], None]]:
-        """Around the program's start: signals wait. Yields what the child does before it becomes the program.
+        """Hold signals back while the program starts. Yields what the child does before it becomes the
+        program.
 
-        What came before the program was there it cannot have got, whoever it was sent to.
+        The program cannot have got what came before it was there, whoever that was sent to.
         """
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._old.keys())
         self._early_ones(list(self.canary.take()))
 
         def in_child() -> None:
-            # Handled signals are the default in the program; until it is that, ours must not swallow one.
+            # Signals that we handle take their default in the program. Until it runs, our handler must not
+            # swallow one.
             for number in self._old:
                 signal.signal(number, signal.SIG_DFL)
             if self._child_ignored:
@@ -393,13 +393,13 @@ class Signals:
         try:
             yield in_child
         finally:
-            # Signals that wait now may have come before the program was there, too.
+            # Signals that wait now may also have come before the program was there.
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._early_ones([])
 
     def _early_ones(self, reported: list[int]) -> None:
-        """The program has to be told of all that came until now, also of what the canary got or, being slow,
-        still reports."""
+        """Note all that came until now, for the program to be told, even if the canary got it too or, being
+        slow, will still report it."""
         known = len(self._alone)
         self._take(0.0)
         self._shared.clear()
@@ -438,12 +438,12 @@ class Signals:
                 self._alone.append((number, now_s + wait_s))
 
     def _obey(self, number: int) -> None:
-        """What a signal to the group means for ourselves."""
+        """Do ourselves what a signal to the group asks of us."""
         if number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def pass_on(self, pid: int) -> None:
-        """Tell the program of the signals that reached nobody but us."""
+        """Pass the signals on to the program that reached nobody but us."""
         for number in self._due():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)

@@ -82,7 +82,7 @@ def open_sensors(*, root: Path = ROOT, period_ns: int = 4_000_000, clock: Clock 
             opened.append(OpenChannel(channel, open_decimal(path), 1e6, path))
         except OSError as error:
             found.absent.append(_unreadable(channel, error))
-    # Parts of a package never add to anything: they are there to be looked at, and a look costs.
+    # Parts of a package are never added up. They are only there to look at, and looking costs.
     whole = [item for item in opened if item.channel.scope != "part"]
     parts = [item for item in opened if item.channel.scope == "part"]
     for members, every_ns in ((whole, period_ns), (parts, max(period_ns, PARTS_PERIOD_NS))):
@@ -94,7 +94,7 @@ def open_sensors(*, root: Path = ROOT, period_ns: int = 4_000_000, clock: Clock 
 
 
 def find_zones(root: Path) -> list[Zone]:
-    """Each zone once, in natural order, without the memory-mapped twins of zones that are there anyway."""
+    """Each zone once, in natural order. A memory-mapped zone is left out where its twin is there."""
     paths: dict[str, Path] = {}
     for path in _walk(root):
         paths.setdefault(path.name, path)
@@ -112,11 +112,12 @@ def _counts_energy(zone: Path) -> bool:
     try:
         return (zone / "energy_uj").exists()
     except OSError:
-        return True  # nobody may look: it is reported as unreadable, not left out
+        return True  # we may not look: reported as unreadable, not left out
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Zone folders below a root: only names that a zone or a control type may have, so no link leads back."""
+    """The zone folders below a root. It follows only names of zones and control types, so that no link leads
+    back."""
     for entry in sorted(folder.iterdir()):
         if not entry.is_dir():
             continue
@@ -133,7 +134,7 @@ def _walk_zone(zone: Path) -> Iterator[Path]:
     try:
         children = sorted(zone.iterdir())
     except OSError:
-        return  # the zone itself is reported as unreadable; the others stand
+        return  # the zone itself will be reported as unreadable; the others stand
     for child in children:
         if child.name.startswith(f"{zone.name}:") and child.is_dir():
             yield from _walk_zone(child)
@@ -142,8 +143,8 @@ def _walk_zone(zone: Path) -> Iterator[Path]:
 def _channel(zone: Zone) -> Channel:
     device, scope = _meaning(zone)
     range_uj = attribute_text(zone.path / "max_energy_range_uj")
-    # The register holds 32 bits of the energy unit and the range is its highest value, so the true modulus
-    # is one unit (15–61 µJ) more. The unit is not exported; per wrap of 65–262 kJ that is 2e-10.
+    # The register holds 32 bits of the energy unit. The range is its highest value, so the true modulus is
+    # one unit (15–61 µJ) more. The kernel does not tell the unit. Per wrap of 65–262 kJ that is 2e-10.
     wraps_at_j = int(range_uj) / 1e6 if range_uj.isdigit() and int(range_uj) > 0 else None
     return Channel(
         device=device,
@@ -314,7 +315,7 @@ def open_perf_sensors(
 
 
 def _moving(opened: list[OpenChannel], absent: list[Absent], clock: Clock) -> list[OpenChannel]:
-    """The counters that count. A virtual machine may show events behind which there is nothing."""
+    """Keep the counters that count. A virtual machine may show events with nothing behind them."""
     if not opened:
         return []
     clock.sleep_s(_MOVES_WITHIN_S)
@@ -373,7 +374,7 @@ def _event(pmu: Path, pmu_type: int, name: str, cpu: int) -> PerfEvent:
 
 
 def _socket_cpus(cpumask: str, cpu_root: Path) -> list[tuple[int, int]]:
-    """(cpu, socket) for each CPU that reads for its socket or die; dies of one socket share its number."""
+    """(cpu, socket) for each CPU that reads for its socket or die. Dies of one socket have one number."""
     pairs: list[tuple[int, int]] = []
     for part in cpumask.split(","):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""How two of our processes talk: each message is one line of JSON, a child's stdin and stdout carry them.
+"""How a parent and its child talk: each message is one line of JSON, on the child's stdin and stdout.
 
     child = Child(module_command("smaragdine.tuning.process"))     # in the parent
     child.send({"follow": "spool"})
@@ -44,7 +44,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """An empty message where the line is none: nobody finds in it what they look for."""
+    """The message of a line. A line that is none gives an empty one, in which nobody finds anything."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

@@ -681,6 +681,19 @@ def test_garbage_does_not_stop_the_keeper(spec: Path, journal: Path) -> None:
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW}
 
 
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_request_that_is_too_long_ends_the_keeper_which_brings_back(
+    spec: Path, journal: Path, end: bytes
+) -> None:
+    request = b'{"id":1,"do":"set","device":"gpu:0","kind":"power","value":300}\n'
+    later = request.replace(b"300", b"200")
+    data = request + b'{"id":2,"do":"' + b"x" * 70_000 + end + later
+    done = subprocess.run(keeper_command(journal), input=data, capture_output=True, timeout=TIMEOUT_S)
+    assert [b'"id":1,"result"' in line for line in done.stdout.splitlines()[1:]] == [True]
+    assert done.returncode == 0
+    assert settings_made(spec) == [(0, LIMIT, 300_000), (0, LIMIT, DEFAULT_MW)]
+
+
 def test_no_gpu_at_all(tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in nvml_environment(tmp_path, [], init_error=9).items():
         monkeypatch.setenv(name, value)

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A slewed wall clock moves at most 500 ppm against the monotonic one: over the second between two
-# looks that is 0.5 ms. Anything above is a step somebody made.
+# A slewed wall clock moves at most 500 ppm against the monotonic one: 0.5 ms in the second between two looks.
+# Anything above that is a step that somebody made.
 STEP_NS = 5_000_000
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Where time comes from. `wall_ns` stamps readings, `mono_ns` keeps deadlines."""
+    """Tells the time. `wall_ns` stamps readings, `mono_ns` keeps deadlines."""
 
     wall_ns: Callable[[], int] = time.time_ns
     mono_ns: Callable[[], int] = time.monotonic_ns

@@ -9,12 +9,12 @@ _how: list[Callable[[Any], str]] = []
 
 
 def show_with(html: Callable[[Any], str]) -> None:
-    """Every object is shown by this function from now on."""
+    """From now on this function shows every object."""
     _how[:] = [html]
 
 
 class Shown:
-    """Shows itself as the last line of a notebook's cell."""
+    """An object that a notebook shows as the last line of a cell."""
 
     def _repr_html_(self) -> str | None:
         return _how[0](self) if _how else None

@@ -5,28 +5,28 @@ from __future__ import annotations
 import re
 import signal
 
-# They would move the cursor, set the terminal's title, break a line or a table, or turn the text around.
+# These would move the cursor, set the terminal's title, break a line or a table, or turn the text around.
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-_LONGEST = 500  # of each part of a line that we print
+_LONGEST = 500  # of each part of a printed line
 
 
 def visible(text: str) -> str:
-    """Text from a file or a program as it can be printed: a line break in it as \\n, and so on."""
+    """Text from a file or a program in a form that we can print: a line break in it as \\n, and so on."""
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def shortened(text: str, longest: int) -> str:
-    """Both ends of what is too long: they tell most."""
+    """Both ends of a text that is too long: they tell most."""
     return text if len(text) <= longest else f"{text[: longest // 2]}…{text[-(longest // 2 - 1) :]}"
 
 
-# As a shell has them: the program is not there; it is, but may not or cannot be run.
+# As in a shell: the program is not there; or it is, but may not or cannot run.
 NOT_FOUND, NOT_RUN = 127, 126
 
 
 class UserError(Exception):
-    """`what` went wrong, `why`, and what `remedy` there is. Printed as one line on stderr. For a program that
-    cannot be run the exit code is a shell's."""
+    """`what` went wrong, `why`, and which `remedy` there is: one line on stderr. For a program that cannot be
+    run, the exit code is a shell's."""
 
     def __init__(self, what: str, why: str = "", remedy: str = "", exit_code: int = 2) -> None:
         self.exit_code = exit_code
@@ -36,13 +36,13 @@ class UserError(Exception):
 
 
 def _part(text: str) -> str:
-    """In one line, whatever a file or a library put into it."""
-    # Cut before the words are told apart: there may be millions of characters.
+    """One line, whatever a file or a library put into it."""
+    # Cut it before splitting it into words: there may be millions of characters.
     return shortened(visible(" ".join(shortened(text, 4 * _LONGEST).split())), _LONGEST)
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL; most real-time signals have no name."""
+    """SIGKILL, for example; most real-time signals have no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON that anybody may have written or edited."""
+"""Files that we write whole or not at all, and JSON that anybody may have written or edited."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MOST_DIGITS = 30
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """What a JSON file holds, every number finite. Raises OSError, or ValueError for whatever is wrong with
-    it: text that is no UTF-8, a number that is none, brackets too deep."""
+    """What a JSON file holds, every number finite. Raises OSError, or ValueError for text that is not UTF-8,
+    a number that is none, brackets too deep, and whatever else is wrong with it."""
     file = Path(path)
     if file.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it is larger than {_MOST_BYTES >> 20} MiB")
@@ -32,7 +32,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 def parse_json(
     text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None, nan: bool = False
 ) -> Any:
-    """`pairs` makes what an object becomes; `nan`: what Python writes for numbers that are none is read."""
+    """Parse JSON. `pairs` makes what an object becomes. `nan`: also read what Python writes for NaN and
+    infinity."""
     constant = None if nan else _constant
     try:
         return json.loads(
@@ -58,14 +59,14 @@ def _constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number in JSON")
 
 
-# What a program printed: the end of its log, to say why it failed.
+# What a program printed: the end of its log says why it failed.
 
 _TAIL_BYTES = 1 << 16
 _MOST = 300  # it goes into a line of ours
 
 
 def tail(log: Path) -> str:
-    """The last of what was printed; nothing where there is no log."""
+    """The end of what was printed; nothing where there is no log."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -87,7 +88,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def locked(folder: Path) -> TextIO:
-    """Held until it is closed, or its process ends."""
+    """Lock a folder, until the file is closed or its process ends."""
     lock = open(folder / ".lock", "w")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,8 +105,10 @@ def locked(folder: Path) -> TextIO:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write what becomes `path` when the block ends well. A pipe or a device is written to, never
-    replaced, and a link stays a link."""
+    """Gives the file to write, which becomes `path` when the block ends well.
+
+    A pipe or a device is written to, never replaced, and a link stays a link.
+    """
     if path.exists() and not path.is_file():
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -125,9 +128,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str, mode: int = 0o600, *, durable: bool = False) -> None:
-    """Put this text in the place of what was there, link or file. Until it is whole nobody else may read it.
+    """Put a file with this text in the place of what is there, file or link. Nobody else may read half of it.
 
-    Raises OSError, and then what was there stands. `durable`: it outlives a power cut.
+    Where this raises OSError, the old file stands. `durable`: the new one outlives a power cut.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")  # threads may write at once
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -146,7 +149,7 @@ def write_whole(path: Path, text: str, mode: int = 0o600, *, durable: bool = Fal
 
 @contextlib.contextmanager
 def users_file(path: Path) -> Iterator[Path]:
-    """The same, where a failure is the user's to mend: one line."""
+    """As `whole_file`, but a failure is one line that tells the user."""
     try:
         with whole_file(path) as part:
             yield part
@@ -155,6 +158,6 @@ def users_file(path: Path) -> Iterator[Path]:
 
 
 def _why(error: OSError) -> str:
-    """Arrow names the part file and the kernel's number besides."""
+    """Why it failed, without the part file and the errno that Arrow adds."""
     why = error.strerror or str(error)
     return re.sub(r"^.*Detail: \[errno \d+\] ", "", why, flags=re.DOTALL)

@@ -1,8 +1,8 @@
-"""Give up what only root has, once the sensors are open: for good, and checked afterwards.
+"""Gives up what only root has, once the sensors are open: for good, and checks that it is gone.
 
-A change of user reaches every thread (glibc sees to that), and with root's user go its capabilities. What
-stands in the way of new ones (`fence`) reaches only the calling thread and those it starts: so it goes up
-before there are others, such as numpy's. `drop` looks at all of them in the end.
+A change of user reaches every thread (glibc sees to that), and takes root's capabilities with it. `fence`,
+which keeps new ones away, reaches only the calling thread and those that it starts. So call it before there
+are others, such as numpy's. In the end `drop` checks all threads.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ import os
 import pwd
 import re
 import resource
-import signal
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from smaragdine import system
 from smaragdine.errors import UserError
 
 DEFAULT_USER = "smaragdine"
 FALLBACK_USER = "nobody"
 
-# Those that something of ours may want to keep or to name; the numbers are the kernel's for ever.
+# The capabilities that some part of us may keep or name. The kernel never changes their numbers.
 CAPABILITIES: Mapping[str, int] = {
     "CAP_CHOWN": 0,
     "CAP_DAC_OVERRIDE": 1,
@@ -49,9 +47,9 @@ _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
-_HIGHEST = 63  # what the kernel's two words have room for
+_HIGHEST = 63  # as many as the kernel's two words have room for
 
-# What the lanes ask for later (monitor/sampler.py), and may have without a capability.
+# What lanes ask for later (monitor/sampler.py), and may then have without a capability.
 _REALTIME_PRIORITY = 1
 _NICE_CEILING = 20 + 10
 
@@ -59,10 +57,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def drop(user: str | None, keep: frozenset[str] = frozenset()) -> str:
-    """Become `user` (else smaragdine, else nobody) with no capability but `keep`. What is left, in words.
+    """Become `user` (else smaragdine, else nobody), with no capability but `keep`. Says what is left.
 
-    Raises RuntimeError when something is left that should not be: a daemon must not go on then.
-    Where the caller is not root it stays who it is, and gives up the rest.
+    Raises RuntimeError when something is left that should not be: a daemon must not go on then. If the caller
+    is not root, it stays who it is, and gives up the rest.
     """
     mask = _mask(keep)
     account = find_user(user)
@@ -78,7 +76,7 @@ def drop(user: str | None, keep: frozenset[str] = frozenset()) -> str:
         os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
         os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
     clear_capabilities(keep)
-    # Last: a change of user sets it to what the system says.
+    # Do this last: a change of user resets it to the system's default.
     _prctl(_PR_SET_DUMPABLE, 0)
     uid, gid = (account.pw_uid, account.pw_gid) if change else (os.geteuid(), os.getegid())
     left = list(_left(uid, gid, mask, strict=change))
@@ -88,7 +86,7 @@ def drop(user: str | None, keep: frozenset[str] = frozenset()) -> str:
 
 
 def find_user(user: str | None) -> pwd.struct_passwd:
-    """The account to become. Never root: that would be no drop at all."""
+    """The account to become. Never root: that would drop nothing."""
     for name in (user,) if user is not None else (DEFAULT_USER, FALLBACK_USER):
         try:
             account = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
@@ -102,7 +100,8 @@ def find_user(user: str | None) -> pwd.struct_passwd:
 
 
 def fence(keep: frozenset[str] = frozenset()) -> None:
-    """Nothing that this thread or its children start can gain a privilege; `keep` may be passed on by root.
+    """From now on nothing that this thread or its children start can gain a privilege. Root may pass `keep`
+    on.
 
     What the thread may do itself stays as it is.
     """
@@ -111,7 +110,7 @@ def fence(keep: frozenset[str] = frozenset()) -> None:
     for number in range(_HIGHEST + 1):
         if _prctl_result(_PR_CAPBSET_READ, number) != 1 or mask >> number & 1:
             continue
-        # Whoever is not root cannot empty it; no_new_privs makes it meaningless.
+        # Only root can empty it, but no_new_privs makes it meaningless anyway.
         if effective >> CAPABILITIES["CAP_SETPCAP"] & 1:
             _prctl(_PR_CAPBSET_DROP, number)
     if _prctl_result(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL) < 0 and ctypes.get_errno() != errno.EINVAL:
@@ -127,22 +126,15 @@ def clear_capabilities(keep: frozenset[str] = frozenset()) -> None:
 
 
 def bound(keep: frozenset[str]) -> None:
-    """For a process that stays root: nothing but `keep`, neither itself nor through what it starts."""
+    """For a process that stays root: have nothing but `keep`, neither itself nor through what it starts."""
     fence(keep)
     clear_capabilities(keep)
 
 
-def end_with_parent(parent_pid: int) -> None:
-    """Be told to end (SIGTERM) when the parent dies in whatever way. A change of user undoes this."""
-    system.end_with_parent(signal.SIGTERM)
-    if os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 def hand_over(folder: Path, user: str | None, mode: int = 0o700, ours: re.Pattern[str] | None = None) -> None:
-    """Make a folder that `user` owns, with what root may have left in it: files of names like `ours`.
+    """Make a folder that `user` owns, with files in it that root may have left, of names like `ours`.
 
-    A folder that is the user's already is left alone: what lies in it is not to be trusted by root.
+    A folder that already belongs to the user is left alone: root must not trust what lies in it.
     """
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     if os.geteuid() != 0:
@@ -219,7 +211,7 @@ def _words(uid: int, keep: frozenset[str], changed: bool) -> str:
 
 
 def _allow_priority() -> None:
-    """Let lanes take an early turn later without a capability, where the limits can still be raised."""
+    """Let lanes take an early turn later without a capability, as far as the limits can still be raised."""
     for limit, value in (
         (resource.RLIMIT_RTPRIO, _REALTIME_PRIORITY),
         (resource.RLIMIT_NICE, _NICE_CEILING),
@@ -234,7 +226,7 @@ def _allow_priority() -> None:
 
 
 def _get_capabilities() -> tuple[int, int, int]:
-    """Effective, permitted and inheritable ones of the calling thread."""
+    """The effective, permitted and inheritable ones of the calling thread."""
     words = ctypes.create_string_buffer(24)
     _check(_libc.capget(_capability_header(), words), "capget")
     low_e, low_p, low_i, high_e, high_p, high_i = struct.unpack("6I", words.raw)

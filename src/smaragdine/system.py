@@ -1,4 +1,4 @@
-"""Processes as Linux knows them: who one is, that it ends with its parent, and what it leaves running."""
+"""Processes: which one a number means, how one ends with its parent, and how to end one."""
 
 from __future__ import annotations
 
@@ -10,35 +10,52 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded now: between fork and exec nothing may be
+_prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded now: between fork and exec nothing may be loaded
 
 
-def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """The kernel sends us this signal when our parent ends, however it does. Look afterwards whether it has
-    ended already; a change of user undoes this."""
+def end_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send us this signal when our parent ends, however it ends. If it has ended already, at
+    once.
+
+    A change of user undoes this, so call it after one.
+    """
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), number)
 
 
-# Wait for descriptors of any number: select() gives up at 1024, and our caller may leave us more.
+def dying_with_us(in_child: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """For `preexec_fn`: ends the program with us, also after kill -9. Else it would run on unseen.
+
+    `in_child` is called after that, in the child too.
+    """
+    parent_pid = os.getpid()
+
+    def prepare() -> None:
+        end_with_parent(parent_pid)
+        in_child()
+
+    return prepare
 
 
 def readable(fds: Collection[int], timeout_s: float | None) -> set[int]:
-    """Those that have something to read, or have ended; empty after `timeout_s` seconds."""
+    """The descriptors that have something to read, or have ended; none after `timeout_s` seconds."""
+    # select() gives up at descriptor 1024, and our caller may leave us more.
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return {fd for fd, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1e3)}
 
 
-# Which run of the kernel this is, and which process a number means: numbers of processes are used again.
+# The kernel uses numbers of processes again. A number and its start name one process; boot_id names the boot.
 
 
 def boot_id() -> str:
-    """Names this run of the kernel; empty: it does not say."""
+    """Names this boot of the machine; empty where the kernel does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -46,7 +63,8 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
-    """When a process started, in ticks since boot: with its number, who it is. 0: there is none."""
+    """When a process started, in ticks since boot; with its number, this names it. 0: there is no such
+    process."""
     try:
         with open(proc / str(pid) / "stat", "rb", buffering=0) as file:
             return int(file.read(1024).rpartition(b")")[2].split()[19])
@@ -57,11 +75,11 @@ def start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
 
 
 def out_of_files(error: BaseException) -> bool:
-    """Whether it tells of our own want of descriptors, and not of what was to be opened."""
+    """Whether we have no descriptors left, rather than that the file cannot be opened."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-GRACE_S = 10.0  # between asking a program to end and making it
+GRACE_S = 10.0  # between asking a program to end and killing it
 _LOOK_S = 0.02
 
 
@@ -76,7 +94,7 @@ def end(program: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
 
 
 def end_rest(group: int) -> None:
-    """End whatever is left of a process group whose first process has ended: it would be measured with the
+    """End whatever is left of a process group whose first process has ended. It would be measured with the
     next program."""
     for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, 1.0)):
         deadline_s = time.monotonic() + wait_s

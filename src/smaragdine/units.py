@@ -16,7 +16,7 @@ _PREFIXES = (
     (1e-12, "p"),
 )
 J_PER_KWH = 3.6e6
-_NOISE = 1e-9  # of a mean: a smaller spread is that of the arithmetic
+_NOISE = 1e-9  # of a mean: a smaller spread comes from the arithmetic
 
 
 def si(value: float | None, unit: str, digits: int = 3) -> str:

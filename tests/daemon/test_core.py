@@ -19,7 +19,7 @@ from grpclib.client import UnaryUnaryMethod
 from cli import TIMEOUT_S
 from smaragdine.daemon.callers import Caller, CredentialFile, Owner, Rights, add_token
 from smaragdine.daemon.core import Daemon, Knowledge
-from smaragdine.daemon.lending import Lending
+from smaragdine.daemon.lease_calls import LeaseCalls
 from smaragdine.daemon.log import Log
 from smaragdine.daemon.running_energy import RunningEnergy
 from smaragdine.daemon.server import Server
@@ -133,7 +133,7 @@ def test_a_stranger_who_only_holds_a_connection_goes_and_who_has_a_token_stays(
     async def hold_and_ask() -> None:
         bounds = Bounds(stranger_s=3.0, tcp_connections=3)
         async with a_daemon(Settings(state=None, bounds=bounds)) as daemon, asyncio.timeout(TIMEOUT_S):
-            service = Service(daemon, Lending(None, print), CredentialFile(tmp_path / "tokens", print))
+            service = Service(daemon, LeaseCalls(None, print), CredentialFile(tmp_path / "tokens", print))
             server = Server(service.methods, Rights(-1, -1), bounds, print)
             listening = socket.create_server(("127.0.0.1", 0))
             port = listening.getsockname()[1]

@@ -18,11 +18,11 @@ from grpclib.exceptions import GRPCError
 from cli import TIMEOUT_S, smaragdine, wait_for
 from daemon_fake import GROUP, GROUP_NUMBER, Daemon, Machine, a_machine, a_program, as_user
 from smaragdine.daemon.callers import Caller, add_token
-from smaragdine.daemon.lending import Lending
+from smaragdine.daemon.lease_calls import LeaseCalls
 from smaragdine.daemon.parent import Parent, run_unprivileged
 from smaragdine.daemon.sessions import Session, SessionTable
 from smaragdine.daemon.settings import Bounds
-from smaragdine.limits.control import keeper_command
+from smaragdine.limits.keeper_client import keeper_command
 from smaragdine.monitor.client import DaemonError, connect
 from smaragdine.monitor.contract import monitor_pb2 as pb
 from smaragdine.monitor.contract.service import METHODS
@@ -245,7 +245,7 @@ def test_root_has_a_place_when_users_have_taken_all() -> None:
 
 
 def test_however_many_ask_the_driver_is_asked_once() -> None:
-    class SlowDesk:
+    class SlowLeases:
         asked = 0
 
         async def ranges(self) -> list[object]:
@@ -253,13 +253,13 @@ def test_however_many_ask_the_driver_is_asked_once() -> None:
             await asyncio.sleep(0.01)
             return []
 
-    async def describe_all(desk: SlowDesk) -> None:
-        lending = Lending(desk, lambda line: None)  # type: ignore[arg-type]
-        await asyncio.gather(*(lending.ranges() for _ in range(50)))
+    async def describe_all(leases: SlowLeases) -> None:
+        calls = LeaseCalls(leases, lambda line: None)  # type: ignore[arg-type]
+        await asyncio.gather(*(calls.ranges() for _ in range(50)))
 
-    desk = SlowDesk()
-    asyncio.run(describe_all(desk))
-    assert desk.asked == 1
+    leases = SlowLeases()
+    asyncio.run(describe_all(leases))
+    assert leases.asked == 1
 
 
 _UNINSTALL = """

@@ -30,12 +30,12 @@ from nvml_fake import (
     settings_now,
     write_spec,
 )
-from smaragdine.daemon.lending import Desk
+from smaragdine.daemon.lease_calls import AsyncLeases
 from smaragdine.limits import journal as journals
-from smaragdine.limits import keeper as setter
-from smaragdine.limits.control import Control, keeper_command, launch_here, limits_control
+from smaragdine.limits import keeper as keepers
 from smaragdine.limits.journal import JournalEntry
-from smaragdine.limits.keeper import Setter
+from smaragdine.limits.keeper import Keeper
+from smaragdine.limits.keeper_client import KeeperClient, keeper_command, launch_here, own_keeper
 from smaragdine.limits.nvml import Kind, LimitError, LimitValue
 from smaragdine.system import boot_id
 
@@ -59,22 +59,22 @@ def journal(tmp_path: Path) -> Path:
 
 
 class Desktop:
-    """A setter in this process, with what it said."""
+    """A keeper in this process, with what it said."""
 
     def __init__(self, journal: Path) -> None:
         journal.parent.mkdir(exist_ok=True)
         self.journal = journal
         self.notes: list[str] = []
-        self.setter = Setter(journal, self.notes.append)
-        self.setter.open()
-        self.setter.start()
+        self.keeper = Keeper(journal, self.notes.append)
+        self.keeper.open()
+        self.keeper.start()
 
     def set(self, device: str, kind: Kind, value: float, low: float = 0.0) -> JournalEntry:
-        return self.setter.set(device, kind, LimitValue(value, low))
+        return self.keeper.set(device, kind, LimitValue(value, low))
 
     def successor(self) -> Desktop:
         """Another one on the same journal; of this one only what is on disk is left, as after a SIGKILL."""
-        self.setter.let_go()
+        self.keeper.let_go()
         return Desktop(self.journal)
 
     def refused(self, device: str, kind: Kind, value: float, low: float = 0.0) -> tuple[str, str]:
@@ -97,7 +97,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_ranges(here: Desktop) -> None:
-    power, graphics, memory, application = [r for r in here.setter.ranges() if r["device"] == "gpu:1"]
+    power, graphics, memory, application = [r for r in here.keeper.ranges() if r["device"] == "gpu:1"]
     assert (power["lowest"], power["highest"], power["current"], power["default"]) == (
         100,
         700,
@@ -122,7 +122,7 @@ def test_every_kind_is_set_and_brought_back(here: Desktop, spec: Path, journal: 
         (0, LOCKED_MEMORY): 1600_001_600,
     }
     assert len(journals.load(journal).entries) == 4
-    assert {b.state for b in here.setter.restore_all()} == {"restored"}
+    assert {b.state for b in here.keeper.restore_all()} == {"restored"}
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW}
     # Latest first.
     assert [(gpu, what) for gpu, what, _ in settings_made(spec)[4:]] == [
@@ -167,14 +167,14 @@ def test_what_was_before_the_first_change_comes_back(here: Desktop, spec: Path) 
     for watts in (300, 200, 100):
         assert here.set("gpu:0", "power", watts).previous == (650, 0)
     assert here.set("gpu:0", "application_clocks", 990, 1600).previous == (1485, 3201)
-    here.setter.restore_all()
+    here.keeper.restore_all()
     assert settings_now(spec) == {(0, LIMIT): 650_000, (0, APPLICATION): 3201_001_485}
 
 
 def test_what_somebody_else_set_meanwhile_is_left(here: Desktop, spec: Path, journal: Path) -> None:
     here.set("gpu:0", "power", 300)
     set_from_outside(spec, 0, LIMIT, 450_000)
-    brought = here.setter.restore("gpu:0", "power")
+    brought = here.keeper.restore("gpu:0", "power")
     assert (brought.state, brought.now) == ("left", (450, 0))
     assert "left at 450 W: somebody else" in here.notes[-1]
     assert settings_now(spec) == {(0, LIMIT): 450_000}
@@ -184,7 +184,7 @@ def test_what_somebody_else_set_meanwhile_is_left(here: Desktop, spec: Path, jou
 def test_a_board_that_rounds_gets_its_value_back(here: Desktop, spec: Path) -> None:
     write_spec(spec, [replace(GPU, limit_step_w=25)])
     assert here.set("gpu:0", "power", 310).target == (300, 0)
-    assert here.setter.restore("gpu:0", "power").state == "restored"
+    assert here.keeper.restore("gpu:0", "power").state == "restored"
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW}
 
 
@@ -207,14 +207,14 @@ def test_without_permission_nothing_is_owed(here: Desktop, spec: Path, journal: 
     assert code == "denied"
     assert "CAP_SYS_ADMIN" in line
     assert not journal.exists()
-    assert not here.setter.pending
+    assert not here.keeper.pending
 
 
 def test_what_a_gpu_does_not_have(here: Desktop, spec: Path) -> None:
     write_spec(
         spec, [replace(GPU, application_clocks=False, locked_clocks=False, mig=True, mig_uuids=("MIG-0",))]
     )
-    here.setter.open()
+    here.keeper.open()
     assert here.refused("gpu:0", "application_clocks", 990, 1600) == (
         "unsupported",
         "gpu:0 application clocks not set: this GPU or its driver has no such limit (MIG is on). "
@@ -234,15 +234,15 @@ def test_a_gpu_lost_in_the_middle_gets_its_value_back_when_it_returns(
     here.set("gpu:0", "power", 300)
     here.set("gpu:1", "power", 400)
     write_spec(spec, [replace(GPU, lost=True), GPU])
-    assert [b.state for b in here.setter.restore_all()] == ["restored", "pending"]
-    here.setter.try_again()
+    assert [b.state for b in here.keeper.restore_all()] == ["restored", "pending"]
+    here.keeper.try_again()
     assert [entry.device for entry in journals.load(journal).entries] == ["gpu:0"]
     assert here.refused("gpu:0", "power", 200)[0] == "unavailable"
     write_spec(spec, [GPU, GPU])
-    here.setter.try_again()
+    here.keeper.try_again()
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW, (1, LIMIT): DEFAULT_MW}
     assert here.notes[-1] == "gpu:0 power limit is 700 W again"
-    assert not here.setter.pending
+    assert not here.keeper.pending
 
 
 def test_nvml_is_kept_open_while_a_limit_on_a_working_gpu_is_held(
@@ -252,29 +252,29 @@ def test_nvml_is_kept_open_while_a_limit_on_a_working_gpu_is_held(
     here.set("gpu:0", "power", 300)
     here.set("gpu:1", "power", 400)
     write_spec(spec, [replace(GPU, lost=True), GPU])
-    monkeypatch.setattr(setter, "release_library", lambda: pytest.fail("NVML was let go of"))
-    assert here.setter.restore("gpu:0", "power").state == "pending"
-    here.setter.try_again()
+    monkeypatch.setattr(keepers, "release_library", lambda: pytest.fail("NVML was let go of"))
+    assert here.keeper.restore("gpu:0", "power").state == "pending"
+    here.keeper.try_again()
     write_spec(spec, [GPU, GPU])
-    here.setter.try_again()
+    here.keeper.try_again()
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW, (1, LIMIT): 400_000}
 
 
 def test_a_driver_loaded_anew_is_found_again(here: Desktop, spec: Path) -> None:
     here.set("gpu:0", "power", 300)
     write_spec(spec, [GPU, GPU], init_error=9, driver_load=1)
-    assert here.setter.restore("gpu:0", "power").state == "pending"
-    here.setter.try_again()
+    assert here.keeper.restore("gpu:0", "power").state == "pending"
+    here.keeper.try_again()
     assert here.refused("gpu:0", "power", 200)[0] == "not_found"
-    assert here.setter.ranges() == []
+    assert here.keeper.ranges() == []
     # Numbers may change with it; limits follow the GPU.
     first, second = GPU.at(0), GPU.at(1)
     write_spec(spec, [second, first], driver_load=1)
     set_from_outside(spec, 1, LIMIT, 300_000)
-    here.setter.try_again()
+    here.keeper.try_again()
     assert settings_now(spec)[(1, LIMIT)] == DEFAULT_MW
     assert here.set("gpu:0", "power", 200).uuid == second.uuid
-    assert {found["device"] for found in here.setter.ranges()} == {"gpu:0", "gpu:1"}
+    assert {found["device"] for found in here.keeper.ranges()} == {"gpu:0", "gpu:1"}
 
 
 def test_a_set_that_fails_once(here: Desktop, spec: Path, journal: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_set_that_fails_once(here: Desktop, spec: Path, journal: Path) -> None
     write_spec(spec, [replace(GPU, set_error=10, set_failures=1)])
     assert here.refused("gpu:0", "graphics_clock", 1237)[0] == "unavailable"
     assert len(journals.load(journal).entries) == 1
-    here.setter.restore_all()
+    here.keeper.restore_all()
     assert settings_now(spec) == {}
 
 
@@ -307,7 +307,7 @@ def test_a_full_disk_refuses_to_set_and_does_not_keep_from_bringing_back(
             assert "No space left" in line
         assert journal.read_bytes() == before
         assert settings_now(spec) == {(0, LIMIT): 300_000}
-        here.setter.restore_all()
+        here.keeper.restore_all()
         assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW}
         assert "could not be written (No space left" in here.notes[-1]
 
@@ -352,9 +352,9 @@ def test_a_gpu_whose_limits_another_keeper_has_changed_is_held(
     assert here.refused("gpu:1", "power", 9_999)[0] == "invalid"
     other.set("gpu:1", "power", 400)
     assert here.refused("gpu:1", "power", 200)[0] == "held"
-    here.setter.restore_all()
+    here.keeper.restore_all()
     other.set("gpu:0", "power", 250)
-    other.setter.restore_all()
+    other.keeper.restore_all()
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW, (1, LIMIT): DEFAULT_MW}
     here.set("gpu:1", "power", 200)
 
@@ -362,16 +362,16 @@ def test_a_gpu_whose_limits_another_keeper_has_changed_is_held(
 def test_what_a_keeper_left_comes_back_after_another_ones(here: Desktop, spec: Path, journal: Path) -> None:
     """The other one takes 300 W for what was before: it must be gone before 700 W are brought back."""
     here.set("gpu:0", "power", 300)
-    here.setter.let_go()  # killed
+    here.keeper.let_go()  # killed
     other = Desktop(journal.with_name("journal-gpu0"))
     other.set("gpu:0", "power", 250)
     again = here.successor()
-    assert again.setter.pending
+    assert again.keeper.pending
     assert again.refused("gpu:0", "power", 200)[0] == "held"
     assert settings_now(spec) == {(0, LIMIT): 250_000}
-    other.setter.restore_all()
-    again.setter.try_again()
-    assert not again.setter.pending
+    other.keeper.restore_all()
+    again.keeper.try_again()
+    assert not again.keeper.pending
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW}
     assert not journal.exists()
     again.set("gpu:0", "power", 200)
@@ -461,23 +461,23 @@ def nothing_changed(spec: Path) -> bool:
     return settings_now(spec).items() <= {(0, LIMIT): DEFAULT_MW, (1, LIMIT): DEFAULT_MW}.items()
 
 
-def change_something(control: Control, rng: random.Random) -> None:
+def change_something(client: KeeperClient, rng: random.Random) -> None:
     device = rng.choice(["gpu:0", "gpu:1"])
     what = rng.randrange(5)
     if what == 0:
-        control.restore(device, "power")
+        client.restore(device, "power")
     elif what == 1:
-        control.set(device, "graphics_clock", rng.choice([495, 990, 1980]))
+        client.set(device, "graphics_clock", rng.choice([495, 990, 1980]))
     elif what == 2:
-        control.set(device, "application_clocks", 990, rng.choice([1600, 3201]))
+        client.set(device, "application_clocks", 990, rng.choice([1600, 3201]))
     else:
-        control.set(device, "power", rng.randrange(100, 700))
+        client.set(device, "power", rng.randrange(100, 700))
 
 
-def change_until_refused(control: Control, rng: random.Random) -> str:
+def change_until_refused(client: KeeperClient, rng: random.Random) -> str:
     while True:
         try:
-            change_something(control, rng)
+            change_something(client, rng)
         except LimitError as error:
             return error.code
 
@@ -490,15 +490,15 @@ def start_parent(journal: Path, seed: int, *, forks: bool = False) -> tuple[int,
         try:
             os.close(receive)
             rng = random.Random(seed)
-            with limits_control(journal) as control:
-                change_something(control, rng)
+            with own_keeper(journal) as client:
+                change_something(client, rng)
                 child = os.fork() if forks else 0
                 if forks and child == 0:
                     time.sleep(10 * TIMEOUT_S)
                     os._exit(0)
-                os.write(send, f"{control.keeper_pid} {child}\n".encode())
+                os.write(send, f"{client.pid} {child}\n".encode())
                 while True:
-                    change_something(control, rng)
+                    change_something(client, rng)
         finally:
             os._exit(1)
     os.close(send)
@@ -533,15 +533,15 @@ def test_kill_9_of_the_parent_brings_everything_back(spec: Path, journal: Path) 
 def test_kill_9_of_the_keeper_brings_everything_back_and_says_so(spec: Path, journal: Path) -> None:
     rng = random.Random(2)
     said: list[str] = []
-    with limits_control(journal, say=said.append) as control:
+    with own_keeper(journal, say=said.append) as client:
         for seed in range(ROUNDS):
-            generation = control.generation
-            killing = threading.Timer(rng.uniform(0, 0.02), os.kill, (control.keeper_pid, signal.SIGKILL))
+            generation = client.generation
+            killing = threading.Timer(rng.uniform(0, 0.02), os.kill, (client.pid, signal.SIGKILL))
             killing.start()
-            assert change_until_refused(control, rng) == "unavailable"
+            assert change_until_refused(client, rng) == "unavailable"
             killing.join()
-            wait_for(lambda before=generation: control.generation > before)
-            control.wait_ready(TIMEOUT_S)
+            wait_for(lambda before=generation: client.generation > before)
+            client.wait_ready(TIMEOUT_S)
             assert nothing_changed(spec), (seed, settings_now(spec))
             assert not journal.exists()
     assert sum("keeper has died" in line for line in said) == ROUNDS
@@ -571,22 +571,22 @@ def test_a_forked_child_that_holds_the_pipe_does_not_hide_the_parents_end(spec: 
 
 
 def test_a_terminals_signals_pass_by_and_sigterm_brings_back(spec: Path, journal: Path) -> None:
-    control = Control(launch_here(journal))
-    control.wait_ready(TIMEOUT_S)
-    control.set("gpu:0", "power", 300)
-    keeper = control.keeper_pid
+    client = KeeperClient(launch_here(journal))
+    client.wait_ready(TIMEOUT_S)
+    client.set("gpu:0", "power", 300)
+    keeper = client.pid
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
         os.kill(keeper, ignored)
-    assert control.set("gpu:0", "power", 250).previous == (700, 0)
+    assert client.set("gpu:0", "power", 250).previous == (700, 0)
     os.kill(keeper, signal.SIGTERM)
-    wait_for(lambda: control.generation == 1)
+    wait_for(lambda: client.generation == 1)
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW}
-    control.close()
+    client.close()
 
 
 def test_least_privilege(spec: Path, journal: Path) -> None:
-    with limits_control(journal) as control:
-        status = Path(f"/proc/{control.keeper_pid}/status").read_text()
+    with own_keeper(journal) as client:
+        status = Path(f"/proc/{client.pid}/status").read_text()
         if os.geteuid() != 0:
             pytest.skip("needs root")
         fields = dict(line.split(":\t", 1) for line in status.splitlines())
@@ -594,12 +594,12 @@ def test_least_privilege(spec: Path, journal: Path) -> None:
         assert int(fields["CapEff"], 16) & ~sys_admin == 0
         assert int(fields["CapBnd"], 16) & ~sys_admin == 0
         assert fields["NoNewPrivs"] == "1"
-        assert control.privilege == "root, with no capability but CAP_SYS_ADMIN"
+        assert client.privilege == "root, with no capability but CAP_SYS_ADMIN"
 
 
 def test_one_keeper_per_journal(spec: Path, journal: Path) -> None:
-    with limits_control(journal) as control:
-        control.set("gpu:0", "power", 300)
+    with own_keeper(journal) as client:
+        client.set("gpu:0", "power", 300)
         second = run_keeper(journal, "--lock-wait-s", "0")
         assert second.returncode == 3
         assert "another process holds the limits" in second.stdout
@@ -610,19 +610,19 @@ def test_a_journal_that_cannot_be_made_is_said(spec: Path, tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(LimitError, match="no limit will be set"),
-        limits_control(tmp_path / "file" / "journal"),
+        own_keeper(tmp_path / "file" / "journal"),
     ):
         pass
 
 
 def test_a_gpu_lost_at_the_end_is_waited_for(spec: Path, journal: Path) -> None:
     said: list[str] = []
-    with limits_control(journal, say=said.append) as control:
-        control.set("gpu:0", "power", 300)
+    with own_keeper(journal, say=said.append) as client:
+        client.set("gpu:0", "power", 300)
         write_spec(spec, [replace(GPU, lost=True), GPU])
         with pytest.raises(LimitError, match="does not answer"):
-            control.set("gpu:0", "power", 200)
-        assert control.restore("gpu:0", "power").state == "pending"
+            client.set("gpu:0", "power", 200)
+        assert client.restore("gpu:0", "power").state == "pending"
         write_spec(spec, [replace(GPU, lost=True), GPU])
     assert any("comes back as soon as" in line for line in said)
     # Nobody is there any more but the keeper.
@@ -632,8 +632,8 @@ def test_a_gpu_lost_at_the_end_is_waited_for(spec: Path, journal: Path) -> None:
 
 
 def test_given_up_stays_in_the_journal(spec: Path, journal: Path) -> None:
-    with limits_control(journal) as control:
-        control.set("gpu:0", "power", 300)
+    with own_keeper(journal) as client:
+        client.set("gpu:0", "power", 300)
         kept = journal.read_bytes()
     journal.write_bytes(kept)
     set_from_outside(spec, 0, LIMIT, 300_000)
@@ -648,20 +648,20 @@ def test_given_up_stays_in_the_journal(spec: Path, journal: Path) -> None:
 
 
 def test_a_driver_that_hangs_holds_nobody_up_and_the_set_is_taken_back(spec: Path, journal: Path) -> None:
-    control = Control(launch_here(journal), timeout_s=TIMEOUT_S)
-    control.wait_ready(TIMEOUT_S)
+    client = KeeperClient(launch_here(journal), timeout_s=TIMEOUT_S)
+    client.wait_ready(TIMEOUT_S)
     write_spec(spec, [replace(GPU, set_hang_ms=600_000), GPU])
-    control._timeout_s = 0.1
+    client._timeout_s = 0.1
     with pytest.raises(LimitError, match="has not answered for"):
-        control.set("gpu:0", "power", 300)
+        client.set("gpu:0", "power", 300)
     with pytest.raises(LimitError, match="has not answered an earlier request yet"):
-        control.set("gpu:1", "power", 300)
+        client.set("gpu:1", "power", 300)
     write_spec(spec, [GPU, GPU])
     wait_for(lambda: settings_made(spec) == [(0, LIMIT, 300_000), (0, LIMIT, DEFAULT_MW)])
-    control._timeout_s = TIMEOUT_S
-    wait_for(lambda: not control._late)
-    assert control.set("gpu:1", "power", 300).previous == (700, 0)
-    control.close(TIMEOUT_S)
+    client._timeout_s = TIMEOUT_S
+    wait_for(lambda: not client._late)
+    assert client.set("gpu:1", "power", 300).previous == (700, 0)
+    client.close(TIMEOUT_S)
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW, (1, LIMIT): DEFAULT_MW}
 
 
@@ -681,48 +681,61 @@ def test_garbage_does_not_stop_the_keeper(spec: Path, journal: Path) -> None:
     assert settings_now(spec) == {(0, LIMIT): DEFAULT_MW}
 
 
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_request_that_is_too_long_ends_the_keeper_which_brings_back(
+    spec: Path, journal: Path, end: bytes
+) -> None:
+    request = b'{"id":1,"do":"set","device":"gpu:0","kind":"power","value":300}\n'
+    later = request.replace(b"300", b"200")
+    data = request + b'{"id":2,"do":"' + b"x" * 70_000 + end + later
+    done = subprocess.run(keeper_command(journal), input=data, capture_output=True, timeout=TIMEOUT_S)
+    assert [b'"id":1,"result"' in line for line in done.stdout.splitlines()[1:]] == [True]
+    assert done.returncode == 0
+    assert settings_made(spec) == [(0, LIMIT, 300_000), (0, LIMIT, DEFAULT_MW)]
+
+
 def test_no_gpu_at_all(tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in nvml_environment(tmp_path, [], init_error=9).items():
         monkeypatch.setenv(name, value)
-    with limits_control(journal) as control:
-        assert control.ranges() == []
+    with own_keeper(journal) as client:
+        assert client.ranges() == []
         with pytest.raises(LimitError, match="no device gpu:0") as raised:
-            control.set("gpu:0", "power", 300)
+            client.set("gpu:0", "power", 300)
         assert raised.value.code == "not_found"
 
 
-def test_the_desk_lends_and_takes_back(spec: Path, journal: Path) -> None:
+def test_leases_are_given_and_taken_back(spec: Path, journal: Path) -> None:
     async def session() -> None:
-        desk = Desk(Control(launch_here(journal), timeout_s=TIMEOUT_S))
-        desk._control.wait_ready(TIMEOUT_S)
-        keep = asyncio.ensure_future(desk.keep())
-        assert len(await desk.ranges()) == 8
-        ann = await desk.set_limit("ann", "gpu:0", "power", 300)
-        await desk.set_limit("bob", "gpu:1", "power", 300)
-        await desk.set_limit("bob", "gpu:1", "graphics_clock", 990, lease_s=0.01)
-        assert desk.owners() == {"ann", "bob"}
-        while desk.count == 3:
+        leases = AsyncLeases(KeeperClient(launch_here(journal), timeout_s=TIMEOUT_S))
+        leases._keeper.wait_ready(TIMEOUT_S)
+        keep = asyncio.ensure_future(leases.keep())
+        assert len(await leases.ranges()) == 8
+        ann = await leases.set_limit("ann", "gpu:0", "power", 300)
+        await leases.set_limit("bob", "gpu:1", "power", 300)
+        await leases.set_limit("bob", "gpu:1", "graphics_clock", 990, lease_s=0.01)
+        assert leases.owners() == {"ann", "bob"}
+        while leases.count == 3:
             await asyncio.sleep(0.01)
         assert settings_now(spec) == {(0, LIMIT): 300_000, (1, LIMIT): 300_000}
-        assert (await desk.release("ann", ann.lease_id)).now == (700, 0)
+        assert (await leases.release("ann", ann.lease_id)).now == (700, 0)
         assert settings_now(spec)[(0, LIMIT)] == DEFAULT_MW
-        assert len(await desk.owner_gone("bob")) == 1
+        assert len(await leases.owner_gone("bob")) == 1
         assert nothing_changed(spec)
-        await desk.set_limit("ann", "gpu:0", "power", 200)
+        await leases.set_limit("ann", "gpu:0", "power", 200)
         # While the keeper hangs the loop goes on.
         write_spec(spec, [GPU, replace(GPU, set_hang_ms=600_000)])
-        hanging = asyncio.ensure_future(desk.set_limit("bob", "gpu:1", "power", 300))
+        hanging = asyncio.ensure_future(leases.set_limit("bob", "gpu:1", "power", 300))
         for _ in range(20):
             await asyncio.sleep(0.005)
         assert not hanging.done()
         write_spec(spec, [GPU, GPU])
         await hanging
-        os.kill(desk._control.keeper_pid, signal.SIGKILL)
-        while desk.count:
+        os.kill(leases._keeper.pid, signal.SIGKILL)
+        while leases.count:
             await asyncio.sleep(0.01)
-        await asyncio.to_thread(desk._control.wait_ready, TIMEOUT_S)
+        await asyncio.to_thread(leases._keeper.wait_ready, TIMEOUT_S)
         keep.cancel()
-        await desk.close(TIMEOUT_S)
+        await leases.close(TIMEOUT_S)
 
     asyncio.run(session())
     assert nothing_changed(spec)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -39,7 +38,7 @@ from smaragdine.recording.format import (
     table_of,
 )
 from smaragdine.recording.reader import Recording, open_recording
-from smaragdine.recording.recorder import Outbox, RecorderConfig
+from smaragdine.recording.recorder import RecorderConfig
 from smaragdine.recording.writer import ReadingsWriter, TableWriter
 from smaragdine.sensors.base import Channel
 from smaragdine.system import boot_id, start_ticks
@@ -954,71 +953,6 @@ def test_more_secrets(words: list[str], stored: list[str]):
 # --- a reader that does not read ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_pipe() -> Iterator[tuple[int, int]]:
-    receive, send = os.pipe()
-    fcntl.fcntl(send, fcntl.F_SETPIPE_SZ, 4096)
-    os.set_blocking(receive, False)
-    yield receive, send
-    for fd in (receive, send):
-        with contextlib.suppress(OSError):
-            os.close(fd)
-
-
-def all_unread(fd: int) -> bytes:
-    with contextlib.suppress(BlockingIOError):
-        return os.read(fd, 1 << 20)
-    return b""
-
-
-def test_who_does_not_read_misses_whole_lines(small_pipe: tuple[int, int]):
-    receive, send = small_pipe
-    outbox = Outbox(send)
-    for n in range(100):
-        outbox.offer({"feed": "x" * 1000, "n": n})
-    heard = all_unread(receive)
-    outbox.offer({"feed": "late"})
-    heard += all_unread(receive)
-    *first, last = map(json.loads, heard.splitlines())
-    assert [line["n"] for line in first] == [*range(len(first))]
-    assert len(first) < 10
-    assert last == {"feed": "late"}
-
-
-def test_a_line_longer_than_the_pipe_arrives_whole(small_pipe: tuple[int, int]):
-    receive, send = small_pipe
-    outbox = Outbox(send)
-    outbox.offer({"feed": "x" * 10_000})
-    heard = all_unread(receive)
-    for _ in range(4):
-        outbox.offer({"feed": "next"})
-        heard += all_unread(receive)
-    assert json.loads(heard.splitlines()[0]) == {"feed": "x" * 10_000}
-    assert [json.loads(line) for line in heard.splitlines()[1:]] == [{"feed": "next"}] * 3
-
-
-def test_what_must_be_heard_has_room_though_nobody_reads():
-    receive, send = os.pipe()
-    outbox = Outbox(send)
-    for _ in range(1000):
-        outbox.offer({"feed": "x" * 500})
-    outbox.say({"done": 1}, wait_s=0.0)
-    assert json.loads(os.read(receive, 1 << 20).splitlines()[-1]) == {"done": 1}
-    os.close(receive)
-    outbox.say({"done": 2}, wait_s=3600.0)  # gone: nothing to wait for
-    os.close(send)
-
-
-def test_waits_for_a_reader_only_so_long(small_pipe: tuple[int, int]):
-    receive, send = small_pipe
-    outbox = Outbox(send)
-    outbox.say({"ready": "x" * 6000}, wait_s=0.01)
-    heard = all_unread(receive)
-    outbox.say({"done": 1}, wait_s=0.01)
-    heard += all_unread(receive)
-    assert [*map(json.loads, heard.splitlines())] == [{"ready": "x" * 6000}, {"done": 1}]
-
-
 def test_a_recorder_goes_on_writing_while_nobody_reads_its_feed(tmp_path: Path):
     """As when `run --live` is stopped with Ctrl-Z: its pipe is full, and stays so."""
     (tmp_path / SPOOL_FOLDER).mkdir()
@@ -1039,7 +973,7 @@ def test_a_recorder_goes_on_writing_while_nobody_reads_its_feed(tmp_path: Path):
                 while True:
                     os.write(filling, b"\n" * size)
         os.close(filling)
-        recorder.stdin.write(b"watch %d 0 x\n" % os.getpid())
+        recorder.stdin.write(b'{"watch": %d, "include_past": false, "marker": "x"}\n' % os.getpid())
         recorder.stdin.flush()
         sizes = {written_bytes(tmp_path)}
         deadline_s = time.monotonic() + 60
@@ -1049,7 +983,7 @@ def test_a_recorder_goes_on_writing_while_nobody_reads_its_feed(tmp_path: Path):
                 pytest.fail("nothing more is written")
             time.sleep(0.05)
             sizes.add(written_bytes(tmp_path))
-        recorder.stdin.write(b"stop\n")
+        recorder.stdin.write(b'{"stop": true}\n')
         recorder.stdin.close()
         with open(receive, "rb") as answers:
             heard = answers.read().splitlines()

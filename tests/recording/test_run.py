@@ -41,7 +41,7 @@ from cli import (
 )
 from powercap_fake import PowercapTree
 from smaragdine.recording.reader import Recording
-from smaragdine.recording.supervise import Canary
+from smaragdine.recording.session import Canary
 
 DUMP = """
 import json, os, resource, signal, sys
@@ -451,7 +451,7 @@ def expects(pid: int | None, number: int) -> bool:
 
 EARLY = """
 import os, signal, subprocess, sys, time
-from smaragdine.recording.supervise import GROUP_SIGNALS, Canary, Signals
+from smaragdine.recording.session import GROUP_SIGNALS, Canary, Signals
 
 when = sys.argv[1]
 with Canary(GROUP_SIGNALS) as canary:

@@ -28,8 +28,7 @@ from smaragdine.cli.main import main
 from smaragdine.errors import UserError
 from smaragdine.recording.folder import write_info
 from smaragdine.recording.reader import open_recording
-from smaragdine.recording.recorder import RecorderConfig
-from smaragdine.recording.supervise import RecorderClient
+from smaragdine.recording.recorder import RecorderClient, RecorderConfig
 
 HOURS = 0.5
 # A region that runs four times a second, too often for each time to be kept.

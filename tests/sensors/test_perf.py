@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smaragdine.sensors import perf
+from smaragdine.sensors import rapl
 from smaragdine.sensors.base import Found
 from unprivileged import as_nobody
 
@@ -38,7 +38,7 @@ class Pmu:
         return self
 
     def open(self) -> Found:
-        return perf.open_sensors(root=self.root, cpu_root=self.cpu_root)
+        return rapl.open_perf_sensors(root=self.root, cpu_root=self.cpu_root)
 
 
 def needs_kernel(found: Found) -> Found:
@@ -103,19 +103,19 @@ def test_each_socket_reads_on_its_own_cpu_and_the_platform_once(tmp_path: Path) 
 
 def test_cpumask_may_be_a_range_and_dies_share_their_socket(tmp_path: Path) -> None:
     pmu = Pmu(tmp_path, sockets={0: 0, 1: 0, 2: 1})
-    assert perf._socket_cpus("0-1,2", pmu.cpu_root) == [(0, 0), (1, 0), (2, 1)]
+    assert rapl._socket_cpus("0-1,2", pmu.cpu_root) == [(0, 0), (1, 0), (2, 1)]
 
 
 def test_devices_measured_already_are_left_out(tmp_path: Path) -> None:
     pmu = Pmu(tmp_path).add("energy-pkg", "1e-9").add("energy-ram", "1e-9")
-    found = perf.open_sensors(root=pmu.root, cpu_root=pmu.cpu_root, have={"cpu:0"})
+    found = rapl.open_perf_sensors(root=pmu.root, cpu_root=pmu.cpu_root, have={"cpu:0"})
     (sensor,) = needs_kernel(found).sensors
     assert [channel.device for channel in sensor.channels()] == ["dram:0"]
     sensor.close()
 
 
 def test_absent_without_the_pmu(tmp_path: Path) -> None:
-    (absent,) = perf.open_sensors(root=tmp_path).absent
+    (absent,) = rapl.open_perf_sensors(root=tmp_path).absent
     assert "no power events" in absent.reason
 
 

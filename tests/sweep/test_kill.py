@@ -69,7 +69,7 @@ def test_killed_together_with_its_keeper(tmp_path: Path) -> None:
 
 
 def keeper_of(pid: int) -> int:
-    """A child of one of the sweep's threads, as its guard is not: that one still is a shell."""
+    """A child of one of the sweep's threads, as the one that stands by is not: that still is a shell."""
     below = [Path(f"/proc/{child}") for path in Path(f"/proc/{pid}/task").glob("*/children")
              for child in path.read_text().split()]  # fmt: skip
     (keeper,) = [

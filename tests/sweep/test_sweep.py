@@ -20,7 +20,7 @@ from daemon_fake import a_machine
 from nvml_fake import settings_made, settings_now
 from smaragdine.errors import UserError
 from smaragdine.files import locked
-from smaragdine.jobs.lender import Wanted, _Leases  # pyright: ignore[reportPrivateUsage]
+from smaragdine.jobs.lender import Wanted, _DaemonLender  # pyright: ignore[reportPrivateUsage]
 from smaragdine.limits.nvml import LimitValue as Limit
 from smaragdine.monitor.client import Client, DaemonError
 from smaragdine.sweep.sweep import gone_if_refused
@@ -296,7 +296,7 @@ def test_a_daemon_that_does_not_answer_once_takes_no_lease_away() -> None:
     with a_machine(gpus=[GPU]) as machine, machine.daemon() as daemon, daemon.connect() as client:
         said: list[str] = []
         flaky = Flaky(client)
-        leases = _Leases(cast("Client", flaky), said.append)
+        leases = _DaemonLender(cast("Client", flaky), said.append)
         wanted: Wanted = {("gpu:0", "power"): Limit(300.0)}
         leases.apply(wanted)
         assert leases.held()

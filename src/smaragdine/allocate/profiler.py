@@ -32,10 +32,9 @@ from smaragdine.files import lines_of, tail
 from smaragdine.recording.format import INFO_FILE, SPOOL_FOLDER, channel_from_dict
 from smaragdine.recording.marks import NewMarks
 from smaragdine.recording.reader import Recording, open_recording
-from smaragdine.recording.supervise import dying_with_us
 from smaragdine.sensors.base import Channel
 from smaragdine.sensors.discover import COUNTER_PERIOD_NS
-from smaragdine.system import GRACE_S, end, end_rest
+from smaragdine.system import GRACE_S, dying_with_us, end, end_rest
 from smaragdine.units import seconds
 
 # What a recording says about a point of a profile: energy and time of a step, and how sure that is.

@@ -1,4 +1,4 @@
-"""Who is calling, and what they may do. The kernel says so, or a token; never a message."""
+"""Who is calling, and what they may do. The kernel or a token says so, never a message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Owner:
-    """Whom a lease belongs to: one process, or one token."""
+    """Who holds a lease: one process, or one token."""
 
     name: str
     pid: int = 0
@@ -48,7 +48,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Caller:
-    """One connection's peer. `key` names it where things are counted and owned."""
+    """The peer of one connection. `key` names it wherever we count things or note an owner."""
 
     key: str  # uid:1000, token:NAME
     user: str
@@ -65,7 +65,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Rights:
-    """The groups, as numbers; -1 where there is none."""
+    """The two groups, as numbers; -1 where there is none."""
 
     group: int
     control_group: int
@@ -110,7 +110,7 @@ def unix_caller(sock: socket.socket, rights: Rights) -> Caller:
 
 
 def _peer_groups(sock: socket.socket) -> tuple[int, ...]:
-    """Through C: Python's own call stops at 256 groups, and a user may have 65536."""
+    """Ask through C: Python's own call stops at 256 groups, and a user may have 65536."""
     groups = (ctypes.c_uint32 * _MOST_GROUPS)()
     length = ctypes.c_uint32(ctypes.sizeof(groups))
     if _libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, groups, ctypes.byref(length)) != 0:
@@ -125,7 +125,7 @@ def peer_pidfd(sock: socket.socket, caller: Caller) -> int | None:
         fd = struct.unpack("i", data)[0]
         os.set_inheritable(fd, False)
         return fd
-    # Older kernels: the number may have been given to another process since, which then started later.
+    # Older kernels: another process may have the number by now. It started later, so its ticks differ.
     fd = open_process(caller.pid)
     if fd is not None and start_ticks(caller.pid) != caller.owner.ticks:
         os.close(fd)
@@ -169,8 +169,7 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-# Tokens for callers over TCP: a file of hashes, so that whoever reads it can use none of them.
-#
+# Tokens for callers over TCP. Their file holds only hashes, so that whoever reads it can use none of them.
 # One line each: NAME USER EXPIRES RIGHTS SHA256. The caller acts as that USER of this machine.
 
 RIGHTS = ("read", "control")
@@ -190,7 +189,7 @@ class Credential:
 
 
 def parse_tokens(text: str) -> tuple[list[Credential], list[str]]:
-    """The tokens of a file, and a line for each entry that makes no sense: such a one opens nothing."""
+    """The tokens of a file, and a line about each entry that makes no sense. Such an entry lets nobody in."""
     tokens: list[Credential] = []
     wrong: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -215,7 +214,7 @@ def parse_tokens(text: str) -> tuple[list[Credential], list[str]]:
 
 
 class CredentialFile:
-    """The tokens of a file, read again when it changes. A file that is gone opens nothing."""
+    """The tokens of a file, read again whenever it changes. If the file is gone, nobody gets in."""
 
     def __init__(
         self, path: Path, say: Callable[[str], None], now_s: Callable[[], float] = time.time
@@ -228,13 +227,13 @@ class CredentialFile:
         self._refresh()
 
     def caller(self, authorization: str) -> Caller | None:
-        """Who holds this `Bearer …`; None for nobody, and for one whose time is over."""
+        """Who holds this `Bearer …`; None where nobody does, or its time is over."""
         self._refresh()
         kind, _, secret = authorization.partition(" ")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "replace")).digest()
         found: Credential | None = None
         for token in self._tokens:
-            # No early end: how long it takes tells nothing.
+            # Compare with all of them: how long it takes must tell nothing.
             if hmac.compare_digest(token.digest, digest):
                 found = token
         if found is None or kind.lower() != "bearer" or found.expires_s <= self._now_s():
@@ -265,7 +264,8 @@ class CredentialFile:
 
 
 def add_token(path: Path, name: str, user: str, days: float, rights: frozenset[str]) -> str:
-    """Put a new token into the file, in place of an old one of that name; returns it, this once."""
+    """Put a new token into the file, in place of an old one of that name. Returns the secret, which is kept
+    nowhere."""
     if not _NAME.fullmatch(name):
         raise UserError(f"{name!r} is no name for a token", remedy="Letters, digits and ._- , at most 63")
     if not rights or not rights <= set(RIGHTS):
@@ -283,7 +283,7 @@ def add_token(path: Path, name: str, user: str, days: float, rights: frozenset[s
         kept = [line for line in _lines(path) if line.split()[:1] != [name]]
         entry = f"{name} {user} {expires} {','.join(sorted(rights))} {digest}"
         text = "".join(f"{line}\n" for line in [*(kept or [_HEAD]), entry])
-        # Hashes of random secrets need not be hidden, and the daemon may be another user.
+        # Anybody may read hashes of random secrets, and the daemon may be another user.
         write_whole(path, text, 0o644, durable=True)
     except OSError as error:
         raise UserError(f"{path} cannot be written", error.strerror or str(error)) from None

@@ -1,6 +1,6 @@
-"""The daemon's heart: one source, one log, one meter, and the sessions that look at them.
+"""The daemon's heart: one source of readings, one log, one meter, and the sessions that look at them.
 
-Everything here runs on the event loop's thread; only the source samples on threads of its own.
+Everything here runs on the thread of the event loop. Only the source has threads of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KEEP_HOUSE_EVERY_S = 1.0
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What was found out about the machine when the sensors were opened."""
+    """What we found out about the machine when we opened the sensors."""
 
     absent: tuple[Absent, ...]
     facts: Mapping[str, object]
@@ -79,7 +79,7 @@ class Daemon:
         self._pump: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Take up the sessions from before a restart, and the sampling."""
+        """Take up the sessions from before a restart, and begin to sample."""
         self.table.load()
         if self._meter_file.load(self.meter.load):
             for session in self.table.live:
@@ -98,8 +98,8 @@ class Daemon:
         self._pump = asyncio.get_running_loop().create_task(self._keep_pumping())
 
     def machine_channels(self, caller: Caller) -> dict[int, Channel]:
-        """Parts of a package are read at other instants than the package: together they would be finer than
-        either, so they are root's."""
+        """The channels that a caller may see. Parts of a package are read at other instants than the package.
+        Together they would be finer than either, so only root gets them."""
         channels = self.source.channels.items()
         return {n: c for n, c in channels if caller.is_root or not (c.scope == "part" and is_restricted(c))}
 
@@ -121,14 +121,15 @@ class Daemon:
         except (Refused, OSError):
             os.close(pidfd)
             raise
-        # A look at every process of the machine may take a while, and nothing can end it.
+        # To look at every process of the machine may take a while, and nothing can interrupt it.
         adding = asyncio.get_running_loop().run_in_executor(
             None, self.source.add, session.id, pid, include_past, period_ns, session.uid
         )
         try:
             channels = await asyncio.shield(adding)
         except asyncio.CancelledError:
-            # The place is taken until then: who starts and goes again would have as many as they like.
+            # The session counts from now on: else a caller who starts and leaves could have as many as they
+            # like.
             adding.add_done_callback(functools.partial(self._take_back, session, pidfd))
             raise
         except BaseException as error:
@@ -147,7 +148,7 @@ class Daemon:
         return session
 
     def stop(self, session: Session, reason: str = STOPPED) -> None:
-        """End a session; its last readings are in the log then."""
+        """End a session. Its last readings are in the log afterwards."""
         if session.ended:
             return
         if session.pidfd >= 0:
@@ -169,7 +170,7 @@ class Daemon:
         return self.meter.energies(session.id)
 
     def exclusive_j(self, session: Session) -> dict[tuple[str, str], float]:
-        """What the session alone used, by device and provenance: no process counts for two sessions."""
+        """What the session alone used, by device and provenance. No process counts for two sessions."""
         return {
             (energy.device, energy.provenance): energy.own_exclusive_j
             for energy in self.energies(session)
@@ -177,7 +178,7 @@ class Daemon:
         }
 
     def pump(self) -> None:
-        """What was read since the last time goes into the log and the meter."""
+        """Put what was read since the last time into the log and the meter."""
         batch = self.source.drain()
         if batch is not None:
             self._append(batch)
@@ -196,7 +197,7 @@ class Daemon:
         try:
             await asyncio.to_thread(self.source.stop)
             self.pump()
-        except Exception as error:  # the rest of a tidy end does not depend on it
+        except Exception as error:  # the rest must end all the same
             self.say(f"the last batch was lost: {type(error).__name__}: {error}")
         for session in self.table.sessions.values():
             session.wake.set()
@@ -241,7 +242,7 @@ class Daemon:
         self.meter.update(select(batch, self._grid.coarse(batch)), sequence)
 
     def _feed_again(self) -> None:
-        """What came into the log after the meter was last saved."""
+        """Feed the meter what came into the log after it was last saved."""
         sequence = self.meter.sequence + 1
         while (batch := self.log.read(sequence)) is not None:
             self._measure(batch, batch.sequence)
@@ -253,7 +254,7 @@ class Daemon:
         self.table.save()
 
     def _take_back(self, session: Session, pidfd: int, added: asyncio.Future[dict[int, Channel]]) -> None:
-        """A session that nobody waits for any more, once it has been added or has failed to be."""
+        """Remove a session for which nobody waits any more, once it has been added or that has failed."""
         if not added.cancelled() and added.exception() is None and not self.stopping:
             self.source.remove(session.id)
         self._give_up(session, pidfd)
@@ -267,7 +268,7 @@ class Daemon:
         asyncio.get_running_loop().add_reader(pidfd, self.stop, session, PROCESS_ENDED)
 
     def _take_up(self, session: Session) -> None:
-        """A session from before a restart goes on, unless its process has ended meanwhile."""
+        """Go on with a session from before a restart, unless its process has ended meanwhile."""
         numbers = sorted(session.channels)
         try:
             if session.pidfd < 0:

@@ -1,8 +1,8 @@
-"""The one bounded log of batches. Sessions are only views of it: a reader that never reads holds nothing up.
+"""The one bounded log of batches. Sessions only look at it, so a reader that never reads holds nothing up.
 
-The newest batches are in memory, more of them in the spool, from which a restarted daemon goes on: a batch is
-in its file before anybody can read it. While the disk is full or not writable the memory serves alone; what
-it still holds is spooled as soon as that works again.
+The newest batches are in memory. More of them are in the spool, from which a restarted daemon goes on: a
+batch is in its file before anybody can read it. While the disk is full or not writable, memory serves alone,
+and what it still holds is spooled as soon as that works again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from smaragdine.monitor.sampler import Note
 
-# A batch of readings, and how it looks in a spool file.
+# A batch of readings, and how it is written in a spool file.
 
 Times = npt.NDArray[np.int64]
 ChannelNumbers = npt.NDArray[np.uint32]
@@ -39,7 +39,7 @@ HEADER = struct.Struct("<4sIQII")
 MAGIC = b"SMB1"
 _CHECKED_FROM = 8
 _READING_BYTES = 8 + 4 + 8
-_OBJECT_BYTES = 600  # what a Batch and three arrays take besides their contents
+_OBJECT_BYTES = 600  # of a Batch and three arrays, besides what they hold
 _NOTE_BYTES = 300
 
 
@@ -75,7 +75,7 @@ def encode(batch: Batch) -> bytes:
 
 
 def length_at(data: bytes, at: int = 0) -> int:
-    """How many bytes the batch that begins at `at` has, by its own header; 0 where none begins."""
+    """The length in bytes of the batch that begins at `at`, as its header has it; 0 where none begins."""
     if len(data) - at < HEADER.size:
         return 0
     magic, _, _, readings, notes_bytes = HEADER.unpack_from(data, at)
@@ -83,7 +83,7 @@ def length_at(data: bytes, at: int = 0) -> int:
 
 
 def decode(data: bytes, at: int = 0) -> Batch | None:
-    """The batch that begins at `at`; None where there is none that is whole and unharmed."""
+    """The batch that begins at `at`; None where there is no whole and unharmed one."""
     length = length_at(data, at)
     if not length or len(data) - at < length:
         return None
@@ -102,21 +102,21 @@ def decode(data: bytes, at: int = 0) -> Batch | None:
     )
 
 
-# Batches in files: a bounded row of segments in the state folder, readable by nobody else.
-#
-# Nothing is synchronised to the disk: a killed daemon loses nothing by that, and a machine that loses power
-# ends every session anyway. What is torn or harmed then is found by its checksum and skipped.
+# Batches in files: a bounded row of segments in the state folder, which nobody else can read. We do not force
+# them to the disk. That loses nothing when the daemon is killed, and when the machine loses power every
+# session has ended anyway. Whatever is torn or harmed then has a wrong checksum, and we skip it.
 
-_SEGMENTS = 16  # the oldest goes as a whole, so each is a small part of the spool
+_SEGMENTS = 16  # the oldest is removed as a whole, so each is a small part of the spool
 _NAME = re.compile(r"batches-\d{20}\.spool")
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-# Next sequence number, next channel number, checksum. Written over in place, which a full disk allows too.
+# Next sequence number, next channel number, checksum. We overwrite them in place, which works on a full disk
+# too.
 _NUMBERS = struct.Struct("<QQI")
 
 
 @dataclass
 class _Segment:
-    """One file: the sequence numbers in it, where each begins, and how many bytes are good."""
+    """One file: its sequence numbers, where each batch begins, and how many bytes are good."""
 
     path: Path
     fd: int
@@ -126,7 +126,8 @@ class _Segment:
 
 
 class Spool:
-    """Raises OSError when the folder cannot be used; after one it may be tried again at any time."""
+    """The segments in a folder. Raises OSError when the folder cannot be used; you may try again at any
+    time."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
@@ -137,7 +138,7 @@ class Spool:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._numbers_fd = os.open(folder / "numbers", _FLAGS, 0o600)
         try:
-            # A second daemon on the same folder would write over what the first one writes.
+            # A second daemon on the same folder would overwrite what the first one writes.
             fcntl.flock(self._numbers_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._take_numbers()
             for name in sorted(filter(_NAME.fullmatch, os.listdir(folder))):
@@ -149,7 +150,7 @@ class Spool:
 
     @property
     def sequences(self) -> Iterator[int]:
-        """The sequence numbers there are, in order."""
+        """All sequence numbers, in order."""
         return (sequence for segment in self._segments for sequence in segment.sequences)
 
     @property
@@ -161,10 +162,10 @@ class Spool:
         return sum(len(segment.sequences) for segment in self._segments)
 
     def write(self, batch: Batch, next_channel: int) -> None:
-        """Puts a batch behind those that are there. What was half written is not in the way of the next.
+        """Append a batch. A half-written one before it is overwritten.
 
-        Its number is kept after it: who is killed in between leaves no number without a batch, which a reader
-        would be told is lost.
+        Its number is kept after it. A daemon that is killed in between leaves no number without a batch,
+        which a reader would take for a loss.
         """
         data = encode(batch)
         if not self._segments or self._segments[-1].size + len(data) > self._most_bytes // _SEGMENTS:
@@ -184,10 +185,9 @@ class Spool:
         self._prune()
 
     def keep_numbers(self, next_sequence: int, next_channel: int) -> None:
-        """A batch's number is never another's, even where the batch itself could not be written.
-
-        Older batches may come late, from memory, when a full disk has room again: the numbers only grow.
-        """
+        """Keep the numbers that come next: a number never goes to a second batch, even where the first could
+        not be written. When a full disk has room again, older batches may come late from memory, so numbers
+        only grow."""
         self.next_sequence = max(self.next_sequence, next_sequence)
         self.next_channel = max(self.next_channel, next_channel)
         data = struct.pack("<QQ", self.next_sequence, self.next_channel)
@@ -203,12 +203,12 @@ class Spool:
                     batch = decode(os.pread(segment.fd, end - begin, begin))
                     if batch is not None:
                         return batch
-                # The disk has lost it: so it is lost, and not asked for again.
+                # The disk has lost it. Do not ask for it again.
                 del segment.sequences[at], segment.offsets[at]
         return None
 
     def clear(self, next_sequence: int) -> None:
-        """Forgets all batches; the numbers go on from those that were given meanwhile."""
+        """Forget all batches. The numbers go on from those given meanwhile."""
         for segment in self._segments:
             self._drop(segment)
         self._segments = []
@@ -228,7 +228,7 @@ class Spool:
                 self.next_sequence, self.next_channel = sequence, channel
 
     def _scan(self, path: Path) -> None:
-        """Takes what is good in a file another daemon left; a file without anything good is deleted."""
+        """Take what is good in a file that another daemon left. Delete a file without anything good."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         segment = _Segment(path, fd, array("Q"), array("Q"))
         data = os.pread(segment.fd, os.fstat(segment.fd).st_size, 0)
@@ -236,7 +236,8 @@ class Spool:
         while at < len(data):
             batch = decode(data, at)
             if batch is None:
-                # Harm in the middle leaves what follows: go on at the next place that looks like a batch.
+                # If the harm is in the middle, what follows still counts: go on at the next place that looks
+                # like a batch.
                 at = data.find(MAGIC, at + 1)
                 if at < 0:
                     break
@@ -278,9 +279,9 @@ _RETRY_NS = 1_000_000_000
 
 
 class Log:
-    """Batches by sequence number, from 1 on. Any thread may call.
+    """All batches by sequence number, from 1 on. Any thread may call.
 
-    Without a `folder` there is only memory. `trouble` says why nothing is spooled; empty: all is well.
+    Without a `folder` there is only memory. `trouble` says why nothing can be spooled; empty: all is well.
     """
 
     def __init__(
@@ -292,7 +293,7 @@ class Log:
     ) -> None:
         self.trouble = ""
         self.next_sequence = 1
-        self.next_channel = 0  # one past the highest channel number of any batch there ever was
+        self.next_channel = 0  # one more than the highest channel number of any batch ever
         self._folder = folder
         self._memory_bytes = memory_bytes
         self._spool_bytes = spool_bytes
@@ -301,7 +302,7 @@ class Log:
         self._ring: dict[int, Batch] = {}
         self._ring_bytes = 0
         self._spool: Spool | None = None
-        self._unspooled: dict[int, Batch] = {}  # of the ring: those that are not in a file
+        self._unspooled: dict[int, Batch] = {}  # bytes of the batches in memory that are not in a file
         self._retry_ns = 0
         self._notes: list[Note] = []
         if folder is not None:
@@ -309,7 +310,7 @@ class Log:
 
     @property
     def first(self) -> int:
-        """The oldest sequence number there is; `next_sequence` when there is none."""
+        """The oldest sequence number that can be read; `next_sequence` where none can."""
         with self._lock:
             in_memory = next(iter(self._ring), self.next_sequence)
             spooled = self._spool.first if self._spool is not None else None
@@ -323,7 +324,7 @@ class Log:
             return self._spool.count + len(self._unspooled)
 
     def append(self, batch: Batch) -> int:
-        """Gives a batch its sequence number and keeps it."""
+        """Give a batch its sequence number, and keep it."""
         with self._lock:
             notes = (*batch.notes, *self._notes)
             self._notes = []
@@ -343,7 +344,7 @@ class Log:
             return batch.sequence
 
     def read(self, sequence: int) -> Batch | None:
-        """The first batch from `sequence` on; those it skips are lost. None: there is none yet."""
+        """The first batch from `sequence` on; None: there is none yet. Numbers that it skips are lost."""
         with self._lock:
             found = self._ring.get(sequence)
             if found is not None or sequence >= self.next_sequence:
@@ -361,7 +362,7 @@ class Log:
             self._spool = self._folder = None
 
     def _write(self) -> None:
-        """Spools what is not; after a failure, again in a second."""
+        """Spool what is not in a file yet. After a failure, try again in a second."""
         if self.trouble and self._mono_ns() < self._retry_ns:
             self._keep_numbers()
             return
@@ -384,7 +385,8 @@ class Log:
             self.trouble = ""
 
     def _keep_numbers(self) -> None:
-        """Of the batch that is being appended: it is in memory, so readers get it under its number."""
+        """Keep the number of the batch that is being appended: it is in memory, so readers get it under this
+        number."""
         if self._spool is not None:
             with contextlib.suppress(OSError):
                 self._spool.keep_numbers(self.next_sequence + 1, self.next_channel)
@@ -393,7 +395,7 @@ class Log:
         assert self._folder is not None
         spool = Spool(self._folder, self._spool_bytes)
         if self.next_sequence > 1 or self._unspooled:
-            # Readers have been given numbers that are another batch's in there.
+            # Readers already know numbers that belong to other batches in the spool.
             spool.clear(self.next_sequence)
         else:
             self.next_sequence = max(self.next_sequence, spool.next_sequence)

@@ -20,15 +20,16 @@ from smaragdine.daemon.server import listen_tcp, listen_unix, remove_stale, tls_
 from smaragdine.daemon.settings import Settings
 from smaragdine.daemon.unit import make_say
 from smaragdine.errors import UserError
-from smaragdine.limits.control import keeper_command
 from smaragdine.limits.journal import DEFAULT_JOURNAL
+from smaragdine.limits.keeper_client import keeper_command
 from smaragdine.privilege import hand_over
 
 if TYPE_CHECKING:
     from smaragdine.daemon.serving import Prepared
 
 
-# What a daemon writes to its state folder. One that holds anything else (`--state /etc`) is not given away.
+# The files that a daemon writes to its state folder. We give no folder away that holds anything else
+# (`--state /etc`).
 _STATE_FILES = re.compile(r"batches-\d+\.spool|numbers|\.?[a-z]+\.json\w*")
 
 
@@ -48,13 +49,13 @@ def run(settings: Settings) -> int:
             say=lambda words: say(f"runs as {words}"),
         )
     finally:
-        # The server may not remove it from a folder that is root's.
+        # The folder may be root's, so the server could not remove the socket itself.
         with contextlib.suppress(OSError, UserError):
             remove_stale(settings.socket)
 
 
 def journal_path(settings: Settings) -> Path:
-    """Beside the state folder and not in it: that one is no longer root's."""
+    """The journal lies beside the state folder and not in it, because root gives that one away."""
     if settings.state is None or settings.state == Settings().state:
         return DEFAULT_JOURNAL
     return settings.state.with_name(f"{settings.state.name}-limits") / "journal"
@@ -78,7 +79,7 @@ def _prepare(settings: Settings, user: str | None) -> Prepared:
     unix = listen_unix(settings.socket, rights.group)
     tcp = listen_tcp(*settings.listen) if settings.listen is not None else None
 
-    # All that will be needed is loaded now: the server's user may not be able to read it.
+    # Load everything now: the server's user may not be able to read it.
     for name in ("smaragdine.daemon.serving", "encodings.idna"):
         import_module(name)
     from smaragdine.daemon.serving import Prepared
@@ -93,7 +94,7 @@ def _serve(settings: Settings, prepared: Prepared, parent: Parent, say: Callable
 
     # The default of 5 ms would let one call delay a sample by more than the sampling period.
     sys.setswitchinterval(0.0002)
-    # What is loaded stays. Connections leave garbage in cycles, which is looked for now and then only: each
+    # What is loaded stays for good. Connections leave garbage in cycles. We look for it rarely, because each
     # look stops the sampling threads for a moment.
     gc.collect()
     gc.freeze()

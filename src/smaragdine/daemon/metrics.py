@@ -1,8 +1,8 @@
 """Fleet metrics: what this node's devices and jobs have used, as Prometheus' text.
 
-Every total only grows. A job's series lives a while after its last session, so that its end is scraped, and
-then goes; its energy was counted and is not counted again elsewhere. Only so many jobs have a series of their
-own at a time: sessions of further ones count for job="(other)" as long as they live.
+Every total only grows. The series of a job lives on for a while after its last session, so that its end is
+scraped. Then it goes; its energy is not counted again elsewhere. Only so many jobs at a time have a series of
+their own. Sessions of further jobs count for job="(other)" as long as they live.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from smaragdine.version import __version__
 
 if TYPE_CHECKING:
     from smaragdine.daemon.core import Daemon
-    from smaragdine.daemon.lending import Lending
+    from smaragdine.daemon.lease_calls import LeaseCalls
 
-# GET /metrics: just enough HTTP for Prometheus, and nothing a stranger on the network can hold up.
-#
-# The text is made at most once a second, however often it is asked for: package power at a finer grain would
-# tell what others compute (CVE-2020-8694).
+# GET /metrics: just enough HTTP for Prometheus, and nothing that a stranger on the network can hold up.
+# However often it is asked for, we make the text at most once a second: finer package power would tell what
+# others compute (CVE-2020-8694).
 
 REFRESH_S = 1.0
 _HEAD_BYTES = 8192
@@ -58,7 +57,7 @@ async def serve_metrics(
                 writer.write(_answer(await _head(reader), text))
                 await writer.drain()
                 writer.write_eof()
-                # Until they close: what is still on its way to them would be lost by a reset.
+                # Read until they close: a reset would lose what is still on its way to them.
                 while await reader.read(_HEAD_BYTES):
                     pass
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -71,7 +70,7 @@ async def serve_metrics(
 
 
 def refreshed(render: Callable[[], str], mono_s: Callable[[], float]) -> Callable[[], str]:
-    """The same text for a second."""
+    """Gives the same text for a second."""
     made: tuple[float, str] | None = None
 
     def text() -> str:
@@ -124,10 +123,10 @@ def _response(status: str, text: str, kind: str = "text/plain; charset=utf-8", m
     return head.encode() + body
 
 
-OTHER = "(other)"  # no job can be named so
+OTHER = "(other)"  # no user can name a job so
 MOST_JOBS = 100
 KEPT_S = 900.0
-SHORTEST_KEPT_S = 120.0  # where others want the room: one scrape a minute still sees the end
+SHORTEST_KEPT_S = 120.0  # where others need the room: one scrape a minute still sees its end
 
 _SLURM_JOB = re.compile(r":/(?:[^/]*/)*?[^/]*slurm[^/]*/(?:[^/]*/)*?job_(\d+)(?:/|$)", re.MULTILINE)
 
@@ -145,7 +144,7 @@ class DeviceEnergy:
 
 @dataclass(frozen=True)
 class SessionEnergy:
-    """What a session used of each device, its processes counted for no other session."""
+    """What a session used of each device. Its processes count for no other session."""
 
     session_id: str
     job: str
@@ -191,14 +190,14 @@ class _Series:
 
 @dataclass
 class _Following:
-    """How much of a session was counted, and for which series: it stays there for life."""
+    """How much of a session has been counted, and for which series. It keeps that series for life."""
 
     job: SeriesLabels
     counted_j: dict[tuple[str, str], float] = field(default_factory=_no_totals)
 
 
 class Fleet:
-    """Running totals over all sessions there ever were. `update` it every second or so, scraped or not."""
+    """Running totals over all sessions ever. `update` it every second or so, scraped or not."""
 
     def __init__(self, most_jobs: int = MOST_JOBS, kept_s: float = KEPT_S) -> None:
         self._most_jobs = most_jobs
@@ -210,7 +209,7 @@ class Fleet:
         self._started = 0
 
     def take_up(self, now_s: float, sessions: Iterable[SessionEnergy]) -> None:
-        """Sessions from before a restart: what they have used was counted and scraped then."""
+        """Take sessions from before a restart: what they had used was counted and scraped then."""
         for session in sessions:
             following = self._follow(now_s, session)
             following.counted_j.update(session.own_exclusive_j)
@@ -218,7 +217,8 @@ class Fleet:
     def update(
         self, now_s: float, devices: Iterable[DeviceEnergy], sessions: Iterable[SessionEnergy]
     ) -> None:
-        """`now_s` is monotonic. A session may be shown as ended for as long as one likes, or just be gone."""
+        """`now_s` is monotonic. A session that has ended may stay in the list as long as you like, or just
+        leave it."""
         for device in devices:
             before = self._devices.get(device.device)
             energy_j = max(device.energy_j, before.energy_j if before else 0.0)
@@ -247,7 +247,7 @@ class Fleet:
             series.seen_s = now_s
         for key, energy_j in session.own_exclusive_j.items():
             before_j = following.counted_j.get(key, 0.0)
-            # A share that is found to have been smaller does not take a total back.
+            # A share may turn out to have been smaller. That does not take a total back.
             if energy_j > before_j:
                 following.counted_j[key] = energy_j
                 series.energy_j[key] = series.energy_j.get(key, 0.0) + energy_j - before_j
@@ -371,15 +371,16 @@ def render(
 
 
 class FleetMetrics:
-    """Counts every second, scraped or not, so that a session between two scrapes is not lost."""
+    """Updates the fleet's totals every second, scraped or not, so that a session between two scrapes is not
+    lost."""
 
-    def __init__(self, daemon: Daemon, lending: Lending) -> None:
+    def __init__(self, daemon: Daemon, lease_calls: LeaseCalls) -> None:
         self._daemon = daemon
-        self._lending = lending
+        self._lease_calls = lease_calls
         self._fleet = Fleet()
 
     def take_up(self) -> None:
-        """Sessions of before a restart: what they had used has been counted."""
+        """Take sessions from before a restart: what they had used has been counted."""
         self._fleet.take_up(time.monotonic(), self._sessions())
 
     def update(self) -> None:
@@ -416,15 +417,15 @@ class FleetMetrics:
                 missed_readings=sum(lag.missed for lag in daemon.source.sampler.lag.values()),
                 dropped_batches=daemon.dropped_batches,
                 kept_batches=daemon.log.kept_batches,
-                leases=self._lending.count,
+                leases=self._lease_calls.count,
             )
         )
 
 
 def slurm_job_id(pid: int, proc: Path = Path("/proc")) -> str:
-    """The Slurm job a process belongs to, as its control group says; empty where there is none.
+    """The Slurm job of a process, from its control group; empty where there is none.
 
-    Good for a label: a user who owns control groups can name one as he likes.
+    It is fit for a label only: users who own control groups can name them as they like.
     """
     try:
         text = (proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace")
@@ -450,6 +451,6 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    # Prometheus refuses a scrape as a whole for one byte that is not UTF-8.
+    # One byte that is not UTF-8, and Prometheus refuses the whole scrape.
     whole = text.encode("utf-8", "replace").decode()
     return whole.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

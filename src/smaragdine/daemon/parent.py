@@ -1,12 +1,14 @@
 """The process the operator starts: it stays root, and does next to nothing.
 
-It forks the daemon, which gives up its privileges once its sensors are open, and from then on
+It forks the daemon, which gives up its privileges once its sensors are open. From then on the parent
 
-  opens energy counters for it, when a driver was loaded anew (nothing else: see counter_files.py);
+  opens energy counters for the daemon after a driver was reloaded, and no other files;
   starts the keeper of limits for it, a fixed command;
   passes signals on, and ends with it, after the keeper has put every limit back.
 
-The daemon asks over a socket that no other process has.
+The daemon asks over a socket that no other process has. A question is one packet, a line of JSON as anywhere
+(lines.py): {"id": 7, "open": path} or {"id": 7, "start": helper}. The answer is {"id": 7, "errno": 0}. They
+go over a socket, not a pipe, because only a socket carries the descriptors that come with an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import select
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import threading
@@ -30,8 +31,10 @@ from typing import NoReturn, TypeVar
 
 from smaragdine import privilege
 from smaragdine.errors import UserError
+from smaragdine.lines import Message, decode, encode
+from smaragdine.system import end_with_parent
 
-# Which files a privileged process opens for one that is not: energy counters, and nothing posing as one.
+# Which files the privileged parent opens for the daemon: energy counters, and nothing posing as one.
 
 ALLOWED_NAMES = frozenset({"energy_uj", "max_energy_range_uj"})
 SYSFS_ROOT = Path("/sys/class/powercap")
@@ -39,10 +42,11 @@ SYSFS_REAL_ROOT = Path("/sys/devices/virtual/powercap")
 
 
 def allowed_file(path: str, roots: Sequence[Path], trees: Sequence[Path]) -> int:
-    """Open an energy counter below one of `roots` whose real place is in one of `trees`; OSError otherwise.
+    """Open an energy counter that is named below one of `roots` and lies in one of `trees`. Else raises
+    OSError.
 
-    It is looked at before it is opened for reading, and what was looked at is what is opened: links that are
-    changed in between, pipes and devices lead nowhere.
+    We look at the file before we open it, and open what we looked at: a link that changes in between, a pipe
+    or a device leads nowhere.
     """
     asked = Path(path)
     named = asked.name in ALLOWED_NAMES and ".." not in asked.parts
@@ -66,30 +70,27 @@ def real_trees(roots: Sequence[Path]) -> list[Path]:
     for root in roots:
         trees.append(Path(os.path.realpath(root)))
         if trees[-1] == SYSFS_ROOT:
-            # Also where no zone is there yet.
+            # Even where there is no zone yet.
             trees.append(SYSFS_REAL_ROOT)
         with contextlib.suppress(OSError):
             trees += [Path(os.path.realpath(entry)) for entry in root.iterdir() if entry.is_symlink()]
     return trees
 
 
-# The parent's own: to pass a signal on to another user's process, and for the keeper to set limits.
+# The parent keeps these: to pass a signal on to another user's process, and for the keeper to set limits.
 KEEPER = "keeper"  # the helper that sets limits
 PARENT_CAPABILITIES = frozenset({"CAP_KILL", "CAP_SYS_ADMIN"})
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-_REQUEST_BYTES = 4096
-_OPEN, _START = b"o", b"s"
-_HEAD = struct.Struct("cI")  # what for, and the question's number; a name follows
-_ANSWER = struct.Struct("iI")  # an errno or 0, and the number; descriptors come with it
+_PACKET_BYTES = 4096
 _HELPERS_END_WITHIN_S = 10.0
-_MOST_HELPERS = 4  # one works, one may be ending; a daemon gone mad gets no more
+_MOST_HELPERS = 4  # one works and one may be ending; a daemon gone mad gets no more
 
 Prepared = TypeVar("Prepared")
 
 
 class Parent:
-    """The daemon's side: what it can still get from its parent. Safe to call from any thread."""
+    """The daemon's side: what it may still ask its parent for. Any thread may call."""
 
     def __init__(self, connection: socket.socket, timeout_s: float = 5.0) -> None:
         self._connection = connection
@@ -99,21 +100,21 @@ class Parent:
 
     def open_file(self, path: Path | str) -> int:
         """A descriptor for reading an energy counter. Raises OSError as `os.open` would."""
-        return self._ask(_OPEN, os.fspath(path), 1)[0]
+        return self._ask("open", os.fspath(path), 1)[0]
 
     def start(self, helper: str) -> tuple[int, int]:
-        """Start a helper by its name: descriptors to read what it writes, and to write what it reads."""
-        read_fd, write_fd = self._ask(_START, helper, 2)
+        """Start a helper by its name. Returns descriptors to read its output and to write its input."""
+        read_fd, write_fd = self._ask("start", helper, 2)
         return read_fd, write_fd
 
     def close(self) -> None:
         self._connection.close()
 
-    def _ask(self, kind: bytes, what: str, fds: int) -> list[int]:
+    def _ask(self, verb: str, what: str, fds: int) -> list[int]:
         with self._lock:
             self._number += 1
-            request = _HEAD.pack(kind, self._number) + os.fsencode(what)
-            if len(request) > _REQUEST_BYTES:
+            request = encode({"id": self._number, verb: what})
+            if len(request) > _PACKET_BYTES:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), what)
             try:
                 code, received = self._exchange(request)
@@ -130,15 +131,15 @@ class Parent:
         self._connection.send(request)
         while True:
             self._connection.settimeout(max(0.001, deadline_s - time.monotonic()))
-            answer, received, _, _ = socket.recv_fds(self._connection, _ANSWER.size, 2)
+            data, received, _, _ = socket.recv_fds(self._connection, _PACKET_BYTES, 2)
             for fd in received:
                 os.set_inheritable(fd, False)
-            if len(answer) != _ANSWER.size:
+            answer = decode(data)
+            if not answer:
                 return errno.EPIPE, received
-            code, number = _ANSWER.unpack(answer)
-            if number == self._number:
-                return code, received
-            # The late answer to a question that was given up.
+            if answer["id"] == self._number:
+                return answer["errno"], received
+            # A late answer to a question that we gave up.
             _close(received)
 
 
@@ -152,13 +153,14 @@ def run_unprivileged(
     helpers: Mapping[str, Sequence[str]] | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> int:
-    """Fork; in the child `prepare` as root (open sensors, bind sockets), drop everything, `serve`.
+    """Fork. The child calls `prepare` as root (to open sensors, to bind sockets), gives up every privilege,
+    and calls `serve`.
 
-    The parent stays, for reopening files below `counters` and starting `helpers`. Its return value is the
-    child's exit code, 128 + N after signal N. Call it before there are threads.
+    The parent stays, to reopen files below `counters` and to start `helpers`. It returns the child's exit
+    code, 128 + N after signal N. Call it before there are threads.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Held back until the child is known, so that none is lost in between.
+    # Hold signals back until we know the child, so that none is lost in between.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     parent_pid = os.getpid()
     pid = os.fork()
@@ -185,15 +187,15 @@ def _child(
     """Never returns: the caller's stack belongs to the parent."""
     code = 70
     try:
-        # A terminal's Ctrl-C comes once, through the parent; and root's terminal is nothing for this process,
-        # which could else type into it.
+        # A terminal's Ctrl-C then comes once, through the parent. And this process must not keep root's
+        # terminal, into which it could type.
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         privilege.fence()
         prepared = prepare()
         say(privilege.drop(user, keep))
-        # A change of user forgets it, so it comes after.
-        privilege.end_with_parent(parent_pid)
+        # After the change of user, which would undo it.
+        end_with_parent(parent_pid, signal.SIGTERM)
         code = serve(prepared, parent)
     except UserError as error:
         print(f"smaragdine: {error}", file=sys.stderr)
@@ -212,7 +214,7 @@ def _child(
 
 
 class _Loop:
-    """The parent's loop: requests, signals, and the end of its children."""
+    """The parent's loop: answers requests, passes signals on, and waits for its children."""
 
     def __init__(
         self,
@@ -264,7 +266,7 @@ class _Loop:
         return code if code >= 0 else 128 - code
 
     def _wait_for_helpers(self) -> None:
-        # Their input has ended with the daemon, and that tells them to put everything back.
+        # Their input ended with the daemon. That tells them to put everything back.
         deadline_s = time.monotonic() + _HELPERS_END_WITHIN_S
         for helper in self._helpers:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -273,32 +275,33 @@ class _Loop:
     def _answer(self) -> None:
         assert self._connection is not None
         try:
-            request = self._connection.recv(_REQUEST_BYTES)
+            request = decode(self._connection.recv(_PACKET_BYTES))
         except OSError:
-            request = b""
-        if len(request) < _HEAD.size:
+            request = {}
+        if not request:
             self._connection.close()
             self._connection = None
             return
         fds: list[int] = []
         code = 0
-        kind, number = _HEAD.unpack_from(request)
         try:
-            fds = self._do(kind, os.fsdecode(request[_HEAD.size :]))
+            fds = self._do(request)
         except OSError as error:
             code = error.errno or errno.EIO
         except Exception:
             code = errno.EINVAL
         with contextlib.suppress(OSError):
-            # Never wait for a daemon that does not read: it would hold up signals.
-            socket.send_fds(self._connection, [_ANSWER.pack(code, number)], fds, socket.MSG_DONTWAIT)
+            # Do not wait for a daemon that does not read: signals would have to wait too.
+            answer = encode({"id": request.get("id"), "errno": code})
+            socket.send_fds(self._connection, [answer], fds, socket.MSG_DONTWAIT)
         _close(fds)
 
-    def _do(self, kind: bytes, what: str) -> list[int]:
-        if kind == _OPEN:
-            return [allowed_file(what, self._roots, self._trees)]
-        if kind == _START and what in self._commands:
-            return self._start(self._commands[what])
+    def _do(self, request: Message) -> list[int]:
+        path, helper = request.get("open"), request.get("start")
+        if isinstance(path, str):
+            return [allowed_file(path, self._roots, self._trees)]
+        if isinstance(helper, str) and helper in self._commands:
+            return self._start(self._commands[helper])
         raise OSError(errno.EPERM, "not allowed")
 
     def _start(self, command: Sequence[str]) -> list[int]:
@@ -308,7 +311,7 @@ class _Loop:
         read_fd, their_output = os.pipe()
         their_input, write_fd = os.pipe()
         try:
-            # In a session of its own: a terminal's Ctrl-C is not for it.
+            # In a session of its own, a terminal's Ctrl-C does not reach it.
             self._helpers.append(
                 subprocess.Popen(command, stdin=their_input, stdout=their_output, start_new_session=True)
             )
@@ -319,13 +322,13 @@ class _Loop:
         finally:
             os.close(their_input)
             os.close(their_output)
-        # Only the daemon will hold these: they close with it, however it ends.
+        # Only the daemon will hold these, so they close when it ends, however it ends.
         return [read_fd, write_fd]
 
 
 @contextlib.contextmanager
 def _signal_pipe(mask: Iterable[int]) -> Iterator[int]:
-    """A descriptor that gives the number of each signal as a byte."""
+    """A descriptor that gives a byte for each signal, its number."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     handlers = {number: signal.signal(number, _nothing) for number in (*_SIGNALS, signal.SIGCHLD)}
     before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)

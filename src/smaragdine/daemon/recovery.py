@@ -1,4 +1,4 @@
-"""Sensors whose source may go and come back: noticed, opened again, and cheap while it stays away."""
+"""Sensors whose source may go and come back: we notice, and open it again; waiting costs next to nothing."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from smaragdine.sensors.nvml.gpus import ask, hold_library, release_library, tex
 from smaragdine.sensors.nvml.gpus import nvml as binding
 from smaragdine.sensors.processes import DescriptorSensor, OpenChannel, fetch_decimal
 
-# Sensors whose source may go and come back: a driver reloaded, a zone that vanished for a while.
-#
-# The lane's thread reads; a second one looks once a second for what is lost, since opening a GPU takes up to
-# a second. A channel keeps its number, and between loss and return there is no reading.
+# Sensors whose source may go and come back: a driver is reloaded, a zone vanishes for a while. The lane's
+# thread reads them. Once a second another thread looks for what is lost, because opening a GPU takes up to a
+# second. A channel keeps its number. Between loss and return it has no readings.
 
 GIVE_UP_AFTER = 20  # failures of one sensor in a row
 
-# What happened, in words, and the numbers of the channels it happened to.
+# Is told what happened, in words, and the numbers of the channels concerned.
 Tell = Callable[[str, str, tuple[int, ...]], None]
-# Of the lost channels, those that can be read again: a new sensor each, or one for several.
+# Finds lost channels that can be read again: gives a new sensor for each, or one for several.
 Reopen = Callable[[Sequence[Channel]], Sequence[Sensor]]
-# Of the channels, those whose source is not there any more though nobody said so.
+# Finds channels whose source has gone without anybody saying so.
 Gone = Callable[[Sequence[Channel]], Sequence[Channel]]
 
 
 @dataclass
 class _Part:
-    """A sensor that is being read, and the place of each of its channels among ours (None: not wanted)."""
+    """A sensor that we read now, and which of our channels each of its channels is (None: not wanted)."""
 
     sensor: Sensor
     places: list[int | None]
@@ -43,7 +42,7 @@ class _Part:
 
 
 class Returning:
-    """Reads like the sensor it was made of, and never ends."""
+    """Reads like the sensor that it was made from, and never ends."""
 
     def __init__(self, sensor: Sensor, numbers: Sequence[int], tell: Tell) -> None:
         self.lane = sensor.lane
@@ -62,7 +61,7 @@ class Returning:
 
     @property
     def lost(self) -> list[Channel]:
-        """Channels that wait for their return."""
+        """The channels that are lost."""
         return [] if self._arriving else [self._channels[place] for place in sorted(self._lost)]
 
     @property
@@ -95,17 +94,17 @@ class Returning:
         return readings
 
     def let_go(self) -> None:
-        """Close what was lost; a driver that is to be opened anew must not be held any more."""
+        """Close what was lost: nobody may hold a driver that we want to open anew."""
         while self._leaving:
             with contextlib.suppress(Exception):
                 self._leaving.pop().close()
 
     def vanish(self, channels: Sequence[Channel]) -> None:
-        """These have no source any more."""
+        """Note that these channels have lost their source."""
         self._vanished = [place for place, channel in enumerate(self._channels) if channel in channels]
 
     def offer(self, sensor: Sensor) -> bool:
-        """A sensor that reads some of the lost channels; whether it is taken."""
+        """Offer a sensor that reads some of the lost channels. Returns whether it was taken."""
         places: list[int | None] = []
         left = set(self._lost) if not self._arriving else set[int]()
         for channel in sensor.channels():
@@ -129,7 +128,7 @@ class Returning:
             if part.failures >= GIVE_UP_AFTER:
                 self._lose(part, range(len(self._channels)), f"{type(error).__name__}: {error}")
             return ()
-        # A sensor of several channels may lose one and go on with the others.
+        # A sensor may lose one of its channels and go on with the others.
         ended: Mapping[str, str] = getattr(part.sensor, "ended", {})
         if len(ended) != part.ended:
             part.ended = len(ended)
@@ -162,7 +161,7 @@ class Returning:
 
 
 def mend(sensors: Sequence[Returning], reopen: Mapping[str, Reopen], gone: Mapping[str, Gone]) -> None:
-    """Try to get back what is lost: once per source, however many sensors of it are lost."""
+    """Try to get back what is lost: once for each source, however many of its sensors are lost."""
     for sensor in sensors:
         sensor.let_go()
         for source, find in gone.items():
@@ -178,7 +177,8 @@ def mend(sensors: Sequence[Returning], reopen: Mapping[str, Reopen], gone: Mappi
 
 
 def _same(ours: Channel, other: Channel) -> bool:
-    """Whether two are the same quantity of the same source. NVML words its details anew at each start."""
+    """Whether two are the same quantity of the same source. NVML words its details differently at each
+    start."""
     if (ours.device, ours.quantity, ours.sensor) != (other.device, other.quantity, other.sensor):
         return False
     return ours.sensor == "nvml" or ours.detail == other.detail
@@ -194,7 +194,7 @@ def open_read_only(path: Path) -> int:
 def ways_back(
     settings: SensorSettings, facts: Mapping[str, object], clock: Clock, open_file: OpenFile
 ) -> dict[str, Reopen]:
-    """By the name of the sensor. What is not here never returns."""
+    """How sensors come back, by name. Those that are not named here never do."""
     uuids = gpu_uuids(facts)
     return {
         "rapl": lambda lost: _rapl(settings.powercap_root, lost, clock, open_file),
@@ -206,7 +206,7 @@ def ways_back(
 
 
 def ways_to_miss(settings: SensorSettings) -> dict[str, Gone]:
-    """A zone of a mirrored tree goes without a word: an open file outlives its name."""
+    """How zones vanish from a mirrored tree. Nobody says so: an open file outlives its name."""
 
     paths = _zone_files(settings.powercap_root)
 
@@ -223,7 +223,7 @@ def gpu_uuids(facts: Mapping[str, object]) -> dict[str, str]:
 
 
 def running_pids(uuids: Mapping[str, str]) -> dict[str, frozenset[int]]:
-    """The processes that compute on each GPU; a GPU that does not tell is left out. Does not raise."""
+    """The processes that compute on each GPU, without GPUs that do not tell. Raises nothing."""
     try:
         hold_library()
     except Exception:
@@ -270,11 +270,11 @@ def _zone_files(root: Path) -> dict[str, Path]:
 
 
 def _nvml(uuids: Mapping[str, str], lost: Sequence[Channel], pcie: bool, clock: Clock) -> list[Sensor]:
-    """By UUID: a driver that is loaded anew numbers the GPUs that it finds, and one may be missing."""
+    """Find GPUs by UUID: a reloaded driver numbers those that it finds, and one may be missing."""
     sensors: list[Sensor] = []
     for device in sorted({channel.device for channel in lost}):
         uuid = uuids.get(device)
-        # Opening takes a second of polling: only for a GPU that answers.
+        # Opening takes a second of polling, so open only a GPU that answers.
         if uuid is not None and _answers(uuid):
             number = {uuid: int(device.removeprefix("gpu:"))}
             found = discover.open_sensors(
@@ -303,7 +303,7 @@ def _answers(uuid: str) -> bool:
 
 
 def _matching(sensors: Sequence[Sensor], lost: Sequence[Channel]) -> list[Sensor]:
-    """Those that read something lost; the others are closed again."""
+    """The sensors that read something lost. Closes the others."""
     wanted = {(channel.device, channel.quantity) for channel in lost}
     kept: list[Sensor] = []
     for sensor in sensors:

@@ -1,13 +1,13 @@
-"""Running energy of every device, and whose it was. One gauge per device, however many sessions look at it.
+"""The running energy of every device, and who used it. Each has one gauge, however many sessions look at it.
 
-A socket and its memory are shared by CPU time:
+Sessions share a socket and its memory by CPU time:
 
     static × program ÷ (wall × CPUs)     static: the lowest power of any second so far
     dynamic × program ÷ busy             dynamic: the rest
 
-and a GPU equally among the sessions that computed on it then, with a share more for processes of none.
-`own_j` is what a session's processes used. Where sessions lie in one another, `own_exclusive_j` counts each
-process for the innermost alone: these add up over all sessions, to the device's energy at most.
+Sessions that computed on a GPU share it equally; processes of no session have one more share. `own_j` is what
+a session's processes used. Where sessions lie in one another, `own_exclusive_j` counts each process for the
+innermost session alone. Over all sessions these add up to the device's energy at most.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ from smaragdine.daemon.totals import (
 )
 from smaragdine.sensors.base import Channel
 
-# Whose a GPU's energy was: in equal parts of those that were on it when it was used.
-#
-# Its readings come late, a second's at a time. Who is on it is known at once and kept until they come.
+# Splits a GPU's energy in equal parts among the sessions that were on it when it was used. Readings come
+# late, a second's worth at a time. Who is on the GPU is known at once, and kept until they come.
 
 _MOST_LOOKS = 1000  # of a GPU that is not read
 
 
 @dataclass(frozen=True)
 class _Look:
-    """Who was on it from then until the next look; None: nobody can tell."""
+    """Who was on the GPU from this time until the next look; None: nobody can tell."""
 
     from_ns: int
     on_it: frozenset[str] | None
@@ -64,14 +63,15 @@ class GpuShares:
             del self._looks[:-_MOST_LOOKS]
 
     def restart(self) -> None:
-        """The clock was set or stood still: nobody can tell who was on it at the times of readings before."""
+        """The clock was set or stood still: nobody can tell who was on it at the times of earlier
+        readings."""
         self._looks.clear()
         self._cut_uj = self.device.at(self.device.last_ns)
 
     def cut(self, sessions: Sequence[str]) -> dict[str, SessionUse]:
-        """What each session used since the last cut, up to the last reading; none where nobody can tell.
+        """What each session used from the last cut to the last reading; nothing where nobody can tell.
 
-        Those that have ended keep their part: what is theirs is not shared among the others.
+        Sessions that have ended keep their part: it is not shared among the others.
         """
         last_ns = self.device.last_ns
         used: dict[str, SessionUse] = {}
@@ -85,7 +85,7 @@ class GpuShares:
                 total = used.setdefault(key, SessionUse())
                 total.own += part.own
                 total.exclusive += part.exclusive
-        # The look that holds at the last reading, and those after it, are still needed.
+        # The look at the last reading and all later ones are still needed.
         past = [look for look in self._looks if look.from_ns <= last_ns]
         del self._looks[: max(len(past) - 1, 0)]
         return used
@@ -97,7 +97,7 @@ _GPU_BASIS = "equal shares among the sessions with a process on it, and one for 
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What a device used during a session, and what of it was the session's own (None: nobody can tell)."""
+    """What a device used during a session, and the session's own part of it (None: nobody can tell)."""
 
     device: str
     energy_j: float
@@ -116,9 +116,9 @@ class _Session:
 
 
 class RunningEnergy:
-    """Feed it every batch (`update`). Not for several threads at once.
+    """The running energy of all devices. Feed it every batch with `update`, from one thread at a time.
 
-    `inside` and `gpu_sessions` are the source's; `cpus` the logical CPUs of each socket.
+    `inside` and `gpu_sessions` are the source's; `cpus` has the logical CPUs of each socket.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class RunningEnergy:
         self._gauges = Gauges(channels)
         self._sessions: dict[str, _Session] = {}
         self._latest_s: dict[int, float] = {}
-        self._gpus: dict[str, GpuShares] = {}  # those of which somebody told who is on them
+        self._gpus: dict[str, GpuShares] = {}  # GPUs of which we know who is on them
         self._sockets = {socket: Socket(count) for socket, count in cpus.items()}
         self._activity: dict[int, Counter] = {}  # CPU time, by channel number
         for number, channel in channels.items():
@@ -149,7 +149,7 @@ class RunningEnergy:
                 socket.devices[name] = device
 
     def add(self, session_id: str, channels: Mapping[int, Channel], begin_ns: int | None = None) -> None:
-        """A session is metered from now on; one that `load` brought goes on."""
+        """Meter a session from now on, or go on with one that `load` brought."""
         begin_ns = self._wall_ns() if begin_ns is None else begin_ns
         session = self._sessions.setdefault(session_id, _Session(begin_ns, {}))
         for number, channel in channels.items():
@@ -160,7 +160,7 @@ class RunningEnergy:
                 self._sockets[socket].programs[session_id] = counter
 
     def remove(self, session_id: str, at_ns: int | None = None) -> list[DeviceUse]:
-        """A session ends: its energies, own shares up to its last reading."""
+        """End a session. Returns its energies, its own shares up to its last reading."""
         session = self._sessions[session_id]
         at_ns = self._wall_ns() if at_ns is None else at_ns
         for socket, counter in session.programs.values():
@@ -177,7 +177,7 @@ class RunningEnergy:
         return energies
 
     def update(self, batch: Batch, sequence: int = 0) -> None:
-        """Readings and notes; `sequence` is the batch's in the log."""
+        """Take readings and notes; `sequence` is the batch's in the log."""
         self.sequence = sequence or batch.sequence or self.sequence
         lost_ns = {n: note.t_ns for note in batch.notes if note.name == "sensor_lost" for n in note.channels}
         order = np.argsort(batch.channel, kind="stable")
@@ -206,8 +206,8 @@ class RunningEnergy:
     def energies(self, session_id: str, at_ns: int | None = None) -> list[DeviceUse]:
         """What each device used since the session began; own shares up to about a second ago.
 
-        Asking changes nothing: an interval that is cut short to answer would be missing from the seconds
-        that static power is found in. So shares never fall, and add up at any time.
+        Asking changes nothing. Were an interval cut short to answer, the seconds in which static power is
+        found would lack it. So shares never fall, and add up at any time.
         """
         session = self._sessions[session_id]
         at_ns = self._wall_ns() if at_ns is None else at_ns
@@ -225,7 +225,7 @@ class RunningEnergy:
         return [self._latest_s.get(number, 0.0) for number in numbers]
 
     def state(self) -> dict[str, Any]:
-        """All that a restarted daemon needs to go on, for a JSON file. Later batches are fed to it again."""
+        """All that a restarted daemon needs to go on, as JSON. Feed it later batches again."""
         sessions = {
             key: {
                 "begin_ns": session.begin_ns,
@@ -238,10 +238,8 @@ class RunningEnergy:
         return {"sequence": self.sequence, "gauges": self._gauges.state(), "sessions": sessions}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`; then `add` each session that goes on, feed later batches, and `go_on`.
-
-        Raises where it makes no sense.
-        """
+        """Go on from a `state`. Then `add` each session that goes on, feed later batches, and call `go_on`.
+        Raises where the state makes no sense."""
         self._gauges.load(state["gauges"], self._wall_ns())
         for key, kept in state["sessions"].items():
             used = {name: SessionUse(own, alone) for name, (own, alone) in kept["used"].items()}
@@ -250,7 +248,7 @@ class RunningEnergy:
         self.sequence = state["sequence"]
 
     def go_on(self) -> None:
-        """What was read before a restart has been fed again."""
+        """Everything that was read before the restart has been fed again."""
         self._gauges.go_on(self._wall_ns())
 
     def _share(self) -> None:
@@ -274,7 +272,7 @@ class RunningEnergy:
                 self._gpus[name] = GpuShares(self._gauges.devices[name])
         for name, gpu in self._gpus.items():
             on_it = told.get(name)
-            # The list is up to a second old: those that have ended meanwhile are on it no more.
+            # The list is up to a second old: leave out those that have ended meanwhile.
             gpu.look(now_ns, None if on_it is None else on_it & {"", *self._sessions}, inside)
 
     def _share_gpus(self) -> None:

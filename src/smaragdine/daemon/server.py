@@ -1,6 +1,6 @@
-"""Connections: who is at the other end, and what one peer may take up of us.
+"""Connections: who is at the other end, and how much one peer may take up.
 
-We accept them ourselves, so that the kernel's word on who is calling is there before the first byte is read.
+We accept connections ourselves, so that we know from the kernel who is calling before we read the first byte.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from smaragdine.daemon.settings import Bounds
 from smaragdine.errors import UserError
 from smaragdine.system import out_of_files
 
-# What the library would say about a peer's nonsense is the peer's business.
+# We do not log what the library says about a peer's nonsense.
 for _library in ("grpclib", "asyncio"):
     logging.getLogger(_library).setLevel(logging.CRITICAL + 1)
 
@@ -52,14 +52,14 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connection:
-    """One peer. `caller` is None where its token comes with each call."""
+    """The connection of one peer. `caller` is None where its token comes with each call."""
 
     def __init__(self, caller: Caller | None, sock: socket.socket | None = None) -> None:
         self.caller = caller
-        self.is_known = caller is not None  # or has shown a token that holds
+        self.is_known = caller is not None  # or has shown a valid token
         self.on_close: list[Callable[[], None]] = []
         self.closed = False
-        self.lends_to: Owner | None = None  # a caller on another machine that has leases
+        self.lends_to: Owner | None = None  # a caller on another machine who holds leases
         self._sock = sock
 
     def process_fd(self) -> int | None:
@@ -76,14 +76,14 @@ MakeMethods = Callable[[Connection], dict[str, MethodHandler]]
 
 
 class _Codec(ProtoCodec):
-    """Messages, and such as are on the wire's form already."""
+    """Encodes messages, and passes on what is encoded already."""
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         return message if isinstance(message, bytes) else super().encode(message, message_type)
 
 
 class _Link(H2Link):
-    """A peer that does not read what we still have for it goes all the same."""
+    """Closes at once, also where the peer does not read what we still have for it."""
 
     def close(self) -> None:
         transport = getattr(self, "_transport", None)
@@ -93,7 +93,7 @@ class _Link(H2Link):
 
 
 class _Processor(EventsProcessor):
-    """What one call may send us is bounded: the library would buffer whatever length a peer announces."""
+    """Bounds what one call may send us: the library would buffer whatever length a peer announces."""
 
     def __init__(self, handler: AbstractHandler, connection: H2Link, request_bytes: int) -> None:
         super().__init__(handler, connection)
@@ -140,16 +140,16 @@ class _Protocol(H2Protocol):
             self._patience = loop.call_later(patience_s, self._drop_stranger)
 
     def _drop_stranger(self) -> None:
-        """Whoever only holds a connection would keep others from theirs."""
+        """Close a stranger's connection: one that is only held takes a place from others."""
         if not self._peer.is_known and self._transport is not None:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:
             super().data_received(data)
-        except Exception:  # whatever nonsense came in: this peer goes, nobody else
+        except Exception:  # whatever nonsense came in, only this peer goes
             self.processor.close("nonsense")
-        # Even a ping has an answer. Whoever asks and asks and reads none of it would fill our memory.
+        # Even a ping has an answer. A peer that asks again and again and reads nothing would fill our memory.
         transport = self._transport
         if transport is not None and transport.get_write_buffer_size() > self._server.bounds.unread_bytes:
             transport.abort()
@@ -228,7 +228,7 @@ class Server:
         sock.setblocking(False)
         try:
             caller = None if tls is not None else unix_caller(sock, self._rights)
-        except OSError as error:  # gone already, or it had the last descriptor
+        except OSError as error:  # it has gone already, or took the last descriptor
             if out_of_files(error):
                 self._say_full(f"a connection was refused: {error.strerror}")
             sock.close()
@@ -245,7 +245,7 @@ class Server:
         task.add_done_callback(self._tasks.discard)
 
     def _has_room(self, key: str) -> bool:
-        """Strangers, users and root take no places from one another."""
+        """Whether there is room. Strangers, users and root take no places from one another."""
         own, bounds = self._open[key], self.bounds
         if key == "tcp":
             return own < bounds.tcp_connections
@@ -269,13 +269,13 @@ class Server:
             await loop.connect_accepted_socket(
                 protocol, sock, ssl=tls, ssl_handshake_timeout=_HANDSHAKE_S if tls is not None else None
             )
-        except Exception:  # no TLS, or gone in the middle of it
+        except Exception:  # it does not speak TLS, or has gone meanwhile
             if not made or made[0] not in self.protocols:
                 self.count(connection, -1)
             sock.close()
 
     def _refuse_one(self, listening: socket.socket, error: OSError) -> None:
-        """With the last descriptor, so that the peer hears of it and the loop does not spin."""
+        """Refuse one peer with our last descriptor, so that it hears of it and the loop does not spin."""
         self._say_full(f"a connection was refused: {error.strerror}")
         with contextlib.suppress(OSError):
             os.close(self._spare_fd)
@@ -290,19 +290,19 @@ class Server:
         self._full = True
 
 
-# Sockets to listen at: Unix, for root and a group; TCP with TLS.
+# The sockets on which we listen: a Unix one for root and a group; TCP with TLS.
 
 _BACKLOG = 128
 
 
 def listen_unix(path: Path, group: int) -> socket.socket:
-    """A socket at `path` that root and `group` can connect to. One that a dead daemon left is replaced."""
+    """A socket at `path` to which root and `group` can connect. It replaces one that a dead daemon left."""
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         remove_stale(path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            # Nobody can connect until the mode and group are right.
+            # Nobody may connect before mode and group are right.
             before = os.umask(0o777)
             try:
                 sock.bind(os.fspath(path))
@@ -321,7 +321,7 @@ def listen_unix(path: Path, group: int) -> socket.socket:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove a socket that nobody serves; refuse where somebody does."""
+    """Remove a socket that nobody serves. Refuses where somebody does."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise UserError(

@@ -19,7 +19,7 @@ from h2.exceptions import H2Error
 
 from smaragdine.daemon.callers import Caller, CredentialFile
 from smaragdine.daemon.core import Daemon
-from smaragdine.daemon.lending import Lending
+from smaragdine.daemon.lease_calls import LeaseCalls
 from smaragdine.daemon.log import Batch
 from smaragdine.daemon.running_energy import DeviceUse
 from smaragdine.daemon.server import Connection
@@ -33,7 +33,7 @@ from smaragdine.version import __version__
 
 _READ_EVERY_S = 1.0
 _READ_LEAST_S = 0.1
-_MOST_ROWS = 32768  # in a message: far below the 4 MB that gRPC clients take
+_MOST_ROWS = 32768  # of one message: far below the 4 MB that gRPC clients take
 _MOST_BATCHES = 256
 _NO_FILES = "the daemon has no descriptor left, there are so many connections. Try again"
 
@@ -42,14 +42,14 @@ _Answer = Callable[[Connection, Caller, Any], Awaitable[Any]]
 
 
 class Service:
-    def __init__(self, daemon: Daemon, lending: Lending, tokens: CredentialFile | None = None) -> None:
+    def __init__(self, daemon: Daemon, lease_calls: LeaseCalls, tokens: CredentialFile | None = None) -> None:
         self._daemon = daemon
-        self._lending = lending
+        self._lease_calls = lease_calls
         self._tokens = tokens
         self._readers: Counter[str] = Counter()
 
     def methods(self, connection: Connection) -> dict[str, MethodHandler]:
-        """Every call of one connection, as grpclib wants them."""
+        """All calls of one connection, as grpclib wants them."""
         return {
             method.path: MethodHandler(
                 functools.partial(self._handle, method, connection),
@@ -78,7 +78,7 @@ class Service:
         except Refused as refused:
             raise GRPCError(Status[refused.status], " ".join(refused.line.split())) from None
         except (GRPCError, StreamTerminatedError, H2Error, ConnectionError):
-            raise  # the peer has gone, or the call
+            raise  # the peer or the call has gone
         except Exception as error:
             if connection.closed:
                 return
@@ -124,7 +124,7 @@ class Service:
             channels=[channel_message(number, c, not caller.is_root, 0.0) for number, c in channels],
             absent=[pb.Absent(channel=a.channel, reason=a.reason, remedy=a.remedy) for a in absent],
             facts_json=json.dumps(daemon.knowledge.facts, default=str),
-            limits=await self._lending.ranges(),
+            limits=await self._lease_calls.ranges(),
             may_control=caller.may_control,
             finest_counter_ms=0.0 if caller.is_root else COARSE_NS / 1e6,
         )
@@ -181,10 +181,10 @@ class Service:
         ]
 
     async def _setlimit(self, connection: Connection, caller: Caller, request: Any) -> Any:
-        return await self._lending.set_limit(connection, caller, request)
+        return await self._lease_calls.set_limit(connection, caller, request)
 
     async def _release(self, connection: Connection, caller: Caller, request: Any) -> Any:
-        return await self._lending.release(caller, request)
+        return await self._lease_calls.release(caller, request)
 
     async def _health(self, connection: Connection, caller: Caller, request: Any) -> Any:
         daemon = self._daemon
@@ -197,12 +197,12 @@ class Service:
             memory_bytes=daemon.memory_bytes(),
             notes=[note_message(note) for note in daemon.notes],
             kept_batches=daemon.log.kept_batches,
-            leases=self._lending.count,
+            leases=self._lease_calls.count,
         )
 
     @contextlib.contextmanager
     def _one_more_reader(self, caller: Caller) -> Iterator[None]:
-        """Each costs time ten times a second, so there are only so many."""
+        """Count a reader. Each costs us time ten times a second, so only so many may read."""
         bounds, own = self._daemon.settings.bounds, self._readers[caller.key]
         most = bounds.readers if caller.is_root else bounds.readers_per_user
         if own >= most or (self._daemon.readers >= bounds.readers and not caller.is_root):
@@ -235,7 +235,7 @@ class Service:
             raise Refused("INVALID_ARGUMENT", f"there is no sequence number {cursor} yet")
         view = daemon.view(caller, session)
         while True:
-            still()  # a token may have ended meanwhile
+            still()  # a token may have expired meanwhile
             end = session.end_sequence or daemon.log.next_sequence
             seen: list[Batch] = []
             rows = dropped = 0
@@ -276,7 +276,7 @@ def _every_s(every_ms: float) -> float:
 
 
 async def _pause(session: Session, seconds: float) -> None:
-    """For a while, or until the session ends or the daemon stops."""
+    """Wait for a while, or until the session ends or the daemon stops."""
     try:
         async with asyncio.timeout(seconds):
             await session.wake.wait()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from smaragdine.daemon.callers import CredentialFile, Rights
 from smaragdine.daemon.core import Daemon, Knowledge
-from smaragdine.daemon.lending import Desk, Lending
+from smaragdine.daemon.lease_calls import AsyncLeases, LeaseCalls
 from smaragdine.daemon.log import Log
 from smaragdine.daemon.metrics import FleetMetrics, serve_metrics
 from smaragdine.daemon.parent import KEEPER, Parent
@@ -24,7 +24,7 @@ from smaragdine.daemon.settings import Settings
 from smaragdine.daemon.source import Source
 from smaragdine.daemon.unit import notify
 from smaragdine.errors import UserError
-from smaragdine.limits.control import Control
+from smaragdine.limits.keeper_client import KeeperClient
 
 if TYPE_CHECKING:
     from smaragdine.sensors.discover import Machine, SensorSettings
@@ -67,17 +67,17 @@ async def serve(settings: Settings, prepared: Prepared, parent: Parent, say: Cal
     knowledge = Knowledge(tuple(machine.absent), machine.facts)
     meter = RunningEnergy(source.channels, source.cpus, source.inside, source.gpu_sessions)
     daemon = Daemon(settings, knowledge, source, log, table, meter, say)
-    desk = Desk(Control(lambda: parent.start(KEEPER), say=say), say=say)
-    lending = Lending(desk, say)
+    leases = AsyncLeases(KeeperClient(lambda: parent.start(KEEPER), say=say), say=say)
+    lease_calls = LeaseCalls(leases, say)
     tokens = CredentialFile(settings.tokens, say) if settings.tokens is not None else None
-    service = Service(daemon, lending, tokens)
+    service = Service(daemon, lease_calls, tokens)
     server = Server(service.methods, prepared.rights, settings.bounds, say)
 
     daemon.begin()
-    keeping = loop.create_task(desk.keep())
+    keeping = loop.create_task(leases.keep())
     metrics = None
     if settings.prometheus is not None:
-        fleet = FleetMetrics(daemon, lending)
+        fleet = FleetMetrics(daemon, lease_calls)
         fleet.take_up()
         daemon.every_second.append(fleet.update)
         try:
@@ -102,10 +102,10 @@ async def serve(settings: Settings, prepared: Prepared, parent: Parent, say: Cal
         metrics.close()
     keeping.cancel()
     await daemon.end()
-    # Readers get what is left and hear that we stop.
+    # Give readers what is left, and let them hear that we stop.
     deadline_s = loop.time() + _READERS_END_S
     while daemon.readers and loop.time() < deadline_s:
         await asyncio.sleep(0.01)
-    await desk.close(_LEASES_END_S)
+    await leases.close(_LEASES_END_S)
     await server.close()
     log.close()

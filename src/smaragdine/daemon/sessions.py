@@ -1,4 +1,4 @@
-"""The session table: who records what, since when, and how it ended. It outlives the daemon's process."""
+"""The session table: who records what, since when, and how it ended. It outlives the daemon."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from smaragdine.files import write_whole
 from smaragdine.sensors.base import Channel
 from smaragdine.system import boot_id, start_ticks
 
-# What outlives the daemon's process, as JSON files in the state folder.
+# What outlives the daemon's process, in JSON files in the state folder.
 
 
 class StateFile:
-    """One file. Written at once or not at all; where that fails it is said, once."""
+    """One file, written whole or not at all. Says once if it cannot be written."""
 
     def __init__(self, folder: Path | None, name: str, say: Callable[[str], None]) -> None:
         self._path = folder / name if folder is not None else None
@@ -44,7 +44,7 @@ class StateFile:
             self._failed = True
 
     def load(self, use: Callable[[Any], None]) -> bool:
-        """Hand what is there to `use`; whether that went well."""
+        """Hand what it holds to `use`. Returns whether that went well."""
         if self._path is None:
             return False
         try:
@@ -62,7 +62,7 @@ _JOB = re.compile(r"[A-Za-z0-9._-]{0,63}")
 
 
 class Refused(Exception):
-    """A call that is answered with an error: gRPC's status and one line."""
+    """Answers a call with an error: gRPC's status and one line."""
 
     def __init__(self, status: str, line: str) -> None:
         super().__init__(line)
@@ -82,7 +82,7 @@ def _no_energies() -> list[DeviceUse]:
 class Session:
     id: str
     pid: int
-    ticks: int  # when the process started, with the boot: who it is
+    ticks: int  # when the process started: with its number and the boot, this says which one it is
     uid: int
     user: str
     period_ns: int
@@ -91,13 +91,13 @@ class Session:
     begin_ns: int = 0
     end_ns: int = 0
     sequence: int = 0
-    end_sequence: int = 0  # one past its last batch; 0: it goes on
+    end_sequence: int = 0  # one more than its last batch; 0: it goes on
     end_reason: str = ""
     dropped_batches: int = 0
     channels: dict[int, Channel] = field(default_factory=_no_channels)  # its own
     energies: list[DeviceUse] = field(default_factory=_no_energies)  # once it has ended
     pidfd: int = -1
-    wake: asyncio.Event = field(default_factory=asyncio.Event)  # readers: it has ended, or the daemon stops
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # set when it ends or the daemon stops
 
     @property
     def ended(self) -> bool:
@@ -112,7 +112,7 @@ def check_request(period_ms: float, job: str) -> None:
 
 
 def open_target(caller: Caller, pid: int) -> tuple[int, int]:
-    """The number and a pidfd of the process to record; refused where it is not the caller's to record."""
+    """The number and a pidfd of the process to record. Refuses one that the caller may not record."""
     if pid == 0:
         pid = caller.pid
     if pid == 0:
@@ -120,7 +120,7 @@ def open_target(caller: Caller, pid: int) -> tuple[int, int]:
     pidfd = open_process(pid) if 0 < pid < 1 << 31 else None
     if pidfd is None:
         raise Refused("NOT_FOUND", f"there is no process {pid}")
-    # The pidfd pins the process: were its number another's by now, it would have ended.
+    # The pidfd holds on to the process: had its number gone to another one, this one would have ended.
     try:
         uids = process_uids(pid)
     except OSError:
@@ -136,7 +136,7 @@ def open_target(caller: Caller, pid: int) -> tuple[int, int]:
 
 
 class SessionTable:
-    """All sessions, those that ended lately included."""
+    """All sessions, with those that ended lately."""
 
     def __init__(self, folder: Path | None, bounds: Bounds, say: Callable[[str], None]) -> None:
         self._file = StateFile(folder, "sessions.json", say)
@@ -171,7 +171,8 @@ class SessionTable:
         return session
 
     def forget(self, now_ns: int) -> list[Session]:
-        """Drop what ended long ago; of what is too many, the oldest of whoever has the most."""
+        """Drop sessions that ended long ago. If there are too many, drop the oldest of whoever has the
+        most."""
         ended = sorted((s for s in self.sessions.values() if s.ended), key=lambda s: s.end_ns)
         oldest_ns = now_ns - int(self._bounds.forget_s * 1e9)
         gone = [s for s in ended if s.end_ns < oldest_ns]
@@ -189,7 +190,8 @@ class SessionTable:
         self._file.save({"boot_id": boot_id(), "sessions": begun})
 
     def load(self) -> None:
-        """Sessions from before a restart. A live one's process is held again, or is known to have ended."""
+        """Take up sessions from before a restart: hold the process of a live one again, or note that it has
+        ended."""
         self._file.load(self._take_up)
 
     def _take_up(self, values: Any) -> None:
@@ -200,7 +202,7 @@ class SessionTable:
             if session.ended or not same_boot:
                 continue
             pidfd = None
-            with contextlib.suppress(OSError):  # no descriptor left: this one cannot go on
+            with contextlib.suppress(OSError):  # no descriptor is left, so this session cannot go on
                 pidfd = open_process(session.pid)
                 if pidfd is not None and start_ticks(session.pid) == session.ticks and not has_ended(pidfd):
                     session.pidfd = pidfd

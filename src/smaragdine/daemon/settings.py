@@ -1,4 +1,4 @@
-"""Every option of the daemon, and what is refused before it starts."""
+"""Every option of the daemon, and which ones it refuses before it starts."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from smaragdine.errors import UserError
 from smaragdine.monitor.contract import DEFAULT_SOCKET
 
 GROUP = "smaragdine"
-# Package counters come no finer than this to anybody but root: they tell what other people's programs compute
+# Only root gets package counters finer than this: they tell what other people's programs compute
 # (CVE-2020-8694).
 COARSE_NS = 100_000_000
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What clients may take up, one by one and together."""
+    """How much clients may take up, each and together."""
 
     connections: int = 512
     connections_per_user: int = 128
-    tcp_connections: int = 128  # besides those: strangers must not take the places of this machine's users
-    stranger_s: float = 10.0  # until a peer at the TCP port has shown a token that holds, or goes
+    tcp_connections: int = 128  # in addition: strangers must not take the places of this machine's users
+    stranger_s: float = 10.0  # within this time a peer at the TCP port shows a valid token, or goes
     sessions: int = 512
     sessions_per_user: int = 128
     readers: int = 512  # calls of Read at a time
     readers_per_user: int = 128
-    ended_sessions: int = 1024  # forgotten after `forget_s`, the oldest first, of whoever has the most
+    ended_sessions: int = 1024  # beyond it the oldest go first, of whoever has the most
     forget_s: float = 600.0
     request_bytes: int = 65536
-    unread_bytes: int = 8 << 20  # what a peer leaves unread of our answers before it is cut off
-    request_s: float = 10.0  # from a call's beginning to its whole request
-    keepalive_s: float = 30.0  # a peer that is silent for so long is asked whether it lives
+    unread_bytes: int = 8 << 20  # a peer that leaves more of our answers unread is cut off
+    request_s: float = 10.0  # for a call to send its whole request
+    keepalive_s: float = 30.0  # after this silence we ask a peer whether it lives
     keepalive_timeout_s: float = 20.0
 
 
@@ -40,14 +40,14 @@ class Settings:
     socket: Path = Path(DEFAULT_SOCKET)
     group: str = ""  # may read; empty: `smaragdine` where there is one, else root's
     control_group: str = ""  # may set limits besides root
-    user: str = ""  # whom to run as once the sensors are open; empty: as privilege.py chooses
+    user: str = ""  # whom to become once the sensors are open; empty: as privilege.py chooses
     state: Path | None = Path("/var/lib/smaragdine")
     listen: tuple[str, int] | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tokens: Path | None = None
     prometheus: tuple[str, int] | None = None
-    period_ms: float = 4.0  # of sessions that do not say
+    period_ms: float = 4.0  # for sessions that do not ask for one
     memory_bytes: int = 16 << 20
     spool_bytes: int = 256 << 20
     drain_s: float = 0.1

@@ -1,7 +1,7 @@
 """Where all readings come from: one sampling loop for all sessions, and their process trees.
 
-The loop runs at the pace of the finest session, and once a second when there is none. What happens to the
-measurement itself (a sensor lost or back, the wall clock set, the machine suspended) comes as notes.
+The loop runs at the pace of the finest session, and once a second when there is none. Notes say what happens
+to the measurement itself: a sensor is lost or back, somebody set the wall clock, the machine was suspended.
 """
 
 from __future__ import annotations
@@ -47,22 +47,23 @@ from smaragdine.sensors.processes import (
 )
 from smaragdine.sensors.rapl import PARTS_PERIOD_NS
 
-# Channel numbers: the same for the same channel over restarts, and never given to another one.
+# Channel numbers. A channel keeps its number over restarts, and no other channel ever gets it.
 
 _FILE = "channels.json"
 
 
 def machine_numbers(channels: Sequence[Channel], folder: Path | None, next_number: int) -> list[int]:
-    """A number for each channel of the machine: the one it had, else a new one from `next_number` on.
+    """A number for each channel of the machine: the one it had before, else a new one from `next_number` on.
 
-    Numbers in a spool or in a reader's hands stay right when a restarted daemon finds other sensors.
+    So numbers in a spool, or in a reader's hands, stay right when a restarted daemon finds other sensors.
     """
     known = _load(folder)
     seen: Counter[str] = Counter()
     numbers: list[int] = []
     next_number = max([next_number, *(number + 1 for number in known.values())])
     for channel in channels:
-        # Details are worded anew at each start; several of one name (dies of a package) come in order.
+        # Details are worded anew at each start. Several channels of one name (dies of a package) come in
+        # order.
         name = f"{channel.sensor} {channel.name}"
         key = f"{name} {seen[name]}"
         seen[name] += 1
@@ -87,21 +88,22 @@ def _load(folder: Path | None) -> dict[str, int]:
 def _save(folder: Path | None, known: dict[str, int]) -> None:
     if folder is None:
         return
-    # Where it cannot be written nothing is spooled either, and a restart begins anew.
+    # Where this cannot be written, nothing can be spooled either, and a restart begins anew.
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(folder / _FILE, json.dumps(known))
 
 
-# The process trees of all sessions, on one look for new processes however many sessions there are.
+# The process trees of all sessions. One look finds new processes for all of them.
 
-# Of a core, for reading all trees: users share it equally, and each user's sessions that user's part.
+# The part of a core for reading all trees. Users share it equally, and each user's sessions share that user's
+# part.
 _READ_SHARE = 0.1
 
 
 @dataclass(slots=True)
 class _Member:
-    """A session's tree, the channel number and the total at its start for each socket, and when it is due."""
+    """A session's tree; for each socket its channel number and its total at the start; and when it is due."""
 
     tree: ProcessTree
     numbers: Mapping[int, int]
@@ -113,9 +115,10 @@ class _Member:
 
 
 class Trees:
-    """A sensor that keeps what it reads until `drain`: sessions come and go, and so do its channels.
+    """A sensor that keeps what it reads until `drain`, because sessions come and go, and their channels with
+    them.
 
-    The sampler's thread reads, any other may call the rest.
+    The sampler's thread reads; any other thread may call the rest.
     """
 
     lane = "counters"
@@ -148,7 +151,7 @@ class Trees:
         start_s: Mapping[int, float],
         owner: int = 0,
     ) -> None:
-        """Follow a process from now on. Raises ProcessLookupError when there is none of that number."""
+        """Follow a process from now on. Raises ProcessLookupError where there is none of that number."""
         try:
             time.clock_gettime_ns(process_clock(pid))
         except (OSError, OverflowError):
@@ -156,7 +159,7 @@ class Trees:
         tree = ProcessTree(pid, self._socket_of_cpu, b"", include_past, self._proc, self._clock, shared=True)
         try:
             with self._lock:
-                # What was started while the tree looked around is in nobody's next look.
+                # Look again: what started while the tree looked around is in nobody's next look.
                 tree.catch_up()
                 self._nest(session_id, tree)
                 self._members[session_id] = _Member(tree, numbers, start_s, every_ns, owner)
@@ -166,7 +169,7 @@ class Trees:
             raise
 
     def remove(self, session_id: str) -> None:
-        """Stop following; the last readings are in the next `drain`."""
+        """Stop following. The last readings are in the next `drain`."""
         with self._lock:
             member = self._members.pop(session_id)
             member.tree.update()
@@ -181,12 +184,12 @@ class Trees:
             self._share_out()
 
     def inside(self) -> dict[str, str]:
-        """Sessions whose first process is another session's: session → the innermost one around it."""
+        """Sessions whose first process belongs to another session: session → the innermost one around it."""
         with self._lock:
             return dict(self._inside)
 
     def sessions_of(self, pids: frozenset[int]) -> frozenset[str]:
-        """The sessions these processes belong to, each to its innermost; "" for those that are in none."""
+        """The innermost session of each of these processes; "" for those that are in none."""
         with self._lock:
             found: set[str] = set()
             for pid in pids:
@@ -203,7 +206,7 @@ class Trees:
 
     def read(self) -> Sequence[tuple[int, int, float]]:
         now_ns = self._clock.mono_ns()
-        # Woken a hair early, a tree must not be left for a whole period more.
+        # A tree that is due within a hair must not wait for a whole period more.
         due_ns = now_ns + self.period_ns // 2
         with self._lock:
             if now_ns >= self._next_scan_ns and self._members:
@@ -214,7 +217,7 @@ class Trees:
                 before_ns = time.thread_time_ns()
                 member.tree.update()
                 self._note(member)
-                # Thousands of processes are read less often, and their sessions are their user's own affair.
+                # Read thousands of processes less often. What their sessions cost is their user's own affair.
                 cost_ns = time.thread_time_ns() - before_ns
                 member.next_ns = now_ns + max(member.every_ns, int(cost_ns / member.share))
         return ()
@@ -250,7 +253,8 @@ class Trees:
         self._next_scan_ns = now_ns + max(SCAN_EVERY_NS, int(cost_ns / SCAN_SHARE))
 
     def _nest(self, session_id: str, tree: ProcessTree) -> None:
-        """Where the new session lies among the others. Of two on the same process the later is the inner."""
+        """Find where the new session lies among the others. Of two on the same process, the later is the
+        inner one."""
         around = {key for key, member in self._members.items() if tree.root_pid in member.tree}
         within = {key for key, member in self._members.items() if member.tree.root_pid in tree} - around
         innermost = around - {self._inside[key] for key in around if key in self._inside}
@@ -276,9 +280,9 @@ GpuPids = Callable[[], Mapping[str, frozenset[int]]]
 
 
 class Source:
-    """Any thread may call; one drains, about every 100 ms.
+    """All readings and notes. Any thread may call; one of them drains, about every 100 ms.
 
-    `channels` are the machine's, by number. CPU time of a program is a session's own (`add`).
+    `channels` are the machine's, by number. CPU time of a program belongs to its session (`add`).
     """
 
     def __init__(
@@ -330,7 +334,7 @@ class Source:
         self._mender.start()
 
     def stop(self, timeout_s: float = 0.5) -> None:
-        """End the lanes; the last readings are in the next `drain`."""
+        """End the lanes. The last readings are in the next `drain`."""
         self._halt.set()
         self._sampler.stop(timeout_s)
 
@@ -345,10 +349,10 @@ class Source:
         channels: Sequence[int] = (),
         start_s: Sequence[float] = (),
     ) -> dict[int, Channel]:
-        """Follow a process and all it starts; its `program` channels, one per socket, by number.
+        """Follow a process and all that it starts. Returns its `program` channels by number, one per socket.
 
         A session from before a restart brings its channel numbers and the last totals in them. Raises
-        ProcessLookupError when there is no such process.
+        ProcessLookupError where there is no such process.
         """
         with self._lock:
             if len(channels) != len(self._sockets):
@@ -385,7 +389,7 @@ class Source:
         }
 
     def remove(self, session_id: str) -> None:
-        """Its last readings are in the next `drain`."""
+        """Stop following a session. Its last readings are in the next `drain`."""
         self._trees.remove(session_id)
         with self._lock:
             self._periods_ns.pop(session_id, None)
@@ -393,7 +397,7 @@ class Source:
 
     @property
     def period_ns(self) -> int:
-        """What the finest session wants."""
+        """The period that the finest session asks for."""
         return min(self._periods_ns.values(), default=IDLE_PERIOD_NS)
 
     def inside(self) -> dict[str, str]:
@@ -401,10 +405,9 @@ class Source:
         return self._trees.inside()
 
     def gpu_sessions(self) -> dict[str, frozenset[str]]:
-        """Which sessions compute on each GPU, looked up once a second.
+        """Which sessions compute on each GPU, looked up once a second, without GPUs that do not tell.
 
-        Each process counts for its innermost session; an empty name stands for all processes of none.
-        A GPU that does not tell is left out.
+        Each process counts for its innermost session. An empty name stands for all processes of no session.
         """
         return dict(self._gpu_sessions)
 
@@ -418,7 +421,7 @@ class Source:
 
     @property
     def sampler(self) -> Sampler:
-        """For figures about the sampling itself."""
+        """The sampler, for figures about the sampling itself."""
         return self._sampler
 
     def drain(self) -> Batch | None:
@@ -437,14 +440,14 @@ class Source:
         value.append(np.array(program_s, dtype=np.float64))
         for name, detail in self._clocks.look().words().items():
             self._tell(name, detail, ())
-        count = len(self._notes)  # other threads add to them
+        count = len(self._notes)  # other threads append to them
         notes = (*map(self._numbered, self._sampler.notes()), *self._notes[:count])
         del self._notes[:count]
         batch = Batch(0, np.concatenate(t_ns), np.concatenate(channel), np.concatenate(value), notes)
         return batch if batch.t_ns.size or notes else None
 
     def mend(self) -> None:
-        """What is done once a second: look for lost sensors, and for who computes on which GPU."""
+        """Once a second: look for lost sensors, and for who computes on which GPU."""
         mend(self._returning, self._reopen, self._gone)
         if self._periods_ns:
             pids = self._gpu_pids()
@@ -454,7 +457,7 @@ class Source:
         while not self._halt.wait(_MEND_EVERY_S):
             try:
                 self.mend()
-            except Exception as error:  # what cannot be mended must not end the mending of the rest
+            except Exception as error:  # one that cannot be mended must not keep the rest from it
                 self._tell("sensor_error", f"{type(error).__name__}: {error}", ())
 
     def _wrap(self, sensors: Sequence[Sensor], numbers: Sequence[int]) -> list[Sensor]:
@@ -470,7 +473,7 @@ class Source:
         return wrapped
 
     def _numbered(self, note: Note) -> Note:
-        """The sampler's note, its channels by their numbers here."""
+        """The sampler's note, with our numbers for its channels."""
         return replace(note, channels=tuple(int(self._numbers[place]) for place in note.channels))
 
     def _tell(self, name: str, detail: str, channels: tuple[int, ...]) -> None:
@@ -480,7 +483,8 @@ class Source:
         return [(sensor, self._period_of(sensor)) for sensor in self._sensors]
 
     def _period_of(self, sensor: Sensor) -> int:
-        """Counters follow the sessions; whoever has a rhythm of its own (NVML, hwmon, plug-ins) keeps it."""
+        """The period of a sensor. Counters follow the sessions; those with a rhythm of their own (NVML,
+        hwmon, plug-ins) keep it."""
         if sensor is self._trees or sensor is self._activity:
             return self._share_period_ns(self.period_ns)
         channels = sensor.channels()
@@ -491,7 +495,7 @@ class Source:
         return max(self.period_ns, own_ns) if channels[0].sensor == "estimate" else own_ns
 
     def _share_period_ns(self, period_ns: int) -> int:
-        # As `discover` sets it for one program.
+        # As `discover` does for one program.
         finest_ns = ESTIMATE_SHARE_PERIOD_NS if self._estimates_only else 0
         return min(max(2 * period_ns, finest_ns), IDLE_PERIOD_NS)
 

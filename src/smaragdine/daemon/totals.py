@@ -1,4 +1,4 @@
-"""Running energy of each device, from its counters, its samples, or both."""
+"""Running totals: the energy of each device from its counters, its samples or both, and who used it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from smaragdine.sensors.base import Channel, Provenance, Scope
 from smaragdine.sensors.energy import can_be, growth, stretches
 from smaragdine.system import boot_id
 
-# A running total as a function of time, in whole numbers so that shares of it never add up to more.
-#
-# Energy is counted in µJ, the unit of RAPL's counters, and CPU time in ns.
+# A running total as a function of time. Energy is whole µJ, the unit of RAPL's counters, and CPU time whole
+# ns, so that shares of a total never add up to more than it.
 
 _KEEP_NS = 5_000_000_000
 _CARRY_NS = 2_500_000_000
@@ -29,16 +28,16 @@ def _no_numbers() -> list[int]:
 
 @dataclass
 class EnergyLine:
-    """Grows by what is added; between two points it is straight."""
+    """A total that grows by what is added. Between two points it is a straight line."""
 
     total: int = 0
-    holes: int = 0  # times of which nothing is known, so far
-    since_ns: int | None = None  # the first point after the last of them; None: it goes on
+    holes: int = 0  # stretches of time of which nothing is known
+    since_ns: int | None = None  # the first point after the last of them; None: it lasts still
     t_ns: list[int] = field(default_factory=_no_numbers)
     at_t: list[int] = field(default_factory=_no_numbers)
 
     def add(self, t_ns: int, amount: int) -> None:
-        """Grow until `t_ns`. A clock that was set back begins a new stretch."""
+        """Grow until `t_ns`. If the clock was set back, a new stretch begins."""
         self.total += max(amount, 0)
         if self.t_ns and t_ns <= self.t_ns[-1]:
             if t_ns == self.t_ns[-1]:
@@ -52,12 +51,12 @@ class EnergyLine:
         self.at_t.append(self.total)
 
     def break_off(self) -> None:
-        """Nothing is known from now until the next point."""
+        """From now until the next point nothing is known."""
         self.holes += 1
         self.since_ns = None
 
     def at(self, t_ns: int) -> int:
-        """The total at a time; before the first point kept and after the last it stands still."""
+        """The total at a time. It stands still before the first point that is kept, and after the last."""
         after = bisect_right(self.t_ns, t_ns)
         if after == 0:
             return self.at_t[0] if self.at_t else self.total
@@ -68,7 +67,7 @@ class EnergyLine:
         return begin + (end - begin) * (t_ns - begin_ns) // (end_ns - begin_ns)
 
     def carried_to(self, t_ns: int) -> int:
-        """As `at`; what is not read yet is taken to go on as in the last stretch, for a short while."""
+        """As `at`, but the last stretch goes on for a short while into what is not read yet."""
         late_ns = t_ns - self.last_ns
         if len(self.t_ns) < 2 or not 0 < late_ns <= _CARRY_NS:
             return self.at(t_ns)
@@ -87,11 +86,12 @@ class EnergyLine:
 
 @dataclass
 class Counter:
-    """A counter's readings onto a line: by differences, over its wrapping round, but never across a gap."""
+    """Turns a counter's readings into a line: adds up differences, also where the counter wraps round, but
+    never across a gap."""
 
     line: EnergyLine
     wraps_at: int | None = None
-    joules: float | None = None  # of one count; null: it counts something else
+    joules: float | None = None  # joules of one count; null: it counts something else
     last: int | None = None
     last_ns: int = 0
 
@@ -107,24 +107,24 @@ class Counter:
         self.last, self.last_ns = counts[-1], int(t_ns[-1])
 
     def break_off(self) -> None:
-        """Nothing is known from now until the next reading."""
+        """From now until the next reading nothing is known."""
         self.last = None
         self.line.break_off()
 
 
 @dataclass
 class Samples:
-    """Powers onto a line, each for the time it stands for.
+    """Turns samples of power into a line, each for the time that it stands for.
 
-    Where a counter counts the same device, it says how high the line is and the samples say what came since.
-    A line that was too high waits for the counter instead of falling.
+    Where a counter counts the same device, the counter says how high the line is, and the samples say what
+    came since. A line that is too high waits for the counter instead of falling.
     """
 
     line: EnergyLine
     channel: Channel
     counter: Counter | None = None
     last: tuple[int, float] | None = None
-    level: int | None = None  # how much higher the line is than the counter's own
+    level: int | None = None  # how much higher this line is than the counter's own
     owed: int = 0
     paid: EnergyLine = field(default_factory=EnergyLine)
     waiting: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -133,7 +133,7 @@ class Samples:
     def add(self, t_ns: Times, power_w: Values) -> None:
         known = can_be(power_w)
         t_ns, power_w = t_ns[known], power_w[known]
-        # A clock that was set back begins anew.
+        # The clock was set back: begin anew.
         back = np.flatnonzero(np.diff(t_ns) < 0) + 1
         for times_ns, watts in zip(np.split(t_ns, back), np.split(power_w, back), strict=True):
             if not times_ns.size:
@@ -143,18 +143,19 @@ class Samples:
                 *(column.tolist() for column in stretches(self.channel, times_ns, watts, before)), strict=True
             ):
                 if start_ns < self.line.last_ns < end_ns:
-                    start_ns = self.line.last_ns  # its window reaches over what was seen before a break
+                    start_ns = self.line.last_ns  # its window reaches back over a break
                 elif start_ns > self.line.last_ns:
                     self.line.add(start_ns, 0)
-                # W × ns are nJ. Rounded as they add up, not one by one.
+                # W × ns are nJ. Round the sum, not each of them.
                 self._grow(end_ns, round(power * (end_ns - start_ns)))
                 self._settle()
             if before is None or before[0] < times_ns[-1]:
-                first = int(np.searchsorted(times_ns, times_ns[-1]))  # of those with this stamp
+                first = int(np.searchsorted(times_ns, times_ns[-1]))  # the counter's reading with this stamp
                 self.last = (int(times_ns[first]), float(watts[first]))
 
     def add_counter(self, t_ns: Times, counts: list[int]) -> None:
-        """The counter's readings. They come at once and samples a second later: each waits for those."""
+        """Take the counter's readings. They come at once and the samples a second later, so each waits for
+        those."""
         assert self.counter is not None
         for i, now_ns in enumerate(t_ns.tolist()):
             if self.counter.last is None:
@@ -165,7 +166,7 @@ class Samples:
         self._settle()
 
     def break_off(self) -> None:
-        """Nothing is known from now on, until there are new readings of both."""
+        """From now until both are read again nothing is known."""
         self.last, self.level = None, None
         self.line.break_off()
         self.waiting.clear()
@@ -193,21 +194,21 @@ class Samples:
                 self.line.add(self.line.last_ns, -too_high)
 
 
-# Whose a socket's energy was: its package and memory, shared by CPU time in intervals of 100 ms to a second.
-#
-# All in whole µJ and ns, rounded down: what sessions get never adds up to more than the device used.
+# Splits the energy of a socket, its package and its memory, by CPU time, in intervals of 100 ms to a second.
+# All figures are whole µJ and ns, rounded down: what sessions get never adds up to more than the device used.
 
-# The kernel counts idle time in ticks of 10 ms (accounting.activity has the same bounds).
+# The kernel counts idle time in ticks of 10 ms (accounting/activity.py has the same bounds).
 _LEAST_NS = 100_000_000
 _LEAST_BUSY_NS = 100_000_000
 _MOST_NS = 1_000_000_000
-# A session read once a second is waited for; one that is not read at all is not.
+# We wait for a session that is read once a second, but not for one that is not read at all.
 _PATIENCE_NS = 2_500_000_000
 
 
 @dataclass
 class SessionUse:
-    """µJ of a device that were a session's: of all its processes, and of those in no session within it."""
+    """µJ of a device that a session used: with all its processes, and with those that are in no session
+    within it."""
 
     own: int = 0
     exclusive: int = 0
@@ -215,7 +216,7 @@ class SessionUse:
 
 @dataclass
 class Lowest:
-    """The lowest mean power of a second so far; of an interval as long as there was no whole second."""
+    """The lowest mean power of any second so far; until there was a whole second, of an interval."""
 
     uj: int = 0
     ns: int = 0
@@ -238,17 +239,17 @@ class Lowest:
             self.uj, self.ns = uj, ns
 
     def forget(self) -> None:
-        """What came so far is no part of a whole second."""
+        """Begin a new second: what came so far is no part of it."""
         self._sum_uj = self._sum_ns = 0
 
     def over(self, ns: int) -> int:
-        """µJ of an idle device."""
+        """µJ that the idle device uses in this time."""
         return self.uj * ns // self.ns if self.ns else 0
 
 
 @dataclass
 class DeviceLines:
-    """Lines that add up to one device (the dies of a package), and how low its power goes."""
+    """The lines that add up to one device (the dies of a package), and how low its power goes."""
 
     lines: list[EnergyLine] = field(default_factory=list)
     lowest: Lowest = field(default_factory=Lowest)
@@ -262,7 +263,7 @@ class DeviceLines:
 
     @property
     def last_ns(self) -> int:
-        """Until when all of it has been read."""
+        """Until when all of its lines have been read."""
         return min(line.last_ns for line in self.lines)
 
     @property
@@ -271,7 +272,7 @@ class DeviceLines:
         return any(line.t_ns for line in self.lines)
 
     def is_whole(self, t_ns: int) -> bool:
-        """Whether it was read without a gap since the last call, up to `t_ns`."""
+        """Whether it was read up to `t_ns` without a gap since the last call."""
         holes = sum(line.holes for line in self.lines)
         whole = holes == self._holes and self.last_ns >= t_ns
         self._holes = holes
@@ -280,7 +281,7 @@ class DeviceLines:
 
 @dataclass
 class Socket:
-    """The devices of one socket, the time it was busy, and the CPU time of each session on it."""
+    """The devices of one socket, how long it was busy, and the CPU time of each session on it."""
 
     cpus: int
     busy: Counter = field(default_factory=lambda: Counter(EnergyLine()))
@@ -291,11 +292,11 @@ class Socket:
     _before: dict[str, int] = field(default_factory=dict)
 
     def restart(self) -> None:
-        """The clock was set or stood still: no interval reaches across."""
+        """The clock was set or stood still: no interval may reach across."""
         self._cut_ns = 0
 
     def next_cut_ns(self) -> int | None:
-        """Where the interval that runs may end: it is long enough, and all that it needs has been read."""
+        """Where the current interval may end: it is long enough, and everything it needs has been read."""
         newest_ns = self.busy.line.last_ns
         lines = [line for device in self.devices.values() for line in device.lines]
         lines += [program.line for program in self.programs.values()]
@@ -312,7 +313,7 @@ class Socket:
         return at_ns if spent_ns >= _LEAST_BUSY_NS or length_ns >= _MOST_NS else None
 
     def cut_early(self, at_ns: int, inside: Mapping[str, str]) -> dict[tuple[str, str], SessionUse]:
-        """As `cut`, for a session that ends; nothing where the interval would be a shorter one than usual."""
+        """As `cut`, for a session that ends. Gives nothing where the interval would be shorter than usual."""
         return self.cut(at_ns, inside) if self._cut_ns and at_ns - self._cut_ns >= _LEAST_NS else {}
 
     def cut(self, at_ns: int, inside: Mapping[str, str]) -> dict[tuple[str, str], SessionUse]:
@@ -356,7 +357,7 @@ class Socket:
 
 
 def exclusive(own: Mapping[str, int], inside: Mapping[str, str]) -> dict[str, int]:
-    """Of each session, what is not that of a session within it."""
+    """What each session used without the sessions within it."""
     left = dict(own)
     for inner, outer in inside.items():
         if inner in own and outer in left:
@@ -367,9 +368,11 @@ def exclusive(own: Mapping[str, int], inside: Mapping[str, str]) -> dict[str, in
 def equal_shares(
     uj: int, on_it: frozenset[str], sessions: Sequence[str], inside: Mapping[str, str]
 ) -> dict[str, SessionUse]:
-    """A device's energy in equal parts among those on it; a session has those within it too.
+    """Split a device's energy in equal parts among those on it. A session has the parts of those within it
+    too.
 
-    Of those on it some may be none of the `sessions`: then their parts are nobody's, or of those around them.
+    Some of those on it may not be in `sessions`. Their parts are nobody's, or belong to the sessions around
+    them.
     """
     used = {key: SessionUse() for key in sessions}
     if not on_it:
@@ -394,16 +397,16 @@ def _part(uj: int, ns: int, of_ns: int) -> int:
 
 _POWER_OVER_NS = 1_000_000_000
 _STALE_PERIODS = 3
-# Whatever period a channel names: idle counters are read, and a GPU's samples fetched, once a second.
+# Whatever period a channel names, we read idle counters, and fetch a GPU's samples, once a second.
 _LEAST_PERIOD_NS = 1_000_000_000
-_MOST_AWAY_NS = 60_000_000_000  # RAPL wraps round within minutes: a longer absence may hide one
+_MOST_AWAY_NS = 60_000_000_000  # RAPL wraps round within minutes, so a longer absence may hide a round.
 
 
 @dataclass(frozen=True)
 class RunningTotal:
     """What a device has used since it was first read, and its power over the last second.
 
-    There is no power where nothing was read lately, or the sensor is lost.
+    It has no power where nothing was read lately, or the sensor is lost.
     """
 
     device: str
@@ -415,7 +418,7 @@ class RunningTotal:
 
 
 class Gauges:
-    """One gauge per device: whatever reads it, it is counted once. Parts of a device have none."""
+    """A gauge for each device, which counts it once, whatever reads it. Parts of a device have none."""
 
     def __init__(self, channels: Mapping[int, Channel]) -> None:
         self.devices: dict[str, DeviceLines] = {}
@@ -425,7 +428,7 @@ class Gauges:
         self._samples: dict[int, Samples] = {}
         self._boot_id = boot_id()
         self._same_boot = True
-        self._levels: dict[int, Samples] = {}  # a counter's number → the samples it sets the level of
+        self._levels: dict[int, Samples] = {}  # a counter's number → the samples whose level it sets
         whole = {number: channel for number, channel in channels.items() if channel.scope != "part"}
         counters = {n: c for n, c in whole.items() if c.quantity == "energy" and c.kind == "counter"}
         samples = {n: c for n, c in whole.items() if c.quantity == "power" and c.kind == "sample"}
@@ -441,7 +444,7 @@ class Gauges:
                 self._counters[number] = Counter(self._line(number, channel), wraps_at, 1e-6)
 
     def read(self, number: int, t_ns: Times, value: Values, lost_ns: int | None = None) -> None:
-        """A channel's readings, in order; `lost_ns`: when its sensor was lost, if it was."""
+        """Take a channel's readings, in order. `lost_ns`: when its sensor was lost, if it was."""
         if lost_ns is not None:
             at = int(np.searchsorted(t_ns, lost_ns, side="right"))
             self.read(number, t_ns[:at], value[:at])
@@ -455,7 +458,7 @@ class Gauges:
             self._levels[number].add_counter(t_ns, _microjoules(value))
 
     def break_off(self, number: int | None = None) -> None:
-        """Nothing is known from now until the next reading: of a channel, or of all."""
+        """From now until the next reading nothing is known, of a channel or of all."""
         gauges = {**self._counters, **self._samples, **self._levels}
         for gauge in gauges.values() if number is None else [gauges[number]] if number in gauges else []:
             gauge.break_off()
@@ -489,7 +492,7 @@ class Gauges:
         return {"boot_id": self._boot_id, "totals": totals, "counters": counters}
 
     def load(self, state: Mapping[str, Any], now_ns: int) -> None:
-        """Goes on from a `state`. What a counter counted while nobody looked is its device's."""
+        """Go on from a `state`. What a counter counted while nobody looked is its device's."""
         self._same_boot = state.get("boot_id") == self._boot_id
         for number, total in state["totals"].items():
             if int(number) in self._lines:
@@ -502,10 +505,8 @@ class Gauges:
         self.go_on(now_ns)
 
     def go_on(self, now_ns: int) -> None:
-        """All that was read before a restart has come: from here on it is read anew.
-
-        A boot sets counters back, which would look like wrapping round.
-        """
+        """Everything that was read before the restart has come, and what is read anew begins. A reboot sets
+        counters back, which would look like wrapping round."""
         if not self._same_boot:
             self.break_off()
         for counter in self._counters.values():
@@ -527,7 +528,8 @@ def _microjoules(value: Values) -> list[int]:
 
 
 def _power_w(device: DeviceLines, oldest_ns: int) -> float | None:
-    """Over the last second that was read; None where that is older, or nothing has been read since a gap."""
+    """The power over the last second that was read; None where that is long ago, or nothing was read since a
+    gap."""
     watts = 0.0
     for line in device.lines:
         if line.since_ns is None or line.last_ns < oldest_ns:

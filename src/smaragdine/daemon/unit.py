@@ -1,6 +1,6 @@
 """What systemd and the operator see of the daemon: its unit, its state, and a line for each event.
 
-The unit says what the daemon may do a second time: it also drops its privileges by itself.
+The unit limits once more what the daemon may do, which also drops its privileges by itself.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def unit_text(executable: str, options: Sequence[str] = ()) -> str:
 
 
 def _folders_of_their_own(options: Sequence[str]) -> list[str]:
-    """Places for socket and state other than the usual ones: all else is read-only to the daemon."""
+    """The folders for socket and state, where they are not the usual ones: the daemon may write nowhere
+    else."""
     folders: list[str] = []
     for name, value in _values(options):
         path = Path(value)
@@ -133,7 +134,7 @@ def _values(options: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell systemd `READY=1`, `STOPPING=1` or `STATUS=…`; False where nobody asked to be told."""
+    """Tell systemd `READY=1`, `STOPPING=1` or `STATUS=…`. False where nobody asked to be told."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -145,7 +146,7 @@ def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _quoted(word: str) -> str:
-    """As systemd reads it: % and $ have a meaning there, and quotes go around a whole word."""
+    """Quoted for systemd, to which % and $ mean something, and whose quotes go around a whole word."""
     word = word.replace("%", "%%").replace("$", "$$")
     if re.fullmatch(r"[\w%$+,./:=@-]+", word, re.ASCII):
         return word
@@ -161,8 +162,8 @@ _SAME_EVERY_S = 60.0
 
 
 def make_say(mono_s: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
-    """A bucket that refills: what does not fit is counted, and the count said with the next line. A line that
-    comes again and again is said once a minute."""
+    """Limits lines by a bucket that refills. It counts those that do not fit, and the next line says how
+    many. It says a line that comes again and again once a minute."""
     left, seen_s, held_back = float(_BURST), mono_s(), 0
     last_line, last_s = "", 0.0
 
@@ -187,5 +188,6 @@ def make_say(mono_s: Callable[[], float] = time.monotonic) -> Callable[[str], No
 
 
 def _one_line(text: str) -> str:
-    """Names come from users: nothing in them may look like a line of its own or move the cursor."""
+    """One line of visible text: names come from users, and must not look like a line of ours or move the
+    cursor."""
     return "".join(c if c.isprintable() else " " for c in text)[:500]

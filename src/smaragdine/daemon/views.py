@@ -1,9 +1,9 @@
 """What a caller gets to see of the log.
 
-Package, memory and board meters are restricted: to anybody but root they come one reading in 100 ms, because
-finer ones tell what other people's programs compute (CVE-2020-8694). Which readings those are is decided
-once, when a batch enters the log, and noted in it: so all callers get the same ones, in whatever way and
-order they ask, and what several of them put together is no finer. Running totals rest on the same readings.
+Package, memory and board meters are restricted: only root gets more than one reading in 100 ms, because finer
+ones tell what other people's programs compute (CVE-2020-8694). When a batch enters the log, we decide once
+which readings those are, and note it in the batch. So all callers get the same readings, however they ask,
+and several callers together know no more. Running totals rest on the same readings.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from smaragdine.monitor.contract import monitor_pb2 as pb
 from smaragdine.monitor.sampler import Note
 from smaragdine.sensors.base import Channel
 
-_COARSE_NOTE = "coarse_rows"  # ours alone: the rows of restricted channels that everybody may see
+_COARSE_NOTE = "coarse_rows"  # only for us: the rows of restricted channels that everybody may see
 _UNRESTRICTED_SENSORS = frozenset({"nvml", "activity"})
 
 Rows = npt.NDArray[np.bool_]
 
 
 def is_restricted(channel: Channel) -> bool:
-    """Whether fine readings tell of other people's programs; those of an unknown sensor may."""
+    """Whether fine readings tell of other people's programs. Those of an unknown sensor may."""
     return (
         channel.quantity in ("energy", "power")
         and channel.provenance == "measured"
@@ -44,13 +44,13 @@ class CoarseGrid:
         self._last_ns: dict[int, int] = {}
 
     def mark(self, batch: Batch) -> Batch:
-        """The batch with a note of the rows that everybody may see."""
+        """Note in the batch which rows everybody may see."""
         rows: list[int] = []
         for number in self.restricted.tolist():
             places = np.flatnonzero(batch.channel == number)
             last_ns = self._last_ns.get(number)
             for place, t_ns in zip(places.tolist(), batch.t_ns[places].tolist(), strict=True):
-                # Earlier than the last one: root has set the clock back.
+                # It is earlier than the last one: root has set the clock back.
                 if last_ns is None or t_ns - last_ns >= COARSE_NS or t_ns < last_ns:
                     rows.append(place)
                     last_ns = t_ns
@@ -76,10 +76,11 @@ def select(batch: Batch, rows: Rows) -> Batch:
 
 @dataclass
 class View:
-    """One reader's way through the log: machine channels and its own, thinned to its period."""
+    """One reader's way through the log: channels of the machine and of the session, thinned to the session's
+    period."""
 
-    visible: Rows  # by channel number; the last stands for all beyond
-    thinned: Rows  # counters: the others come as seldom as they are
+    visible: Rows  # by channel number; the last one stands for all beyond
+    thinned: Rows  # counters; the others come as rarely as they are
     period_ns: int
     begin_ns: int
     grid: CoarseGrid | None  # None for root
@@ -95,7 +96,7 @@ class View:
         return self._thin(select(replace(batch, notes=notes), rows))
 
     def _thin(self, batch: Batch) -> Batch:
-        """The first reading of a counter in each period, counted from the epoch."""
+        """Keep the first reading of a counter in each period, counted from the epoch."""
         if not len(batch.channel):
             return batch
         order = np.argsort(batch.channel, kind="stable")
@@ -132,7 +133,7 @@ PROVENANCES = {
 
 
 def channel_message(number: int, channel: Channel, coarse: bool, period_ms: float) -> pb.Channel:
-    """A channel as a caller gets it: with the period it is granted."""
+    """A channel as a caller gets it, with the period that the caller may have."""
     every_ms = channel.period_ms
     if channel.kind == "counter":
         every_ms = max(every_ms, period_ms)
@@ -162,7 +163,8 @@ def note_message(note: Note) -> pb.Note:
 
 
 def encode_columns(batches: list[Batch]) -> bytes:
-    """The columns of a ReadResponse on the wire. Field by field a number costs 100 ns; as a block, 1 ns."""
+    """Encode the columns of a ReadResponse. Field by field a number would cost 100 ns; as a block it costs 1
+    ns."""
     if not batches:
         return b""
     channel = np.concatenate([batch.channel for batch in batches])

@@ -1,9 +1,9 @@
-"""One repetition: warm-up, cool-down, limits, and the recording, made by a process of its own.
+"""One job: warm-up, cool-down, limits, and a recording of the program, made by a process of its own.
 
-    python -m smaragdine.jobs.job      # the request is JSON on stdin, the answer JSON on stdout
+    python -m smaragdine.jobs.job PARENT    # one message asks, one answers (see lines.py)
 
-A process of its own, because recording a program takes over signals and the working folder. It dies with
-whoever started it, and the program with it.
+It needs a process of its own because recording takes over signals and the working folder. The process dies
+with its parent, and the program with the process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -23,11 +22,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from smaragdine.errors import UserError
 from smaragdine.jobs.lender import Lender, Wanted, temperature_c
 from smaragdine.jobs.setting import CoolDown
+from smaragdine.lines import Child, Inbox, keep_stdout_for_messages, module_command, send
 from smaragdine.recording.format import INFO_FILE, TRACES_FOLDER
-from smaragdine.system import GRACE_S, end_rest, end_with_parent
+from smaragdine.system import GRACE_S, end_rest, end_with_parent, readable
 
 _LOOK_S = 0.5  # how often temperature and time are looked at
 _MOST_VOID = 3
@@ -35,7 +37,7 @@ _MOST_VOID = 3
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A repetition, as the process that runs it needs it."""
+    """What the job's process needs to know."""
 
     words: Sequence[str]
     folder: str  # where it starts
@@ -45,14 +47,14 @@ class RunRequest:
     warm_up: int = 0
     cool_down: CoolDown | None = None
     timeout_s: float | None = None
-    trace_steps: int = 0  # how many steps are traced, to be assembled by whoever asked; 0: none
-    trace_skip: int = 0  # steps before the first of them
+    trace_steps: int = 0  # how many steps to trace, 0: none; whoever asks assembles the events
+    trace_skip: int = 0  # steps before the first traced one
     verb: str = "sweep"  # as the recording's run.json has it
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How it ended. The recording is in the folder that was asked for, unless there is an `error`."""
+    """How the program ended. Unless there is an `error`, the recording is in the folder asked for."""
 
     returncode: int = 0  # as subprocess has it
     problems: tuple[str, ...] = ()
@@ -61,7 +63,7 @@ class RunResult:
 
 
 class Stop:
-    """Ctrl-C and its kin: what runs is told once, and ended at the second."""
+    """Takes Ctrl-C and its kin: passes the first one on to what runs, and kills it at the second."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -76,7 +78,7 @@ class Stop:
         return self
 
     def take_over(self) -> None:
-        """Also from a library that has put handlers of its own in place of ours."""
+        """Take the signals over, also again from a library that has put its own handlers in our place."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old.setdefault(number, signal.getsignal(number))
@@ -105,7 +107,7 @@ class Stop:
 def perform(
     job: RunRequest, lender: Lender | None, recording: Path, log: Path, stop: Stop, say: Callable[[str], None]
 ) -> RunResult:
-    """Run a repetition into the new folder `recording`, what it prints into `log`."""
+    """Run a job. The recording goes into the new folder `recording`, what the program prints into `log`."""
     for _ in range(job.warm_up):
         ran = record(job, recording, log, stop)
         if stop or ran.error or ran.returncode:
@@ -145,46 +147,38 @@ def record(job: RunRequest, recording: Path, log: Path, stop: Stop) -> RunResult
         "environment": dict(job.environment),
         "recording": str(recording.absolute()),
         "log": str(log.absolute()),
-        "parent": os.getpid(),
         "trace_steps": job.trace_steps,
         "trace_skip": job.trace_skip,
         "verb": job.verb,
     }
-    child = subprocess.Popen(
-        # -P: a file named numpy.py where the sweep was started must not be imported by us.
-        [sys.executable, "-P", "-m", "smaragdine.jobs.job"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        process_group=0,  # what the terminal sends to its programs, we pass on
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
+    command = module_command("smaragdine.jobs.job", str(os.getpid()))
+    child = Child(command, process_group=0)  # what the terminal sends to its programs, we pass on
     timed_out = False
-    with child, stop.telling(child):
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(json.dumps(request).encode())
-            child.stdin.close()
-        if job.timeout_s is not None and not _ends_within(job.timeout_s, child.stdout, recording):
-            timed_out = True
-            _signal(child, signal.SIGTERM)
-            if not _readable(child.stdout, GRACE_S):
-                _signal(child, signal.SIGKILL)
-        said = child.stdout.read()
+    try:
+        with stop.telling(child.process):
+            child.send(request)
+            child.hang_up()
+            if job.timeout_s is not None and not _ends_within(job.timeout_s, child.inbox, recording):
+                timed_out = True
+                _signal(child.process, signal.SIGTERM)
+                if not readable([child.inbox.fd], GRACE_S):
+                    _signal(child.process, signal.SIGKILL)
+            answer = child.receive()
+    finally:
+        returncode = child.end()
     if timed_out or stop:
         end_rest(child.pid)
-    try:
-        answer: dict[str, Any] = json.loads(said)
-        return replace(RunResult(**answer), timed_out=timed_out)
-    except ValueError:
+    if answer is None:
         # It was killed, and the program with it.
         error = "" if recording.exists() else "its process ended before the program began"
-        return RunResult(child.returncode or 1, error=error, timed_out=timed_out)
+        return RunResult(returncode or 1, error=error, timed_out=timed_out)
+    return replace(msgspec.convert(answer, RunResult), timed_out=timed_out)
 
 
-def _ends_within(timeout_s: float, answer: Any, recording: Path) -> bool:
-    """Whether the program has ended when its time is up; what comes before it does not count."""
+def _ends_within(timeout_s: float, inbox: Inbox, recording: Path) -> bool:
+    """Whether the program ends within its time, which begins when the program does."""
     begin_s: float | None = None
-    while not _readable(answer, min(_LOOK_S, timeout_s)):
+    while not readable([inbox.fd], min(_LOOK_S, timeout_s)):
         if begin_s is None:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 begin_s = json.loads((recording / INFO_FILE).read_bytes())["begin_ns"] * 1e-9
@@ -193,27 +187,21 @@ def _ends_within(timeout_s: float, answer: Any, recording: Path) -> bool:
     return True
 
 
-def _readable(stream: Any, timeout_s: float) -> bool:
-    return bool(select.select([stream], [], [], timeout_s)[0])
-
-
 def _signal(child: subprocess.Popen[bytes], number: int) -> None:
     if child.poll() is None:
         child.send_signal(number)
 
 
 def main() -> None:
-    end_with_parent()
-    request = json.loads(sys.stdin.buffer.read())
-    if os.getppid() != request["parent"]:
+    end_with_parent(int(sys.argv[1]))
+    request = Inbox(0).receive()
+    if request is None:
         os._exit(1)
-    answer = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    ran = _recorded(request)
-    os.write(answer, json.dumps(asdict(ran)).encode())
+    os.dup2(log, 2)
+    answers = keep_stdout_for_messages(log)
+    send(answers, asdict(_recorded(request)))
     # Threads of libraries that nobody has joined can abort a process on its way out.
     os._exit(0)
 

@@ -1,7 +1,7 @@
-"""The limits of a sweep: what the devices allow, who sets them, and what is set for which setting.
+"""The lender: gives a job the limits that its setting asks for, and takes them back.
 
-Through the daemon's leases where there is a daemon, else by a keeper of our own, with a guard beside it.
-Either brings back what was before, however this process ends.
+Where a daemon runs, the limits are its leases. Else a keeper of our own sets them, and another one stands by.
+Either way the previous limits come back, however this process ends.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from smaragdine.errors import UserError
 from smaragdine.jobs.setting import Setting
-from smaragdine.limits.control import Control, keeper_command, limits_control
 from smaragdine.limits.journal import DEFAULT_JOURNAL
+from smaragdine.limits.keeper_client import KeeperClient, keeper_command, own_keeper
 from smaragdine.limits.nvml import (
     Kind,
     LimitedGpu,
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from smaragdine.monitor.client import Client
 
 
-# Should we and the limits' keeper be killed together, nobody is left to bring limits back: the guard is.
+# Should somebody kill us and our keeper together, a shell is left that starts another keeper.
 
-# A line means that all is well. The end without one means that we are gone: a keeper with nobody to ask it
-# waits for the one before it, and brings back what that left in the journal.
+# A line on its stdin means that all is well. If stdin ends without one, we are gone: the keeper that starts
+# then waits for ours to end, and brings back what the journal still has.
 _WAIT = 'read -r line || exec "$@" </dev/null'
 
 
 @contextlib.contextmanager
-def guarded(journal: Path) -> Iterator[None]:
-    """What the journal has is brought back even if this process and its keeper die within the block."""
-    # A session of its own: what is meant for the terminal's programs does not reach it.
-    guard = subprocess.Popen(
-        ["/bin/sh", "-c", _WAIT, "limits-guard", *keeper_command(journal)],
+def standby_keeper(journal: Path) -> Iterator[None]:
+    """Another keeper brings limits back even if this process and its keeper die within the block."""
+    # In a session of its own, the terminal's signals do not reach it.
+    standby = subprocess.Popen(
+        ["/bin/sh", "-c", _WAIT, "limits-standby", *keeper_command(journal)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -57,7 +57,7 @@ def guarded(journal: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            guard.communicate(b"\n")
+            standby.communicate(b"\n")
 
 
 JOURNAL_VARIABLE = "SMARAGDINE_LIMITS_JOURNAL"
@@ -68,20 +68,20 @@ Say = Callable[[str], None]
 
 
 class Lender(Protocol):
-    """Sets limits, and brings them back at the end of the block it is from. Calls raise `UserError`."""
+    """Sets limits for a job. At the end of `lender`'s block they are as before. Calls raise `UserError`."""
 
     def apply(self, wanted: Wanted) -> None:
         """Set these, and bring back all others that were set before."""
         ...
 
     def held(self) -> bool:
-        """Whether all that was applied has stood since."""
+        """Whether everything that was applied has stood ever since."""
         ...
 
 
 @contextlib.contextmanager
 def gpus_here() -> Iterator[list[LimitedGpu]]:
-    """The GPUs that answer; none without a driver."""
+    """The GPUs that answer. Without a driver there are none."""
     try:
         hold_library()
     except (ImportError, nvml().NVMLError):
@@ -94,13 +94,13 @@ def gpus_here() -> Iterator[list[LimitedGpu]]:
 
 
 def ranges_here() -> list[LimitRange]:
-    """What may be set on this machine; asks the driver and changes nothing."""
+    """What may be set on this machine. Only asks the driver."""
     with gpus_here() as gpus:
         return [found for gpu in gpus for found in limit_ranges(gpu)]
 
 
 def devices_here(named: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Devices with their UUIDs: those named, or all that a program of this environment sees."""
+    """UUIDs by device: of those named, or of all that a program with this environment sees."""
     with gpus_here() as gpus:
         names = {text(ask(nvml().nvmlDeviceGetName, gpu.handle) or "") for gpu in gpus}
     known = {gpu.device: gpu.uuid for gpu in gpus}
@@ -118,7 +118,7 @@ def devices_here(named: Sequence[str], environment: Mapping[str, str]) -> dict[s
 
 
 def temperature_c(devices: Sequence[str]) -> float | None:
-    """Of the hottest; None where it cannot be read."""
+    """The temperature of the hottest device; None where it cannot be read."""
     lib = nvml()
     with gpus_here() as gpus:
         found = [
@@ -131,7 +131,7 @@ def temperature_c(devices: Sequence[str]) -> float | None:
 
 
 def wanted_limits(setting: Setting, devices: Sequence[str], ranges: Sequence[LimitRange]) -> Wanted:
-    """What is set on which device. Refuses what the device does not allow, and names what it does."""
+    """What to set on which device. Refuses what a device does not allow, and says what it does."""
     of = {(each.device, each.kind): each for each in ranges}
     if setting.limit_kind == "parameter":
         return {}
@@ -148,7 +148,7 @@ def wanted_limits(setting: Setting, devices: Sequence[str], ranges: Sequence[Lim
                 continue
             wanted[device, "graphics_clock"] = Limit(graphics)
             only = of.get((device, "memory_clock"))
-            # Many boards have one memory clock, and no lock for it.
+            # Many boards have only one memory clock, which cannot be locked.
             if only is None or only.steps != (memory,):
                 wanted[device, "memory_clock"] = Limit(memory)
     for (device, kind), limit in wanted.items():
@@ -172,15 +172,15 @@ def _check(device: str, kind: Kind, limit: Limit, allowed: LimitRange | None) ->
 
 @contextlib.contextmanager
 def lender(say: Say, journal: Path | None = None) -> Iterator[Lender]:
-    """Who sets limits here: the daemon where there is one that answers, else a keeper of our own."""
+    """Who sets limits here: a daemon where one answers, else a keeper of our own."""
     client = _daemon()
     if client is not None:
         with client:
-            leases = _Leases(client, say)
+            lender = _DaemonLender(client, say)
             try:
-                yield leases
+                yield lender
             finally:
-                leases.close()
+                lender.close()
         return
     path = journal or Path(os.environ.get(JOURNAL_VARIABLE) or DEFAULT_JOURNAL)
     there = next(folder for folder in path.parents if folder.exists())
@@ -190,42 +190,44 @@ def lender(say: Say, journal: Path | None = None) -> Iterator[Lender]:
             f"no daemon answers, and what they were before cannot be noted in {path.parent}",
             "Start smaragdine daemon as root, or run this as root",
         )
-    with guarded(path), limits_control(path, say=say) as control:
-        yield _Own(control)
+    with standby_keeper(path), own_keeper(path, say=say) as keeper:
+        yield _KeeperLender(keeper)
 
 
 def try_all(lender: Lender, settings: Sequence[Wanted]) -> None:
-    """Set each once, so that what a driver refuses for reasons of its own is refused before anything runs."""
+    """Set each once before anything runs: a driver may refuse a limit for reasons of its own."""
     for wanted in settings:
         lender.apply(wanted)
     lender.apply({})
 
 
-class _Own:
-    def __init__(self, control: Control) -> None:
-        self._control = control
+class _KeeperLender:
+    """Lends through a keeper of our own."""
+
+    def __init__(self, keeper: KeeperClient) -> None:
+        self._keeper = keeper
         self._set: dict[tuple[str, Kind], Limit] = {}
-        self._generation = control.generation
+        self._generation = keeper.generation
 
     def apply(self, wanted: Wanted) -> None:
         if not self.held():
-            self._control.wait_ready()
+            self._keeper.wait_ready()
             self._set.clear()
         for device, kind in [key for key in self._set if key not in wanted]:
-            self._control.restore(device, kind)
+            self._keeper.restore(device, kind)
             del self._set[device, kind]
-        self._generation = self._control.generation
+        self._generation = self._keeper.generation
         for (device, kind), limit in wanted.items():
             if self._set.get((device, kind)) != limit:
-                self._control.set(device, kind, limit.value, limit.low)
+                self._keeper.set(device, kind, limit.value, limit.low)
                 self._set[device, kind] = limit
 
     def held(self) -> bool:
-        return self._generation == self._control.generation
+        return self._generation == self._keeper.generation
 
 
-class _Leases:
-    """Leases end with this process, or when they are not renewed."""
+class _DaemonLender:
+    """Lends through the daemon. Its leases end with this process, or when nobody renews them."""
 
     def __init__(self, client: Client, say: Say) -> None:
         self._client = client
@@ -284,7 +286,7 @@ class _Leases:
                 self._renew_all()
 
     def _renew_all(self) -> bool:
-        """Whether all are known to stand: a daemon that does not answer now may have them still."""
+        """Whether all are known to stand. A daemon that does not answer now may still have them."""
         known = True
         for key, (_, limit) in list(self._set.items()):
             try:
@@ -299,7 +301,7 @@ class _Leases:
 
 
 def _is_gone(error: UserError) -> bool:
-    """Whether a lease is no more; a daemon that does not answer has it until its time is up."""
+    """Whether a lease has ended. A daemon that does not answer keeps it until its time is over."""
     return getattr(error, "status", "") not in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 

@@ -1,11 +1,12 @@
-"""A Ray cluster: its devices, and a call on one of them.
+"""A Ray cluster: which devices it has, and how we call a function on one of them.
 
-Nodes are told apart by the type of their GPUs: Ray's label `ray.io/accelerator-type`, or its resource
+Nodes differ by the type of their GPUs, which Ray knows as the label `ray.io/accelerator-type` or the resource
 `accelerator_type:NAME`.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import logging
@@ -26,74 +27,84 @@ from typing import Any
 from smaragdine.errors import UserError
 from smaragdine.jobs.lender import JOURNAL_VARIABLE
 from smaragdine.limits.journal import DEFAULT_JOURNAL
+from smaragdine.lines import Child, Inbox, Message, keep_stdout_for_messages, module_command, send
 from smaragdine.system import end_with_parent
 
 # How a Ray worker calls something that sets limits or runs programs: in a child.
 #
-#     python -m smaragdine.jobs.ray      # what to call is on stdin, what it gives on stdout
+#     python -m smaragdine.jobs.ray PARENT    # what to call, and what it gives, are messages (see lines.py)
 #
 # A Ray worker kills its children when it ends, and would kill the limits' keeper before it has brought
-# anything back. So all of this is done by one child, which dies with the worker, and whose own children do
-# what they are there for.
+# anything back. So one child does all of this. It dies with the worker, and its own children live on until
+# they have done what they are there for.
+#
+# What goes back and forth is what Ray itself carries as pickles: dataclasses, and recordings as archives. So
+# it is a pickle here too, inside of the message, and a message may be as long as a recording.
+
+_LONGEST_BYTES = 16 << 30
 
 Send = Callable[[Any], None]
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a module's function gives, called in a child."""
+    """Call a module's function in a child, and return what it returns."""
     (given,) = _from_child(False, function, arguments)
     return given
 
 
 def stream(function: Callable[..., None], *arguments: Any) -> Iterator[Any]:
-    """What a module's function sends, called in a child with a `Send` before its arguments."""
+    """Call a module's function in a child, with a `Send` before its arguments, and yield what it sends."""
     return _from_child(True, function, arguments)
 
 
 def _from_child(sends: bool, function: Callable[..., Any], arguments: Sequence[Any]) -> Iterator[Any]:
-    command = [sys.executable, "-P", "-m", "smaragdine.jobs.ray"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(pickle.dumps((os.getpid(), sends, function, arguments)))
-        child.stdin.close()
-        # The length first: a child that dies midway leaves no half of a pickle to be read.
-        while len(head := child.stdout.read(8)) == 8:
-            size = int.from_bytes(head, "big")
-            if len(body := child.stdout.read(size)) == size:
-                yield pickle.loads(body)
-    if child.returncode:
-        raise subprocess.CalledProcessError(child.returncode, command)
+    command = module_command("smaragdine.jobs.ray", str(os.getpid()))
+    child = Child(command, longest_bytes=_LONGEST_BYTES)
+    try:
+        child.send(_packed_value((sends, function, arguments)))
+        child.hang_up()
+        for message in child.inbox:
+            yield _value(message)
+    finally:
+        returncode = child.end()
+    if returncode:
+        raise subprocess.CalledProcessError(returncode, command)
 
 
 def main() -> None:
-    end_with_parent()
-    parent, sends, function, arguments = pickle.loads(sys.stdin.buffer.read())
-    if os.getppid() != parent:
+    end_with_parent(int(sys.argv[1]))
+    request = Inbox(0, _LONGEST_BYTES).receive()
+    if request is None:
         os._exit(1)
-    with open(os.dup(1), "wb") as answer:
-        os.dup2(2, 1)
+    sends, function, arguments = _value(request)
+    answers = keep_stdout_for_messages()
 
-        def send(value: Any) -> None:
-            body = pickle.dumps(value)
-            answer.write(len(body).to_bytes(8, "big") + body)
-            answer.flush()
+    def give(value: Any) -> None:
+        send(answers, _packed_value(value))
 
-        if sends:
-            function(send, *arguments)
-        else:
-            send(function(*arguments))
+    if sends:
+        function(give, *arguments)
+    else:
+        give(function(*arguments))
     os._exit(0)
 
 
+def _packed_value(value: Any) -> Message:
+    return {"pickle": base64.b64encode(pickle.dumps(value)).decode()}
+
+
+def _value(message: Message) -> Any:
+    return pickle.loads(base64.b64decode(message["pickle"]))
+
+
 def journal_for(devices: Sequence[str]) -> Path:
-    """One for each device: several are at work on a node at once."""
+    """A journal for these devices alone: several jobs work on a node at once."""
     path = Path(os.environ.get(JOURNAL_VARIABLE) or DEFAULT_JOURNAL)
     return path.with_name("-".join([path.name, *(device.replace(":", "") for device in devices)]))
 
 
 def packed(folder: Path, names: Iterable[str] = (".",)) -> bytes:
-    """An archive of those of these that are in the folder."""
+    """An archive of what is there of these names in the folder."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz", compresslevel=1) as archive:
         for name in names:
@@ -103,7 +114,7 @@ def packed(folder: Path, names: Iterable[str] = (".",)) -> bytes:
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Folders in it take the place of those that have their names."""
+    """Unpack it into the folder. A folder in it replaces the one of its name."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as members:
         for name in {member.name.partition("/")[0] for member in members if member.isdir()} - {"."}:
@@ -143,14 +154,14 @@ def slots_of(nodes: Sequence[dict[str, Any]]) -> list[RaySlot]:
         name = node.get("NodeName") or node.get("NodeManagerHostname") or node["NodeID"][:8]
         if name == node.get("NodeManagerAddress"):
             name = node.get("NodeManagerHostname") or name
-        # All of the CPUs that fall to it: Ray gives a program no more threads than it asked for.
+        # Ask for this GPU's share of all CPUs: Ray gives a program no more threads than it asked for.
         cpus = max(1.0, resources["CPU"] // max(1, gpus))
         slots += [RaySlot(node["NodeID"], name, n, gpus > 0, kind, cpus) for n in range(max(1, gpus))]
     return sorted(slots, key=lambda slot: (slot.node, slot.node_id, slot.number))
 
 
 def submit(ray: Any, slot: RaySlot, call: Any, *arguments: Any) -> Any:
-    """A reference to what `call` gives on this device; a generator's is one of references."""
+    """Have this device run `call`. Returns Ray's reference; for a generator, one that yields references."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote = ray.remote(call).options(
@@ -163,7 +174,7 @@ def submit(ray: Any, slot: RaySlot, call: Any, *arguments: Any) -> Any:
 
 
 def cancel(ray: Any, references: Iterable[Any]) -> None:
-    """Workers are killed, and with them the programs; keepers bring the limits back."""
+    """Kill the workers, and the programs with them. Keepers bring the limits back."""
     for reference in references:
         with contextlib.suppress(Exception):
             ray.cancel(reference, force=True)
@@ -175,7 +186,7 @@ def no_such_type(kind: str, slots: Sequence[RaySlot]) -> UserError:
 
 
 class Losses:
-    """What was lost with its node runs again, but not for ever."""
+    """Counts how often something was lost with its node. It runs again, but not for ever."""
 
     def __init__(self) -> None:
         self._count: Counter[str] = Counter()
@@ -188,7 +199,7 @@ class Losses:
             raise UserError(f"{name} cannot be finished", why, str(error).splitlines()[0]) from None
 
     def too_long(self, name: str, there: bool) -> bool:
-        """Whether a node for this is not there for too long already; to be asked again and again."""
+        """Whether no node for this has been there for too long. Ask again and again."""
         if there:
             self._alone_since_s.pop(name, None)
             return False

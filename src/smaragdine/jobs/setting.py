@@ -15,7 +15,7 @@ LimitKind = Literal["power", "clock", "parameter"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a sweep varies. None and {}: left alone."""
+    """What a sweep varies. It leaves alone what is None or {}."""
 
     limit_kind: LimitKind
     power_limit_w: float | None = None
@@ -34,7 +34,7 @@ class Setting:
 
 
 class CoolDown(Struct, frozen=True, forbid_unknown_fields=True):
-    """Wait before each repetition until every device is this cool, but no longer than that."""
+    """Wait before each repetition until every device is this cool, but not longer than the time-out."""
 
     temperature_c: Annotated[float, Meta(gt=0, le=150)]
     timeout_s: Seconds = 600.0

@@ -1,7 +1,7 @@
-"""What was changed and must be brought back, on disk before it is changed.
+"""The journal: which limits we changed and must bring back. It is on disk before a limit is changed.
 
-A line per limit behind a header, each with a checksum. The file is replaced as a whole; should a broken file
-system tear it all the same, the whole lines still count.
+It has a header and a line for each limit, each with a checksum. We replace the file as a whole. Should a
+broken file system tear it all the same, its whole lines still count.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LOCK_LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """One limit that we changed. `target` is what we set it to, for certain only once `confirmed`."""
+    """One limit that we changed. `target` is what we asked for; once `confirmed`, what the driver set."""
 
     device: str
-    uuid: str  # numbers of GPUs may change with the driver, this does not
+    uuid: str  # a GPU's number may change when the driver is reloaded
     kind: Kind
     previous: LimitValue | None  # None: the driver does not tell, and has a way to reset
     target: LimitValue
@@ -41,12 +41,13 @@ class JournalEntry:
 class Loaded:
     entries: tuple[JournalEntry, ...]
     trouble: str = ""  # what could not be read
-    # past: of another run of the kernel · damaged: for good · unread: by us now, so it must not be replaced
+    # past: from before a reboot · damaged: for good · unread: we cannot read it now, so we must not replace
+    # it
     state: Literal["whole", "past", "damaged", "unread"] = "whole"
 
 
 def save(path: Path, entries: Iterable[JournalEntry], boot: str | None = None) -> None:
-    """Replace the journal, durably. Raises OSError, and then the old one stands."""
+    """Replace the journal, durably. Where that raises OSError, the old one stands."""
     kept = list(entries)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -70,7 +71,7 @@ def save(path: Path, entries: Iterable[JournalEntry], boot: str | None = None) -
 
 
 def load(path: Path) -> Loaded:
-    """What must still be brought back. Raises nothing: what cannot be read is said in `trouble`."""
+    """What must still be brought back. Raises nothing: `trouble` says what cannot be read."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -91,7 +92,7 @@ def load(path: Path) -> Loaded:
 
 
 def set_aside(path: Path) -> None:
-    """A copy of a damaged journal: a person may read more of it than we do."""
+    """Copy a damaged journal: a person may be able to read more of it than we are."""
     with contextlib.suppress(OSError):
         Path(f"{path}.damaged").write_bytes(path.read_bytes())
 
@@ -103,7 +104,7 @@ def encode(entries: Iterable[JournalEntry], boot: str) -> bytes:
 
 
 def decode(data: bytes) -> tuple[tuple[JournalEntry, ...], int | None, str]:
-    """The entries of whole lines, how many there should be (None: no header), and the boot they belong to."""
+    """The entries of its whole lines, how many there should be (None: no header), and their boot."""
     promised, boot = None, ""
     entries: list[JournalEntry] = []
     for number, line in enumerate(data.split(b"\n")[:-1]):
@@ -120,7 +121,7 @@ def decode(data: bytes) -> tuple[tuple[JournalEntry, ...], int | None, str]:
 
 
 class Lock:
-    """One keeper at a time works on a journal, or on a GPU. Let go of by the kernel when its process ends."""
+    """Only one keeper at a time works on a journal, or on a GPU. The kernel unlocks it when a keeper ends."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

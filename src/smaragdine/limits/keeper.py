@@ -1,19 +1,17 @@
-"""The process that alone sets limits, and brings every previous value back however its parent ends.
+"""The keeper: the only process that sets limits. It brings every limit back, however its parent ends.
 
     python -m smaragdine.limits.keeper --journal FILE
 
-Requests and answers are lines of JSON on stdin and stdout. What was before goes into the journal before
-anything is set. When stdin ends (the parent is gone, also by SIGKILL) or at SIGTERM everything is brought
-back, latest first; what a lost GPU or a reloading driver does not take is tried again every second for a
-while, and stays in the journal for the next start. With an empty stdin it only does that:
-`… --journal FILE </dev/null`.
+It takes requests as messages (see lines.py). Before it sets a limit it notes the previous value in the
+journal. When its stdin or its parent ends, or at SIGTERM, it brings back every limit, latest first. A lost
+GPU or a reloading driver may refuse: then it tries again every second for a while, and leaves the rest in the
+journal for the next keeper. With an empty stdin it only brings back: `… --journal FILE </dev/null`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import resource
 import select
@@ -24,10 +22,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from smaragdine.limits import journal
 from smaragdine.limits.journal import JournalEntry
 from smaragdine.limits.nvml import (
-    KINDS,
     Kind,
     LimitedGpu,
     LimitError,
@@ -42,40 +41,64 @@ from smaragdine.limits.nvml import (
     open_gpus,
     setting_words,
 )
+from smaragdine.lines import Inbox, Message, send
 from smaragdine.privilege import CAPABILITIES, bound
 from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library
 
-# Sets limits and brings them back, with the journal always a step ahead. Used by the keeper alone.
+# What a keeper is asked. Each has an `id` besides, and so has its answer.
 
-# restored: as before · left: somebody else has set it since, or the driver refuses · pending: tried again
+
+class AskRanges(msgspec.Struct, tag_field="do", tag="ranges"):
+    pass
+
+
+class SetLimit(msgspec.Struct, tag_field="do", tag="set"):
+    device: str
+    kind: Kind
+    value: float
+    low: float = 0.0
+
+
+class Restore(msgspec.Struct, tag_field="do", tag="restore"):
+    device: str
+    kind: Kind
+
+
+class RestoreAll(msgspec.Struct, tag_field="do", tag="restore_all"):
+    pass
+
+
+Request = AskRanges | SetLimit | Restore | RestoreAll
+
+# restored: as before · left: somebody else has set it since, or the driver refuses · pending: we try again
 State = Literal["restored", "left", "pending"]
 Key = tuple[str, Kind]
 
 
 @dataclass(frozen=True)
 class Brought:
-    """How bringing back went, and what is set `now` (None: unknown, or the driver's own choice)."""
+    """How bringing a limit back went, and what is set `now` (None: unknown, or the driver's own choice)."""
 
     state: State
     now: LimitValue | None
     line: str
 
 
-class Setter:
+class Keeper:
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self._path = path
         self._note = note
         self._entries: dict[Key, JournalEntry] = {}
         self.pending: set[Key] = set()
-        # By UUID. Keepers of other journals work on this machine too: one that sets a limit on top of ours
-        # would take ours for what was before.
+        # By UUID. A keeper of another journal may work on this machine too. Were it to set a limit on top of
+        # ours, it would take ours for the previous value.
         self._held: dict[str, journal.Lock] = {}
-        self._unread = ""  # why the journal cannot be read, which may hold limits to bring back
+        self._unread = ""  # why the journal, which may hold limits to bring back, cannot be read
         self._gpus: list[LimitedGpu] | None = None
         self._no_nvml = "no NVIDIA driver was found"
 
     def open(self) -> None:
-        """Look for GPUs. None is no error: they may come."""
+        """Look for GPUs. Finding none is no error: they may come later."""
         try:
             hold_library()
         except ImportError:
@@ -91,7 +114,7 @@ class Setter:
             release_library()
 
     def start(self) -> None:
-        """Bring back what a keeper before us left in the journal."""
+        """Bring back what an earlier keeper left in the journal."""
         self.reload()
         if self._entries:
             self._note(f"bringing back {len(self._entries)} limits that were left changed")
@@ -118,7 +141,7 @@ class Setter:
         return [asdict(found) for gpu in self._gpus or [] for found in limit_ranges(gpu)]
 
     def set(self, device: str, kind: Kind, asked: LimitValue) -> JournalEntry:
-        """Set a limit whose previous value is safe on disk. Raises `LimitError`, with nothing changed."""
+        """Note the previous value on disk, then set the limit. Raises `LimitError`, with nothing changed."""
         try:
             return self._set(device, kind, asked)
         finally:
@@ -137,12 +160,12 @@ class Setter:
         except LimitError as error:
             if error.code not in ("unavailable", "not_found"):
                 raise
-            # A driver that was loaded anew answers only who starts NVML anew.
+            # After a driver reload, NVML must be re-initialised.
             self._reopen()
             gpu, wanted, now = self._look(device, kind, asked)
         key = (gpu.uuid, kind)
         known = self._entries.get(key)
-        # What is owed stays what it was before the first change, however often it is changed.
+        # However often we change a limit, we owe the value from before the first change.
         previous = now if known is None else known.previous
         entry = JournalEntry(device, gpu.uuid, kind, previous, wanted, confirmed=False)
         try:
@@ -165,7 +188,7 @@ class Setter:
             actual = current_setting(gpu, kind) or wanted
         except lib.NVMLError:
             return entry
-        # Boards round: what they made of it tells later whether somebody else has changed it.
+        # Boards round. Note what they made of it, to see later whether somebody else has changed it.
         entry = self._entries[key] = replace(entry, target=actual, confirmed=True)
         self._save()
         return entry
@@ -189,7 +212,7 @@ class Setter:
 
     def _not_set(self, key: Key, known: JournalEntry | None, failed: LimitError) -> None:
         if failed.code == "unavailable":
-            # Whether it was set all the same, nobody knows: what is owed stays in the journal.
+            # Nobody knows whether it was set all the same: the entry stays in the journal.
             self._reopen()
             if known is None:
                 self._restore(key)
@@ -207,7 +230,7 @@ class Setter:
         return Brought("restored", None, f"{device} {kind_words(kind)} was not changed")
 
     def restore_all(self) -> list[Brought]:
-        """Latest first, so that what was set on top of another setting goes before it."""
+        """Latest first, so that a setting on top of another one goes before that one."""
         return [self._restore(key) for key in reversed(list(self._entries))]
 
     def try_again(self) -> None:
@@ -228,7 +251,7 @@ class Setter:
         if gpu is None:
             self.pending.add(key)
             return Brought("pending", None, f"{name} comes back as soon as the GPU does")
-        # A full disk must not keep from bringing back.
+        # A full disk must not keep us from bringing limits back.
         with contextlib.suppress(OSError):
             if not self._hold(gpu):
                 self.pending.add(key)
@@ -269,11 +292,11 @@ class Setter:
         try:
             journal.save(self._path, self._entries.values())
         except OSError as error:
-            # Safe: an entry too many only makes the next keeper look at a limit that is as it was.
+            # An entry too many does no harm: the next keeper finds that limit as it was.
             self._note(f"the journal {self._path} could not be written ({error.strerror})")
 
     def _hold(self, gpu: LimitedGpu) -> bool:
-        """Whether no keeper but this one may change the GPU's limits until they are brought back."""
+        """Lock the GPU until its limits are back. False: another keeper has it."""
         if gpu.uuid in self._held:
             return True
         lock = journal.Lock(self._path.with_name(gpu.uuid))
@@ -289,7 +312,7 @@ class Setter:
             self._held.pop(uuid).close()
 
     def let_go(self) -> None:
-        """Of all GPUs: whoever takes over the journal brings their limits back."""
+        """Unlock all GPUs: whoever takes over the journal brings their limits back."""
         while self._held:
             self._held.popitem()[1].close()
 
@@ -310,11 +333,11 @@ class Setter:
         raise LimitError("not_found", f"no device {device} whose limits can be set", f"there is {known}")
 
     def _reopen(self) -> None:
-        """Handles do not outlive a driver; NVML must let go of it before it can find the new one."""
+        """Open NVML anew: handles do not outlive a driver, and NVML finds a new one only after a shutdown."""
         lib = nvml()
         held = {uuid for uuid, kind in self._entries if (uuid, kind) not in self.pending}
         if any(gpu.uuid in held and ask(lib.nvmlDeviceGetUUID, gpu.handle) for gpu in self._gpus or []):
-            # The driver lives, and might forget what is set on this GPU when its last user lets go.
+            # The driver lives. It might forget what is set on this GPU if its last user let go.
             self._gpus = ask(open_gpus) or self._gpus
             return
         if self._gpus is not None:
@@ -326,7 +349,7 @@ class Setter:
 RETRY_S = 1.0
 GIVE_UP_S = 60.0
 LOCK_WAIT_S = 10.0
-_LINE_BYTES = 65536
+_LONGEST_BYTES = 65536  # of a request
 _NEEDED = frozenset({"CAP_SYS_ADMIN"})
 
 
@@ -338,7 +361,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     wake = _signals()
     with contextlib.suppress(OSError):
-        # The last process to be killed for memory: nobody else knows what to bring back.
+        # The kernel should kill this process last for memory: nobody else knows what to bring back.
         Path("/proc/self/oom_score_adj").write_text("-900")
     path: Path = options.journal
     try:
@@ -352,106 +375,91 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(f"the limits' journal {path} cannot be made ({error.strerror}): no limit will be set")
     if not lock.take(options.lock_wait_s):
         return _refuse(f"another process holds the limits of this machine (journal {path})")
-    setter = Setter(path, _note)
-    setter.open()
+    keeper = Keeper(path, _note)
+    keeper.open()
     privilege = _drop()
-    setter.start()
-    _say({"ready": {"pid": os.getpid(), "privilege": privilege}})
+    keeper.start()
+    send(1, {"ready": {"pid": os.getpid(), "privilege": privilege}})
     try:
-        _serve(setter, wake)
+        _serve(keeper, wake)
     except Exception as error:
         _log(f"stopped by {error!r}")
-    return _finish(setter, lock, options.give_up_s)
+    return _finish(keeper, lock, options.give_up_s)
 
 
 def _anybodys(folder: Path) -> bool:
-    """Whether another user could put a journal of theirs there, for us to set."""
+    """Whether another user could put a journal there, and so have us set what they like."""
     found = folder.stat()
     return found.st_uid not in (0, os.geteuid()) or bool(found.st_mode & 0o022)
 
 
-def _serve(setter: Setter, wake: int) -> None:
+def _serve(keeper: Keeper, wake: int) -> None:
     """Answer until stdin or the parent ends, or a signal says so."""
     poller = select.poll()
     for fd in (0, wake, _parent()):
         if fd is not None:
             poller.register(fd, select.POLLIN)
-    rest = b""
+    inbox = Inbox(0, _LONGEST_BYTES)
     next_try_s = 0.0
     while True:
-        if setter.pending and time.monotonic() >= next_try_s:
-            setter.try_again()
+        if keeper.pending and time.monotonic() >= next_try_s:
+            keeper.try_again()
             next_try_s = time.monotonic() + RETRY_S
-        events = poller.poll(1000 * RETRY_S if setter.pending else None)
+        events = poller.poll(1000 * RETRY_S if keeper.pending else None)
         if any(fd != 0 for fd, _ in events):
             return
         if not events:
             continue
-        data = os.read(0, _LINE_BYTES)
-        *lines, rest = (rest + data).split(b"\n")
-        if not data or len(rest) > _LINE_BYTES:
-            return
-        for line in lines:
-            if not _say(_answer(setter, line)):
+        for message in inbox.take():
+            if not send(1, _answer(keeper, message)):
                 return
+        if inbox.ended:
+            return
 
 
-def _answer(setter: Setter, line: bytes) -> dict[str, Any]:
-    number = None
+def _answer(keeper: Keeper, message: Message) -> Message:
+    number = message.get("id")
     try:
-        request = json.loads(line)
-        number = request["id"]
-        return {"id": number, "result": _do(setter, request)}
+        return {"id": number, "result": _do(keeper, msgspec.convert(message, Request))}
     except LimitError as error:
         return {"id": number, "error": str(error), "code": error.code}
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except ValueError as error:
         return {"id": number, "error": f"not a request: {error}", "code": "invalid"}
     except Exception as error:  # It must live on, whatever a driver throws at it.
         return {"id": number, "error": f"the limits' keeper failed: {error!r}", "code": "unavailable"}
 
 
-def _do(setter: Setter, request: dict[str, Any]) -> Any:
-    verb = request["do"]
-    if verb == "ranges":
-        return setter.ranges()
-    if verb == "restore_all":
-        return [_brought(brought) for brought in setter.restore_all()]
-    device, kind = str(request["device"]), request["kind"]
-    if kind not in KINDS:
-        raise LimitError("invalid", f"no kind of limit: {kind!r}", remedy=f"Known: {', '.join(KINDS)}")
-    if verb == "set":
-        asked = LimitValue(float(request["value"]), float(request.get("low") or 0.0))
-        entry = setter.set(device, kind, asked)
-        return {"previous": entry.previous, "actual": entry.target}
-    if verb == "restore":
-        return _brought(setter.restore(device, kind))
-    raise LimitError("invalid", f"no such request: {verb!r}")
+def _do(keeper: Keeper, request: Request) -> Any:
+    if isinstance(request, AskRanges):
+        return keeper.ranges()
+    if isinstance(request, RestoreAll):
+        return [asdict(brought) for brought in keeper.restore_all()]
+    if isinstance(request, Restore):
+        return asdict(keeper.restore(request.device, request.kind))
+    entry = keeper.set(request.device, request.kind, LimitValue(request.value, request.low))
+    return {"previous": entry.previous, "actual": entry.target}
 
 
-def _brought(brought: Brought) -> dict[str, Any]:
-    return {"state": brought.state, "now": brought.now, "line": brought.line}
-
-
-def _finish(setter: Setter, lock: journal.Lock, give_up_s: float) -> int:
-    """Bring everything back; whoever starts on the journal meanwhile takes over."""
+def _finish(keeper: Keeper, lock: journal.Lock, give_up_s: float) -> int:
+    """Bring everything back, unless another keeper takes over the journal meanwhile."""
     deadline_s = time.monotonic() + give_up_s
-    setter.restore_all()
-    while setter.pending:
+    keeper.restore_all()
+    while keeper.pending:
         if time.monotonic() >= deadline_s:
-            _log(f"given up for now: {', '.join(setter.pending_words())}; it stays in the journal")
+            _log(f"given up for now: {', '.join(keeper.pending_words())}; it stays in the journal")
             return 1
-        setter.let_go()
+        keeper.let_go()
         lock.let_go()
         time.sleep(RETRY_S)
         if not lock.take():
             return 0
-        setter.reload()
-        setter.try_again()
+        keeper.reload()
+        keeper.try_again()
     return 0
 
 
 def _signals() -> int:
-    """A descriptor that wakes the loop at SIGTERM. A terminal's signals are its programs' business."""
+    """A descriptor that wakes the loop at SIGTERM. We ignore the signals of a terminal."""
     for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
         signal.signal(ignored, signal.SIG_IGN)
     receive, send = os.pipe()
@@ -463,7 +471,7 @@ def _signals() -> int:
 
 
 def _parent() -> int | None:
-    """Tells of the parent's end even where a forked child of it still holds our stdin open."""
+    """A descriptor that tells when the parent ends. A forked child of it may hold our stdin open longer."""
     try:
         return os.pidfd_open(os.getppid())
     except OSError:
@@ -471,7 +479,7 @@ def _parent() -> int | None:
 
 
 def _drop() -> str:
-    """Keep root's user and the one capability that the driver asks for. What is left, in words."""
+    """Stay root, with only the capability that the driver asks for. Says what is left."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if os.geteuid() != 0:
         return f"uid {os.geteuid()}: the NVIDIA driver may refuse to set limits"
@@ -485,19 +493,8 @@ def _drop() -> str:
     return "root, with no capability but CAP_SYS_ADMIN"
 
 
-def _say(message: dict[str, Any]) -> bool:
-    """One line to the parent; False when it is gone."""
-    data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-    while data:
-        try:
-            data = data[os.write(1, data) :]
-        except OSError:
-            return False
-    return True
-
-
 def _note(line: str) -> None:
-    if not _say({"note": line}):
+    if not send(1, {"note": line}):
         _log(line)
 
 
@@ -507,7 +504,7 @@ def _log(line: str) -> None:
 
 
 def _refuse(line: str) -> int:
-    _say({"refused": line})
+    send(1, {"refused": line})
     return 3
 
 

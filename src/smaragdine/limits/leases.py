@@ -1,6 +1,7 @@
-"""Who holds which limit until when. Pure bookkeeping: time and the setting itself come from outside.
+"""Leases: who holds which limit until when.
 
-One holder per device and kind of limit. However a lease ends, the previous value comes back.
+Each kind of limit of a device has one holder at most. However a lease ends, the previous value comes back.
+This is bookkeeping alone: a clock tells the time, and a keeper sets the limits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DEFAULT_LEASE_S = 60.0
 LONGEST_LEASE_S = 3600.0
 _REMEMBERED = 256
 
-# Locked clocks supersede application clocks on the hardware, so only one of them can mean anything.
+# On the hardware, locked clocks override application clocks, so only one of them may be set.
 _EXCLUDES: dict[Kind, tuple[Kind, ...]] = {
     "application_clocks": ("graphics_clock", "memory_clock"),
     "graphics_clock": ("application_clocks",),
@@ -30,17 +31,17 @@ _EXCLUDES: dict[Kind, tuple[Kind, ...]] = {
 
 @dataclass(frozen=True)
 class Applied:
-    """What setting a limit came to. `generation` is of the keeper that did it."""
+    """What was set in the end, and what before. `generation` says which keeper did it."""
 
     previous: LimitValue | None
     actual: LimitValue
     generation: int
 
 
-class LimitSetter(Protocol):
-    """What sets and brings back: `control.Control`.
+class KeeperCalls(Protocol):
+    """What leases need of a keeper: `KeeperClient` has it.
 
-    `generation` changes when everything was brought back at once, without being asked.
+    `generation` changes when a keeper died, and the next one has brought everything back.
     """
 
     @property
@@ -66,15 +67,15 @@ class Lease:
 
 
 class Leases:
-    """The table. One thread at a time."""
+    """The table of leases, for one thread at a time."""
 
     def __init__(
         self,
-        limits: LimitSetter,
+        keeper: KeeperCalls,
         clock: Clock = SYSTEM,
         new_id: Callable[[], str] = lambda: secrets.token_urlsafe(16),
     ) -> None:
-        self._limits = limits
+        self._keeper = keeper
         self._clock = clock
         self._new_id = new_id
         self._held: dict[str, Lease] = {}
@@ -93,14 +94,17 @@ class Leases:
         lease_s: float = 0.0,
         lease_id: str = "",
     ) -> Lease:
-        """Set and lend a limit; with an own `lease_id` change or only renew it. Raises `LimitError`."""
+        """Set a limit and lend it. With the `lease_id` of an own lease, change it or only renew it.
+
+        Raises `LimitError`.
+        """
         length_s = _length_s(lease_s)
         self.expire()
         asked = LimitValue(value, low)
         if lease_id:
             return self._renew(self._own(owner, lease_id), device, kind, asked, length_s)
         self._refuse_if_held(device, kind)
-        applied = self._limits.set(device, kind, value, low)
+        applied = self._keeper.set(device, kind, value, low)
         deadline_ns, expires_ns = self._until(length_s)
         new = Lease(
             lease_id=self._new_id(),
@@ -118,21 +122,21 @@ class Leases:
         return new
 
     def release(self, owner: Hashable, lease_id: str) -> Brought:
-        """End an own lease. Raises `LimitError` where it is not, or where the device does not answer."""
+        """End an own lease. Raises `LimitError` where it is not theirs, or the device does not answer."""
         self.expire()
         lease = self._own(owner, lease_id)
         self._end(lease, "it was released")
-        return self._limits.restore(lease.device, lease.kind)
+        return self._keeper.restore(lease.device, lease.kind)
 
     def owner_gone(self, owner: Hashable) -> list[Lease]:
-        """End all leases of an owner that is no more."""
+        """End all leases of an owner that has ended."""
         self._drop_void()
         return self._end_all(
             [lease for lease in self._held.values() if lease.owner == owner], "its owner ended"
         )
 
     def expire(self) -> list[Lease]:
-        """End the leases whose time has come, and those that the keeper's death made void."""
+        """End the leases whose time is over, and those that became void when the keeper died."""
         void = self._drop_void()
         now_ns = self._clock.mono_ns()
         due = [lease for lease in self._held.values() if lease.deadline_ns <= now_ns]
@@ -145,10 +149,10 @@ class Leases:
             )
         if asked != lease.asked:
             try:
-                applied = self._limits.set(device, kind, asked.value, asked.low)
+                applied = self._keeper.set(device, kind, asked.value, asked.low)
             except LimitError as error:
                 if error.code == "unavailable":
-                    # What is set now, nobody knows: better what it was before.
+                    # Nobody knows what is set now, so the previous value is safer.
                     self._end_all([lease], "a change of it failed")
                 raise
             lease = replace(lease, asked=asked, actual=applied.actual, generation=applied.generation)
@@ -178,10 +182,10 @@ class Leases:
                 )
 
     def _drop_void(self) -> list[Lease]:
-        now = self._limits.generation
+        now = self._keeper.generation
         void = [lease for lease in self._held.values() if lease.generation != now]
         for lease in void:
-            # Nothing to restore: the new keeper did so from the journal.
+            # The new keeper has brought it back, from the journal.
             self._end(lease, "the limits' keeper was restarted and has brought everything back")
         return void
 
@@ -189,7 +193,7 @@ class Leases:
         for lease in leases:
             self._end(lease, why)
             try:
-                self._limits.restore(lease.device, lease.kind)
+                self._keeper.restore(lease.device, lease.kind)
             except LimitError:
                 # The keeper goes on trying by itself.
                 continue

@@ -1,7 +1,7 @@
-"""Limits of NVIDIA GPUs through NVML: what they may be, what they are, setting them and taking them back.
+"""Limits of NVIDIA GPUs through NVML: what they may be, what they are, setting them and bringing them back.
 
-No other file calls an NVML setter, and only the keeper (limits/keeper) uses this one to set: whoever sets
-must be able to bring the previous value back.
+No other file sets anything through NVML, and only the keeper calls what sets here: whoever sets a limit must
+be able to bring the previous value back.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ UNITS: dict[Kind, str] = {
     "application_clocks": "MHz",
 }
 
-# invalid: makes no sense or is outside the range · not_found: no such device, lease or an ended one
-# denied: the driver or the lease's owner says no · unsupported: not on this device or driver
-# unavailable: no answer, try again · held: somebody else holds that limit
+# invalid: makes no sense, or is outside the range · not_found: there is no such device or lease (any more)
+# denied: the driver says no, or the lease is somebody else's · unsupported: not on this device or driver
+# unavailable: no answer, try again · held: somebody else holds this limit
 Code = Literal["invalid", "not_found", "denied", "unsupported", "unavailable", "held"]
 
 
 class LimitError(UserError):
-    """A limit that was not set, and why, in one line. `code` is for programs."""
+    """Says in one line why a limit was not set; `code` says it to programs."""
 
     def __init__(self, code: Code, what: str, why: str = "", remedy: str = "") -> None:
         super().__init__(what, why, remedy)
@@ -133,7 +133,8 @@ def checked(gpu: LimitedGpu, kind: Kind, asked: LimitValue) -> LimitValue:
         )
     allowed = {found.kind: found for found in limit_ranges(gpu)}.get(kind)
     if allowed is None:
-        # The call that failed silently above says whether the GPU is gone or never had it.
+        # `limit_ranges` asked the same and swallowed the error. It tells a lost GPU from one without this
+        # limit.
         _raise_why_absent(gpu, kind)
         raise _unsupported(gpu, kind)
     if kind == "power":

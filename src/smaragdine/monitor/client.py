@@ -1,13 +1,13 @@
-"""Talk to a daemon, synchronously.
+"""A client that talks to the daemon and waits for its answers.
 
     with connect() as daemon:
         session = daemon.start(pid=1234, period_ms=4)
         for batch in daemon.read(session.session_id, follow=True):
             …
 
-Without an address it is the one in SMARAGDINE_DAEMON, or the Unix socket of this machine's daemon. A TCP
-address is HOST:PORT, with the token in SMARAGDINE_DAEMON_TOKEN and, where the certificate is not signed by a
-public authority, the authority's file in SMARAGDINE_DAEMON_CA.
+Without an address, it connects to the one in SMARAGDINE_DAEMON, or to the Unix socket of this machine's
+daemon. A TCP address is HOST:PORT; the token is in SMARAGDINE_DAEMON_TOKEN. If no public authority signed the
+certificate, SMARAGDINE_DAEMON_CA names the file of the authority that did.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 class DaemonError(UserError):
-    """What the daemon refused, in its own words; `status` is gRPC's, such as NOT_FOUND."""
+    """The daemon refused, in its own words. `status` is gRPC's, such as NOT_FOUND."""
 
     def __init__(self, status: str, what: str, why: str = "", remedy: str = "") -> None:
         super().__init__(what, why, remedy)
@@ -85,7 +85,7 @@ def connect(address: str | None = None, token: str | None = None, ca: str | None
 
 
 class Client:
-    """One connection, which comes back by itself. Any thread may call; a forked child gets its own."""
+    """One connection, which reconnects by itself. Any thread may call; a forked child gets its own."""
 
     def __init__(self, address: Address, token: str = "", ca: str = "") -> None:
         self.address = address
@@ -117,7 +117,7 @@ class Client:
         return self._call("Stop", session_id=session_id)
 
     def list(self, session_id: str = "") -> Sequence[monitor_pb2.Session]:
-        """The caller's sessions; or one of them, with its channels."""
+        """The caller's sessions, or one of them with its channels."""
         return self._call("List", session_id=session_id).sessions
 
     def set_limit(
@@ -129,7 +129,8 @@ class Client:
         lease_s: float = 0.0,
         lease_id: str = "",
     ) -> monitor_pb2.SetLimitResponse:
-        """Lend a limit; with the `lease_id` of an own lease: renew it, or change its value."""
+        """Set a limit and get a lease on it. With the `lease_id` of an own lease: renew it, or change its
+        value."""
         return self._call(
             "SetLimit", device=device, kind=kind, value=value, low=low, lease_s=lease_s, lease_id=lease_id
         )
@@ -148,8 +149,8 @@ class Client:
         every_ms: float = 0.0,
         patience_s: float = 30.0,
     ) -> Iterator[monitor_pb2.ReadResponse]:
-        """Batches of a session. Where the daemon goes away it is waited for, and reading goes on where it
-        was; after `patience_s` without it, that is an error."""
+        """Read batches of a session. If the daemon goes away, wait for it and go on from there; after
+        `patience_s` without it, raise."""
         gone_since_s: float | None = None
         while True:
             batches = self._batches(session_id, sequence, follow, every_ms)
@@ -214,14 +215,14 @@ class Client:
             await stream.send_message(request, end=True)
             async for batch in stream:
                 yield batch
-            # Asked for, or a connection that closes right behind a refusal would pass for a good end.
+            # Ask for it: else a connection that closes right after a refusal looks like a good end.
             await stream.recv_trailing_metadata()
 
     def _metadata(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self._token}"} if self._token else {}
 
     def _open(self) -> Channel:
-        """The channel, on the loop's own thread."""
+        """Open the channel, on the loop's own thread."""
         from grpclib.client import Channel
 
         if self._channel is None:
@@ -235,7 +236,7 @@ class Client:
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            # A forked child has neither our thread nor a right to our socket.
+            # A forked child has no thread of ours, and must not use our socket.
             if self._loop is None or self._owner_pid != os.getpid():
                 self._owner_pid = os.getpid()
                 self._channel = None
@@ -281,10 +282,10 @@ def _as_user_error(error: Exception, address: Address) -> UserError:
     if isinstance(error, UserError):
         return error
     if isinstance(error, GRPCError):
-        # The contract's one line: what and why, then what to do.
+        # The daemon answers in one line: what and why, then what to do.
         reason, _, remedy = (error.message or f"the daemon answered {error.status.name}").partition(". ")
         return DaemonError(error.status.name, reason, remedy=remedy)
-    # The library's word for a connection that was closed before it was used has no class of its own.
+    # The library has no class of its own for a connection that was closed before it was used.
     closed = isinstance(error, AttributeError) and "_transport" in str(error)
     if closed or isinstance(error, (StreamTerminatedError, ProtocolError)):
         return DaemonError("UNAVAILABLE", f"the daemon at {address} closed the connection")
@@ -316,7 +317,7 @@ def _no_access(address: Address) -> DaemonError:
 
 
 def _group_of(path: str) -> str:
-    """The group whose members may connect; empty where the socket cannot even be looked at."""
+    """The group whose members may connect; empty where we cannot even look at the socket."""
     for place in (Path(path), Path(path).parent):
         try:
             return place.group()

@@ -1,7 +1,7 @@
 """The sampling loop: every sensor at its own rate, on absolute deadlines, never drifting.
 
-Sensors of one lane share a thread. The counters' lane wakes every few milliseconds and must not wait for
-an NVML call of three; so that has a lane of its own.
+Sensors of one lane share a thread. The lane of the counters wakes every few milliseconds and must not wait
+for an NVML call that takes three, so NVML has lanes of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from smaragdine.clock import STEP_NS, SYSTEM, Clock, ClockPair, pair, step_ns
 from smaragdine.sensors.base import Channel, Sensor, SensorLost
 
-# A periodic timer: one system call a wake-up, half the cost of computing and sleeping each delay.
+# A periodic timer costs one system call a wake-up, half of what it costs to compute and sleep each delay.
 
 _CLOCK_MONOTONIC = 1
 _TFD_CLOEXEC = 0o2000000
@@ -26,7 +26,7 @@ _TFD_TIMER_ABSTIME = 1
 
 
 class Alarm:
-    """Wakes the thread that waits on a grid of `period_ns`; `wake` does so at once, from any thread.
+    """Wakes its thread on a grid of `period_ns`. `wake` wakes it at once, from any thread.
 
     Raises OSError where the kernel has no timerfd.
     """
@@ -44,7 +44,7 @@ class Alarm:
     def wait_until(self, due_ns: int) -> None:
         """Block until the monotonic clock shows `due_ns`, or somewhat earlier (missed ticks, `wake`)."""
         with self._lock:
-            # The timer that `wake` set may just be replaced here by a later one.
+            # This may replace the timer that `wake` has just set, by a later one.
             if self._woken:
                 self._woken = False
                 return
@@ -54,7 +54,7 @@ class Alarm:
         os.read(self._fd, 8)
 
     def wake(self, period_ns: int | None = None) -> None:
-        """End the wait, or else the next one; from then on the grid is of the new period."""
+        """End the wait, or else the next one. From then on the grid has the new period."""
         with self._lock:
             if self._fd < 0:
                 return
@@ -74,21 +74,20 @@ class Alarm:
             self._fd = -1
 
 
-# What happened to the clocks between two looks: the wall clock was set, or the machine was suspended.
-#
+# What happened to the clocks between two looks: somebody set the wall clock, or the machine was suspended.
 # The monotonic clock stands still while the machine sleeps, so that waking up looks like a wall clock that
-# was set forward; the boot clock goes on and tells the two apart.
+# was set forward. The boot clock goes on, and so tells the two apart.
 
 
 @dataclass(frozen=True)
 class Moved:
-    """0 where nothing happened but drift."""
+    """By how much the clocks moved apart; 0 where they only drifted."""
 
     step_ns: int = 0  # by how much the wall clock was set
     slept_ns: int = 0
 
     def words(self) -> dict[str, str]:
-        """Name of a mark → its detail."""
+        """Marks to make: name → detail."""
         found: dict[str, str] = {}
         if self.slept_ns:
             found["suspended"] = f"the machine was suspended for {self.slept_ns / 1e9:.3f} s"
@@ -98,12 +97,12 @@ class Moved:
 
 
 def boot_ns() -> int:
-    """The monotonic clock with the time the machine was suspended."""
+    """The monotonic clock, plus the time that the machine was suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class ClockWatch:
-    """`pair` is of the last look."""
+    """Watches the clocks. `pair` is from the last look."""
 
     def __init__(self, clock: Clock = SYSTEM, boot_ns: Callable[[], int] = boot_ns) -> None:
         self._clock = clock
@@ -119,15 +118,15 @@ class ClockWatch:
         return Moved(set_ns, slept_ns if slept_ns > STEP_NS else 0)
 
 
-# Wake up on time on a busy machine, as far as the user is allowed to.
+# How to wake up on time on a busy machine, as far as the user may.
 
 _PR_SET_TIMERSLACK = 29
 
 
 def prioritise_thread(realtime: bool) -> str:
-    """Ask for exact timers and an early turn for the calling thread; say what was granted.
+    """Ask for exact timers and an early turn for the calling thread. Returns what was granted.
 
-    With every core busy an ordinary thread wakes up to 4 ms late, a real-time one 0.04 ms.
+    With every core busy, an ordinary thread wakes up to 4 ms late, a real-time one 0.04 ms.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     if realtime:
@@ -143,7 +142,7 @@ def prioritise_thread(realtime: bool) -> str:
         return "normal"
 
 
-# A long sleep is cut up so that a lane notices the end of the run.
+# Lanes sleep in pieces, to notice the end of the run.
 _LONGEST_SLEEP_NS = 50_000_000
 _GIVE_UP_AFTER = 20  # failures of one sensor in a row
 _LAG_BIN_NS = 10_000
@@ -157,10 +156,10 @@ class Note:
     t_ns: int
     name: str
     detail: str
-    channels: tuple[int, ...] = ()  # by number, where it is about some
+    channels: tuple[int, ...] = ()  # channels by number, where it is about some
 
 
-# What happened, in words, and the places of the channels it happened to.
+# Is told what happened, in words, and which channels it concerns.
 TakeNote = Callable[[str, str, tuple[int, ...]], None]
 
 
@@ -170,7 +169,7 @@ def _no_readings() -> list[tuple[int, int, float]]:
 
 @dataclass
 class SensorSlot:
-    """One sensor in the loop: where its channels stand in the recording, and what it has read."""
+    """A sensor in the loop: where its channels stand in the recording, and what it has read."""
 
     sensor: Sensor
     first_channel: int
@@ -184,7 +183,7 @@ class SensorSlot:
 
 @dataclass
 class LagHistogram:
-    """How late the loop woke, in bins of 10 µs: an hour at 4 ms is 900,000 wake-ups, too many to keep."""
+    """How late the loop woke up, in bins of 10 µs: an hour at 4 ms has 900,000 wake-ups, too many to keep."""
 
     bins: list[int] = field(default_factory=lambda: [0] * _LAG_BINS)
     count: int = 0
@@ -209,7 +208,7 @@ class LagHistogram:
 
 
 class Sampler:
-    """Runs the lanes. `drain` hands out what was read since the last call."""
+    """Runs the lanes. `drain` hands out what they have read since the last call."""
 
     def __init__(self, sensors: Sequence[Sensor], clock: Clock = SYSTEM) -> None:
         self._clock = clock
@@ -240,7 +239,7 @@ class Sampler:
             thread.start()
 
     def retime(self, periods_ns: Sequence[tuple[Sensor, int]]) -> None:
-        """Other periods for some sensors: their lanes read at once and go on from there."""
+        """Give some sensors other periods: their lanes read at once and go on from there."""
         lanes: set[str] = set()
         for sensor, period_ns in periods_ns:
             if sensor.period_ns != period_ns:
@@ -252,7 +251,8 @@ class Sampler:
                 self._alarms[lane].wake(min(slot.sensor.period_ns for slot in self._lanes[lane]))
 
     def stop(self, timeout_s: float = 3.0) -> None:
-        """End every lane; each sensor's last readings are kept. A lane stuck in a driver is left behind."""
+        """End every lane, and keep each sensor's last readings. A lane that is stuck in a driver is left
+        behind."""
         self._stop.set()
         for alarm in self._alarms.values():
             alarm.wake()
@@ -263,7 +263,7 @@ class Sampler:
                 self.note("lane_stuck", f"{thread.name} did not answer within {timeout_s:g} s")
 
     def drain(self) -> list[tuple[int, list[tuple[int, int, float]]]]:
-        """(first channel, readings) per sensor. Lanes only append, so copying a prefix needs no lock."""
+        """(first channel, readings) of each sensor. Lanes only append, so copying a prefix needs no lock."""
         batches: list[tuple[int, list[tuple[int, int, float]]]] = []
         for slots in self._lanes.values():
             for slot in slots:
@@ -279,7 +279,7 @@ class Sampler:
     def notes(self) -> list[Note]:
         for slots in self._lanes.values():
             for slot in slots:
-                # A sensor of several channels may lose one and go on with the others.
+                # A sensor may lose one of its channels and go on with the others.
                 ended: dict[str, str] = getattr(slot.sensor, "ended", {})
                 for channel in ended.keys() - slot.channels_ended:
                     slot.channels_ended.add(channel)
@@ -290,12 +290,12 @@ class Sampler:
         return notes
 
     def note(self, name: str, detail: str, channels: tuple[int, ...] = ()) -> None:
-        """`channels` by their places among `self.channels`."""
+        """Note something. `channels` are places in `self.channels`."""
         self._notes.append(Note(self._clock.wall_ns(), name, detail, channels))
 
     def _run_lane(self, lane: str, slots: list[SensorSlot]) -> None:
         lag = self.lag[lane] = LagHistogram()
-        # Only the counters' lane is short and regular enough to be trusted with a real-time priority.
+        # Only the counters' lane is short and regular enough for a real-time priority.
         self.priority[lane] = prioritise_thread(realtime=lane == "counters")
         alarm = self._alarms.get(lane)
         wait_until = _sleeper(self._clock) if alarm is None else alarm.wait_until
@@ -327,9 +327,9 @@ def run_slots(
     wait_until: Callable[[int], None] | None = None,
     retimed: Callable[[], bool] = lambda: False,
 ) -> None:
-    """The loop of one lane. Ends when `stopped`, or when no sensor is left.
+    """The loop of one lane, until it is `stopped` or no sensor is left.
 
-    When `retimed`, all are read at once: together, so that their next readings fall on one grid again.
+    When `retimed`, it reads all sensors at once, so that their next readings fall on one grid again.
     """
     mono_ns = clock.mono_ns
     wait_until = wait_until or _sleeper(clock)
@@ -357,7 +357,7 @@ def run_slots(
             slot.next_ns += period_ns
             behind_ns = mono_ns() - slot.next_ns
             if behind_ns > 0:
-                # Readings one could not make in time are skipped, not made up in a burst.
+                # Skip the readings that came too late, rather than make them up in a burst.
                 skipped = behind_ns // period_ns + 1
                 lag.missed += skipped
                 slot.next_ns += skipped * period_ns
@@ -371,7 +371,7 @@ def _sleeper(clock: Clock) -> Callable[[int], None]:
 
 
 def _read(slot: SensorSlot, note: TakeNote) -> bool:
-    """One reading; False when it was the sensor's last."""
+    """Read a sensor once. False: it was its last reading."""
     try:
         readings = slot.sensor.read()
         slot.readings.extend(readings)
@@ -396,6 +396,6 @@ def _places(slot: SensorSlot) -> tuple[int, ...]:
 
 
 def _named(slot: SensorSlot, ended: str) -> tuple[int, ...]:
-    """The place of the channel that a sensor's `ended` calls so."""
+    """The place of the channel to which a sensor's `ended` gives this name."""
     channels = zip(_places(slot), slot.sensor.channels(), strict=True)
     return tuple(place for place, channel in channels if f"{channel.name} ({channel.detail})" == ended)

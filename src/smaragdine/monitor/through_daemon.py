@@ -1,7 +1,7 @@
 """Ask the daemon of this machine for the channels that we may not read ourselves.
 
-A look that finds no socket costs a system call: gRPC is loaded only where there is one. A daemon that does
-not answer within a second is left alone, and the CPU is estimated as it would be without it.
+Where there is no socket, this costs one system call: we load gRPC only where there is one. If the daemon does
+not answer within a second, we estimate the CPU as we would without a daemon.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from smaragdine.monitor.contract import monitor_pb2 as pb
 
 
-# Sensors we may not read ourselves, read by a daemon that may.
-#
-# The daemon keeps what it has read, so a thread fetches it about once a second and is in a hurry only at the
-# ends: a run begins after a first reading of every counter, and ends with one that was made after it.
+# Sensors that we may not read ourselves, read by a daemon that may. The daemon keeps what it has read, so a
+# thread fetches it about once a second. Only the ends are urgent: a run begins after the first reading of
+# every counter, and ends with one that was made after it.
 
-_SENSORS = frozenset({"rapl", "perf", "hwmon"})  # the rest we read ourselves, or not at all
+_SENSORS = frozenset({"rapl", "perf", "hwmon"})  # we read the rest ourselves, or not at all
 _FETCH_EVERY_S = 1.0
 _HURRY_S = 0.03
 _LAST_WITHIN_S = 0.6
 _END_WITHIN_S = 1.0
-_QUICK_MS = 150.0  # nobody waits for a first and last reading of anything slower
+_QUICK_MS = 150.0  # for slower channels, nobody waits for a first and a last reading
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class DaemonSession:
 
 @dataclass
 class SessionStart:
-    """How a session is begun, and begun again should the daemon have forgotten it."""
+    """How to begin a session, and to begin it again should the daemon have forgotten it."""
 
     client: Client
     pids: Sequence[int]
@@ -80,7 +79,7 @@ class SessionStart:
 
 
 class DaemonSensor:
-    """The channels of a session, as the daemon reads them."""
+    """The channels of a session, which the daemon reads."""
 
     lane = "daemon"
     period_ns = 500_000_000
@@ -103,14 +102,14 @@ class DaemonSensor:
         self._gone_why = ""
         self._away_s = 0.0
         self._over = ""
-        self.problem = ""  # what is to be said once all is over
+        self.problem = ""  # what to say once all is over
         self._thread = in_background(self._keep_fetching)
 
     def channels(self) -> Sequence[Channel]:
         return self._channels
 
     def has_begun(self, timeout_s: float) -> bool:
-        """Whether readings come, once every quick channel has one or the time is up."""
+        """Wait for the first reading of every quick channel. False: the time was up, and none came."""
         self._first.wait(timeout_s)
         self._first.set()
         return bool(self._last_ns) or not self._quick
@@ -159,7 +158,7 @@ class DaemonSensor:
             try:
                 self._fetch()
                 self._here()
-            except Exception as error:  # whatever it is: the daemon may come back, and the run goes on
+            except Exception as error:  # whatever it is, the daemon may come back, and the run goes on
                 self._gone(error)
             if self._closing.is_set():
                 deadline_s = deadline_s or time.monotonic() + _LAST_WITHIN_S
@@ -172,7 +171,7 @@ class DaemonSensor:
         self._start.stop(self._session.id)
 
     def _has_last(self) -> bool:
-        """A reading from after the end of every channel that has any; one that was lost has no last."""
+        """Whether every channel that has readings has one from after the end. A lost channel gets no more."""
         return all(self._last_ns[i] >= self._end_ns for i in self._quick & self._last_ns.keys())
 
     def _fetch(self) -> None:
@@ -184,7 +183,7 @@ class DaemonSensor:
         except DaemonError as error:
             if error.status not in ("NOT_FOUND", "INVALID_ARGUMENT"):
                 raise
-            # The daemon came back without its state: it knows nothing of this session.
+            # The daemon came back without its state, and does not know this session.
             self._session = self._start.session()
             self._sequence = self._session.sequence
             self._index = self._indices(self._session)
@@ -210,7 +209,7 @@ class DaemonSensor:
     def _concerns_us(self, note: pb.Note) -> bool:
         if note.name.startswith("sensor_"):
             return any(channel.name in note.detail for channel in self._channels)
-        return note.name not in ("clock_step", "suspended")  # the recorder sees that itself
+        return note.name not in ("clock_step", "suspended")  # the recorder sees this itself
 
     def _here(self) -> None:
         if self._gone_since_s is not None:
@@ -231,7 +230,7 @@ class DaemonSensor:
 
 
 def wanted_channels(messages: Iterable[pb.Channel], have: Collection[str]) -> dict[int, Channel]:
-    """The daemon's measured channels of devices that nobody here measures, by number."""
+    """The daemon's measured channels, by number, of devices that nobody here measures."""
     wanted: dict[int, Channel] = {}
     for message in messages:
         if message.sensor not in _SENSORS or message.quantity not in ("energy", "power"):
@@ -252,7 +251,7 @@ def _channel(message: pb.Channel) -> Channel | None:
         kind = word(pb.Kind, message.kind, "KIND_")
         provenance = word(pb.Provenance, message.provenance, "PROVENANCE_")
         scope = word(pb.Scope, message.scope, "SCOPE_")
-    except ValueError:  # of a daemon that is newer than we are
+    except ValueError:  # from a newer daemon than we know
         return None
     return Channel(
         device=message.device,
@@ -284,7 +283,7 @@ _T = TypeVar("_T")
 def through_daemon(
     environment: Mapping[str, str], period_ns: int = 0, *, look_only: bool = False, clock: Clock = SYSTEM
 ) -> Elsewhere:
-    """What `discover` asks for the channels that it cannot read itself. With `look_only` none is read."""
+    """What `discover` asks for channels that it cannot read itself. With `look_only` we read none."""
 
     def look(have: Collection[str]) -> Found:
         address = environment.get(ADDRESS_VARIABLE) or DEFAULT_SOCKET
@@ -303,7 +302,8 @@ def through_daemon(
 
 
 def _socket_path(address: str) -> str | None:
-    """The socket, where there is one. The default one is nobody's promise, so nothing is said of it."""
+    """The socket of the daemon, where there is one. A missing default socket is normal, so we do not report
+    it."""
     path = address.removeprefix("unix:")
     path = path[2:] if path.startswith("//") else path
     if not path.startswith("/"):
@@ -322,7 +322,7 @@ def _socket_path(address: str) -> str | None:
 
 
 def _open(path: str, have: Collection[str], period_ns: int, look_only: bool, clock: Clock) -> Found:
-    # Loading takes time that is not the daemon's.
+    # Load it first: that time is not the daemon's.
     for module in ("smaragdine.monitor.contract.service", "grpclib.client", "grpclib.encoding.proto"):
         import_module(module)
     from smaragdine.monitor.client import connect
@@ -354,7 +354,7 @@ def _open(path: str, have: Collection[str], period_ns: int, look_only: bool, clo
 
 @dataclass
 class _Shown:
-    """Channels to tell of; nobody reads them."""
+    """Channels only to show; nobody reads them."""
 
     shown: Sequence[Channel]
     period_ns: int = 1_000_000_000
@@ -371,9 +371,9 @@ class _Shown:
 
 
 def _whom(path: str) -> Sequence[int]:
-    """Whose session it is: our parent's, with the program in its tree; else our own (0).
+    """The process to record: our parent, with the program in its tree; else ourselves (0).
 
-    A daemon outside our container counts processes differently, which the kernel shows by calling it 0.
+    A daemon outside our container counts processes differently. The kernel shows that by calling it 0.
     """
     import socket
     import struct
@@ -390,7 +390,7 @@ def _whom(path: str) -> Sequence[int]:
 
 
 def _within(call: Callable[[], _T], path: str) -> _T:
-    """What `call` gives, unless the daemon takes too long: then it is left behind."""
+    """What `call` gives. If the daemon takes too long, the call is left behind."""
     results: list[_T] = []
     errors: list[Exception] = []
 

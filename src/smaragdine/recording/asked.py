@@ -1,4 +1,4 @@
-"""What a recording was asked for when it began, as run.json has it: who explains it later need not guess."""
+"""What a recording was asked for when it began. It is in run.json, so that nobody has to guess later."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-BASELINE = "baseline"  # the verb of a recording of the idle machine
+BASELINE = "baseline"  # the verb that records the idle machine
 
 
 @dataclass(frozen=True)
 class TraceAsked:
-    """What was to be traced. `steps` and `skip` as in `run --trace-steps` and `--trace-skip`."""
+    """What to trace. `steps` and `skip` as in `run --trace-steps` and `--trace-skip`."""
 
     on: bool
     steps: int = 0
     skip: int = 0
     budget: float | None = None  # the part of the time that tracing may cost; None: any
-    quiet_s: float = 0.0  # without a step for this long, a program is taken to have none
+    quiet_s: float = 0.0  # after so long without a step, we take a program to have none
 
     def to_json(self) -> dict[str, Any]:
         if not self.on:
@@ -40,13 +40,14 @@ def asked(verb: str, trace: TraceAsked = UNTRACED, **more: Any) -> dict[str, Any
 
 
 def verb_of(info: Mapping[str, Any]) -> str | None:
-    """Which verb made a recording; None of one that does not say so."""
+    """Which verb made a recording; None where the recording does not say."""
     verb = _asked(info).get("verb")
     return verb if isinstance(verb, str) else None
 
 
 def trace_of(info: Mapping[str, Any]) -> TraceAsked | None:
-    """None of a recording that does not say what was to be traced, or says it in a way we do not know."""
+    """What was to be traced; None where the recording does not say, or says it in a way that we do not
+    know."""
     trace = _dict(_asked(info).get("trace"))
     if trace.get("mode") == "off":
         return UNTRACED

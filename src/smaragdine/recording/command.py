@@ -1,4 +1,4 @@
-"""Which program `run` starts: a script, a module or any executable, as one would start it by hand."""
+"""Which program `run` starts: a script, a module or any executable, as you would start it by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from smaragdine.errors import NOT_FOUND, NOT_RUN, UserError
 
-# `--hub.token`, `HF_TOKEN=`, `+wandb.api_key=`: the word itself, so that `--max-tokens` is no secret.
+# `--hub.token`, `HF_TOKEN=`, `+wandb.api_key=`: a whole word, so that `--max-tokens` is no secret.
 _SECRET_WORD = r"(?:token|secret|password|passwd|credentials?|auth|signature|(?:[a-z0-9]+[-_])?key)"
 _SECRET_NAME = rf"[+-]*(?:[\w.+-]*[._+-])?{_SECRET_WORD}(?:[._+-][\w.+-]*)?"
 _SECRET_OPTION = re.compile(rf"^-{_SECRET_NAME}$", re.IGNORECASE)
@@ -23,15 +23,16 @@ _SECRET_INSIDE = re.compile(rf"(?P<name>\b{_SECRET_NAME})=[^\s;&'\"]+", re.IGNOR
 
 @dataclass(frozen=True)
 class Command:
-    executable: str  # what is started
-    argv: tuple[str, ...]  # what it is told, its own name first
-    label: str  # for the recording's folder: the script's or program's name
+    executable: str  # the file to start
+    argv: tuple[str, ...]  # its arguments, its own name first
+    label: str  # for the recording's folder: the script's or the program's name
 
 
 def build_command(words: Sequence[str], environment: Mapping[str, str]) -> Command:
-    """`train.py …`, `-m module …`, or an executable and its arguments; a leading `--` means the last.
+    """`train.py …`, `-m module …`, or an executable with its arguments.
 
-    A script that does not start by itself is one there too: `sweep` and others have it behind a `--`.
+    A leading `--` announces an executable. There too, as behind the `--` of `sweep`, Python runs a script
+    that cannot be started by itself.
     """
     words = list(words)
     if words[:1] == ["--"]:
@@ -110,7 +111,7 @@ def _executable(words: list[str], environment: Mapping[str, str]) -> Command:
 
 
 def _python(environment: Mapping[str, str]) -> str:
-    """Our own interpreter; but where we are installed as an isolated tool, the user's one."""
+    """Our own interpreter. Where we are installed as an isolated tool, the user's one."""
     prefix = Path(sys.prefix)
     if (prefix / "pipx_metadata.json").exists() or (prefix / "uv-receipt.toml").exists():
         path = environment.get("PATH")
@@ -119,7 +120,7 @@ def _python(environment: Mapping[str, str]) -> str:
 
 
 def without_secrets(argv: Sequence[str]) -> list[str]:
-    """The command as it is stored: values of options that name a secret are left out."""
+    """The command as we store it, without the values of options that name a secret."""
     stored: list[str] = []
     hide = False
     for word in argv:

@@ -1,4 +1,4 @@
-"""The files of a recording's tables as they are found, and in words what is wrong with them."""
+"""The files of a recording's tables: which are there, and what is wrong with them, in words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smaragdine.recording.format import INFO_FILE, READING_TABLES, SPOOL_FOLDER,
 from smaragdine.recording.seal import Survey, batches, map_file, survey
 from smaragdine.recording.tables import MOST_T_NS, arrow_bytes, refuse_beyond
 
-# What figures are without, where a part of a table is.
+# What figures lack where a part of a table is lost.
 _COST = {
     "power": "energy of that time is missing from the figures",
     "activity": "the program's share of CPU and memory energy may be far off",
@@ -33,7 +33,7 @@ _COST = {
 }
 # The last line of run.json.
 _INFO_SEAL = re.compile(rb'"crc32": "([0-9a-f]{8})"\s*\}\s*\Z')
-# What is left of that line in a file that was changed.
+# What a file that was changed may still have of this line.
 _INFO_TRACE = re.compile(rb'"crc32": "|"[0-9a-f]{8}"\n\}\n\Z')
 
 
@@ -48,18 +48,18 @@ class TableFile:
     piece: int = 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What is as it was written, a batch at a time."""
+        """The batches that are as they were written, one at a time."""
         return batches(map_file(self.path), self.found)
 
     def last_batch(self) -> pa.RecordBatch | None:
-        """Without unpacking those before it: of a table without dictionaries."""
+        """The last batch, without unpacking those before it. For tables without dictionaries."""
         ends = (self.found.pieces[0], *self.found.pieces[-1:]) if len(self.found.pieces) > 1 else ()
         found = list(batches(map_file(self.path), dataclasses.replace(self.found, pieces=ends)))
         return found[-1] if found else None
 
 
 def table_files(folder: Path, table: str) -> list[TableFile]:
-    """The files of a table in the order they were written, each checked."""
+    """The files of a table in the order they were written, each with what its check found."""
     found = [
         (place, path) for path in folder.glob(f"{table}.*") if (place := place_of(path.name)) is not None
     ]
@@ -71,7 +71,7 @@ def table_files(folder: Path, table: str) -> list[TableFile]:
 
 
 def place_of(name: str) -> tuple[str, int, int] | None:
-    """Which table a file is of, the restart before it, and its number since then."""
+    """A file's table, its restart, and its number since that restart."""
     match = re.fullmatch(r"([a-z]+)(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?\.arrows", name)
     return None if match is None else (match[1], int(match[2] or 0), int(match[3] or 0))
 
@@ -82,7 +82,7 @@ def _survey(path: Path) -> Survey:
     if found.sealed or not found.pieces:
         return found
     refuse_beyond(arrow_bytes(content), content.size, str(path))
-    # Written before there were checksums: only reading it tells whether it can be read.
+    # It was written before there were checksums: only reading it tells whether it can be read.
     readable = 0
     with contextlib.suppress(pa.ArrowException, OSError, ValueError):
         for _ in batches(content, found):
@@ -99,13 +99,16 @@ def said(
     gone: Mapping[str, int],
     done: Mapping[str, int],
 ) -> list[str]:
-    """Sentences on what is not as it was written, what is missing, and what that costs. `gone`: by restart,
-    the last of the files that were removed on purpose; `done`: bytes of a spool that are in a table."""
+    """Sentences: what is not as it was written, what is missing, and what that costs.
+
+    `gone`: by restart, the last of the files that were removed on purpose. `done`: bytes of a spool that are
+    in a table.
+    """
     sealed = any(file.found.sealed for of in files.values() for file in of)
     lines = [*_info_damage(folder, sealed), *(_spool_damage(folder, done) if status != "running" else ())]
     cut: list[str] = []
     for table in TABLES:
-        # A monitor that died and was followed by another left a file without an end: the marks say so.
+        # A monitor that died, and was followed by another, left a file without an end. The marks say so.
         last = files[table][-1:] if table in READING_TABLES else files[table]
         for number, file in enumerate(files[table]):
             name, found = file.path.name, file.found
@@ -136,7 +139,7 @@ def said(
 def _missing(
     table: str, files: Sequence[TableFile], info: Mapping[str, Any], gone: Mapping[str, int]
 ) -> list[str]:
-    """Files that run.json counted the rows of, and that are gone or have others."""
+    """The files whose rows run.json counted, and that are gone or have another number of rows."""
     rows = {file.path.name: file.found.rows for file in files}
     seals = {file.path.name: file.found.last for file in files if file.found.whole}
     wanted: Mapping[str, str] = info.get("seals") or {}
@@ -157,25 +160,25 @@ def _missing(
 
 
 def sealed_json(values: Mapping[str, Any]) -> bytes:
-    """A JSON file with the checksum of all before it as its last line."""
+    """A JSON file whose last line is the checksum of everything before it."""
     rest = {name: value for name, value in values.items() if name != "crc32"}
-    text = json.dumps({**rest, "crc32": ""}, indent=1)  # ASCII: an argument need not be valid text
+    text = json.dumps({**rest, "crc32": ""}, indent=1)  # ASCII, because an argument need not be valid text.
     body = text[: text.rindex('"crc32"')].encode()
     return body + b'"crc32": "%08x"\n}\n' % zlib.crc32(body)
 
 
 def is_as_written(data: bytes) -> bool:
-    """Whether a JSON file ends with the checksum of all before it."""
+    """Whether a JSON file ends with the right checksum of everything before it."""
     match = _INFO_SEAL.search(data)
     return match is not None and int(match[1], 16) == zlib.crc32(data[: match.start()])
 
 
 def _info_damage(folder: Path, sealed: bool) -> list[str]:
-    """`sealed`: a table has checksums, so that run.json had one too."""
+    """What is wrong with run.json. `sealed`: a table has checksums, so run.json must have had one too."""
     with contextlib.suppress(OSError):
         data = (folder / INFO_FILE).read_bytes()
         if is_as_written(data) or not (sealed or _INFO_TRACE.search(data)):
-            return []  # as it was written, an older version's, or written by hand
+            return []  # it is as it was written, or of an older version, or written by hand
     return [f"{INFO_FILE} was changed after it was written: whatever rests on it may be wrong"]
 
 
@@ -185,10 +188,9 @@ def _spool_damage(folder: Path, done: Mapping[str, int]) -> list[str]:
     return [f"{name} is damaged: {_COST['marks']}" for name in spoilt]
 
 
-# What the rows of a table must be before anybody reckons with them.
-#
-# Checksums say that a table is as it was written. One of an older version has none: a turned bit in it is a
-# row without a time, or a CPU time of 10³⁰⁰ s.
+# What the rows of a table must look like before anybody reckons with them. Checksums say that a table is as
+# it was written. A table of an older version has none: there, one turned bit makes a row without a time, or a
+# CPU time of 10³⁰⁰ s.
 
 _NEEDED = {
     "power": ("t_ns", "channel", "value"),
@@ -216,7 +218,7 @@ _MOST_CPU_S = 1e12
 
 
 def oddity(table: str, rows: pa.Table) -> str | None:
-    """What is wrong with the rows of a table, if anything is."""
+    """What is wrong with the rows of a table; empty where nothing is."""
     return next(_oddities(table, rows), None)
 
 
@@ -242,6 +244,6 @@ def _oddities(table: str, rows: pa.Table) -> Iterator[str]:
 
 
 def _largest(column: pa.ChunkedArray) -> int:
-    """Of numbers with either sign; 0 of none."""
+    """The largest of the numbers, whatever their sign; 0 where there are none."""
     ends = pc.min_max(column).as_py()
     return max(abs(end) for end in (ends["min"] or 0, ends["max"] or 0))

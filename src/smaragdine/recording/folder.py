@@ -1,4 +1,4 @@
-"""The recording's folder: a fresh name, never somebody else's data; run.json written whole or not at all."""
+"""A recording's folder: we make it fresh, never over other data, and write run.json whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from smaragdine.recording.seal import last_seals
 from smaragdine.system import boot_id, start_ticks
 from smaragdine.version import __version__
 
-# All that is stored of the environment: what changes how fast or where the program computes. Never more,
-# so that no secret ends up in a recording.
+# All that we store of the environment: what decides how fast or where the program computes. Never more, so
+# that no secret ends up in a recording.
 STORED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -52,7 +52,7 @@ def create(folder: Path | None, label: str, root: Path = Path("runs")) -> Path:
     for number in range(1, 100_000):
         candidate = root / (name if number == 1 else f"{name}-{number}")
         try:
-            candidate.mkdir()  # atomic: two runs started together get two folders
+            candidate.mkdir()  # atomic, so that two runs that start together get two folders
         except FileExistsError:
             continue
         except OSError as error:
@@ -66,7 +66,7 @@ def _refuse_unreadable(folder: Path) -> None:
     try:
         str(folder).encode()
     except UnicodeEncodeError:
-        # Arrow could not open what is in it.
+        # Arrow could not open files in it.
         raise UserError("the folder's name is not UTF-8", remedy="Name another one (-o DIR)") from None
 
 
@@ -101,7 +101,7 @@ def _cannot_create(folder: Path, error: OSError) -> UserError:
 
 
 def remove(folder: Path, keep_folder: bool = False) -> None:
-    """Take back what we made of a recording that never began, and the empty `runs` around it."""
+    """Remove what we made of a recording that never began, and the empty `runs` around it."""
     shutil.rmtree(folder, ignore_errors=True)
     if keep_folder:
         folder.mkdir(exist_ok=True)
@@ -133,12 +133,12 @@ def initial_info(
 def _working_folder() -> str | None:
     try:
         return os.getcwd()
-    except OSError:  # deleted under us
+    except OSError:  # somebody has deleted it
         return None
 
 
 def write_info(folder: Path, info: Mapping[str, Any]) -> OSError | None:
-    """Replace run.json in one step: a reader sees the old or the new one, a full disk leaves the old one."""
+    """Replace run.json in one step. A reader sees the old or the new one; a full disk leaves the old one."""
     temporary = folder / f"{INFO_FILE}.new"
     try:
         temporary.write_bytes(sealed_json(info))
@@ -151,15 +151,17 @@ def write_info(folder: Path, info: Mapping[str, Any]) -> OSError | None:
 
 
 def count_rows(folder: Path, rows: Mapping[str, int]) -> None:
-    """Tell the run.json of a recording that is finished how many rows further tables have, so that one that
-    is gone, or another's, is missed. A run.json that was changed stays as it is: a new checksum would hide
-    that."""
+    """Add to the run.json of a finished recording how many rows further tables have, so that a missing or
+    foreign one is noticed.
+
+    A run.json that somebody changed stays as it is: a new checksum would hide the change.
+    """
     with contextlib.suppress(OSError):
         data = (folder / INFO_FILE).read_bytes()
         if not is_as_written(data):
             return
         info: dict[str, Any] = json.loads(data)
-        # Of a run that goes on its supervisor writes it; one that was interrupted counts nothing.
+        # While a run goes on, its supervisor writes run.json. One that was interrupted counts nothing.
         if info["status"] != "running":
             counted = {**info.get("rows", {}), **rows}
             seals = {**info.get("seals", {}), **last_seals(folder, rows)}

@@ -1,4 +1,4 @@
-"""What a recording looks like on disk. `docs/format.md` is the text for people; this is the same for code.
+"""What a recording looks like on disk, for code. `docs/format.md` says the same for people.
 
     RUN/run.json            what was run, on what, how it ended
     RUN/power.arrows        energy counters and power samples     t_ns, channel, value
@@ -12,9 +12,10 @@
     RUN/spool/              marks on their way into marks.arrows
     RUN/thinned/            what is left of readings that are older than some minutes (see `thinned`)
 
-A table is an Arrow IPC stream, written in batches of about a second, so that what is on disk is readable
-whenever the writer dies. A restarted sampler writes `power.1.arrows` and so on. Readings go on in a new file
-every three minutes, `power.0.1.arrows` and so on (the restart, then the file), so that old ones can go.
+A table is an Arrow IPC stream. It is written in batches of about a second, so that what is on disk can be
+read whenever the writer dies. A restarted sampler writes `power.1.arrows` and so on. Every three minutes
+readings go on in a new file, `power.0.1.arrows` and so on (the restart, then the file), so that old files can
+be removed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ READING_TABLES = ("power", "activity", "telemetry")
 TABLES = (*READING_TABLES, "marks", "events", "edges", "windows", "places")
 
 READINGS = pa.schema([("t_ns", pa.int64()), ("channel", pa.uint16()), ("value", pa.float64())])
-# A thread was first seen, or has moved to another socket.
+# Where a thread was first seen, and where it moved to another socket.
 PLACES = pa.schema([("t_ns", pa.int64()), ("pid", pa.int32()), ("tid", pa.int32()), ("socket", pa.int16())])
 MARKS = pa.schema(
     [
@@ -63,13 +64,13 @@ EVENTS = pa.schema(
         ("start_ns", pa.int64()),
         ("duration_ns", pa.int64()),
         ("phase", _TEXT),  # null: not known
-        ("lane", pa.int64()),  # thread or stream; null: events of it do not nest
+        ("lane", pa.int64()),  # thread or stream; null: its events do not nest
         ("step", pa.int64()),
     ]
 )
 EDGES = pa.schema([("source", pa.string()), ("target", pa.string())])  # qualified names
-# A window: the profiler was asked for, began, ended; the program went on; all was written. Of a slice of time
-# there are no steps.
+# A window: when the profiler was asked for, began and ended, when the program went on, and when all was
+# written. Slices of time have no steps.
 WINDOWS = pa.schema(
     [
         ("framework", pa.string()),
@@ -79,7 +80,7 @@ WINDOWS = pa.schema(
         ("asked_ns", pa.int64()),
         ("begin_ns", pa.int64()),
         ("end_ns", pa.int64()),
-        ("resumed_ns", pa.int64()),  # null: when it had stopped
+        ("resumed_ns", pa.int64()),  # null: not before it had stopped
         ("stopped_ns", pa.int64()),
         (
             "steps",
@@ -92,7 +93,7 @@ WINDOWS = pa.schema(
         ("remarks", pa.list_(pa.string())),
     ]
 )
-# What a file of tracing or places must have; its other columns may be missing and are null then.
+# The columns that a file of tracing or places must have. Others may be missing, and are null then.
 REQUIRED = frozenset(
     {"name", "device", "start_ns", "duration_ns", *PLACES.names, *EDGES.names, *WINDOWS.names}
     - {"resumed_ns"}
@@ -121,17 +122,18 @@ def channel_to_dict(channel: Channel) -> dict[str, Any]:
 
 
 def channel_from_dict(values: dict[str, Any]) -> Channel:
-    """Fields a later version added are dropped: an old reader reads a new recording."""
+    """A channel of a recording. Fields that a later version added are dropped, so an old reader reads a new
+    recording."""
     known: dict[str, Any] = {
         key: value for key, value in values.items() if key in Channel.__dataclass_fields__
     }
-    # Its texts are names in tables: a line break in one would be a row that nobody measured.
+    # These texts are names in tables: a line break in one would make a row that nobody measured.
     texts: dict[str, Any] = {key: visible(value) for key, value in known.items() if isinstance(value, str)}
     return checked(Channel(**{**known, **texts}))
 
 
 def readings_schema(channels: Sequence[Channel]) -> pa.Schema:
-    """The channels travel inside each table, so that a file alone says what its numbers are."""
+    """The channels travel inside each table, so that one file alone says what its numbers are."""
     text = json.dumps([channel_to_dict(channel) for channel in channels], ensure_ascii=False)
     return READINGS.with_metadata({"smaragdine.channels": text, "smaragdine.format": str(FORMAT_VERSION)})
 

@@ -1,4 +1,4 @@
-"""Marks on their way to the table: one line each in the spool, one file per process that made some."""
+"""Marks on their way into the table. Each is a line in the spool, in the file of the process that made it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from smaragdine.recording.writer import TableWriter
 
 
 def append(folder: Path, name: str, t_ns: int, **more: Any) -> None:
-    """Write one mark of our own. A full disk loses the mark, not the run."""
+    """Write a mark of our own. A full disk costs us the mark, not the run."""
     line = json.dumps({"t_ns": t_ns, "name": name, "source": "run", **more})
     with (
         contextlib.suppress(OSError),
@@ -31,8 +31,8 @@ def append(folder: Path, name: str, t_ns: int, **more: Any) -> None:
 
 
 def read_spool(folder: Path, done: Mapping[str, int] | None = None) -> pa.Table:
-    """All marks in the spool, by time. Lines cut off by a crash are skipped; `done`: bytes of a file that
-    are in the table already."""
+    """All marks in the spool, by time, without lines that a crash cut off. `done`: bytes of a file that are
+    in the table already."""
     tables: list[pa.Table] = []
     for path in sorted((folder / SPOOL_FOLDER).glob("marks-*.jsonl")):
         with contextlib.suppress(OSError):
@@ -41,8 +41,8 @@ def read_spool(folder: Path, done: Mapping[str, int] | None = None) -> pa.Table:
 
 
 def read_spool_until(folder: Path, done: Mapping[str, int], end_ns: int) -> tuple[pa.Table, dict[str, int]]:
-    """The marks of each process up to its first one that is not before `end_ns`, by time, and how far that
-    is in each file."""
+    """The marks of each process before its first one at or after `end_ns`, by time; and how far that is in
+    each file."""
     tables: list[pa.Table] = []
     reached = dict(done)
     for path in sorted((folder / SPOOL_FOLDER).glob("marks-*.jsonl")):
@@ -69,7 +69,7 @@ def _read_from(path: Path, offset: int) -> bytes:
 
 
 class NewMarks:
-    """Marks as they come into a spool that is being written: each is given once."""
+    """Follows a spool that is being written: gives each new mark once."""
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
@@ -103,7 +103,8 @@ def by_time(table: pa.Table) -> pa.Table:
 
 
 def _parsed(content: bytes) -> list[pa.Table]:
-    """A process's marks. Millions of plain steps are read by Arrow, the odd ones among them one by one."""
+    """The marks of a process. Arrow reads millions of plain steps; we read the odd ones among them one by
+    one."""
     lines = content.split(b"\n")
     plain = [line for line in lines if _PLAIN.fullmatch(line)]
     odd = lines
@@ -118,7 +119,7 @@ def _parsed(content: bytes) -> list[pa.Table]:
     return [*tables, marks_table(rows)] if rows else tables
 
 
-# As the hook writes a step: nothing that could be out of range or of another type.
+# A step as the hook writes it, so that nothing can be out of range or of another type.
 _PLAIN = re.compile(
     rb'\{"t_ns":\d{1,18}\d?,"name":"\w+","index":(?:null|\d{1,18}),"rank":\d{1,9},"pid":\d{1,9},"source":"[\w.:]+"\}'
 )
@@ -139,7 +140,7 @@ def parse_lines(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
         if not isinstance(name, str) or abs(t_ns) >= 1 << 63:
             continue
         row["t_ns"] = t_ns
-        # A script may mark anything; what the table cannot hold is left empty.
+        # A script may mark anything. We leave empty what the table cannot hold.
         for key, bits in _INTEGERS.items():
             value = row.get(key)
             whole = int(value) if isinstance(value, int | float) and abs(value) < 1 << bits else None
@@ -152,8 +153,8 @@ def parse_lines(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
 
 
 def is_spoilt(path: Path, done: int = 0) -> bool:
-    """Whether a line of a spool is no mark, but for the last, which a crash may have cut off. `done`: bytes
-    of it that are in a table already."""
+    """Whether any line of a spool is no mark, except for the last, which a crash may have cut off. `done`:
+    bytes of it that are in a table already."""
     with contextlib.suppress(OSError):
         every = _read_from(path, done).split(b"\n")[:-1]
         lines = [line for line in every if line and not _PLAIN.fullmatch(line)]
@@ -162,7 +163,8 @@ def is_spoilt(path: Path, done: int = 0) -> bool:
 
 
 def fold_spool(folder: Path, table: pa.Table) -> OSError | None:
-    """Turn the spool, read into `table`, into marks.arrows; on a full disk it stays, and readers use it."""
+    """Turn the spool, which was read into `table`, into marks.arrows. On a full disk it stays, and readers
+    use it."""
     path = folder / "marks.arrows"
     try:
         writer = TableWriter(path, MARKS)

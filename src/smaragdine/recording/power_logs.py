@@ -1,4 +1,4 @@
-"""Power logs of other tools: columns `device, t_ns, power_w`, or what nvidia-smi writes as CSV."""
+"""Power logs of other tools: tables with columns `device, t_ns, power_w`, or the CSV of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ from smaragdine.recording.tables import (
     whole,
 )
 
-# The CSV of `nvidia-smi --query-gpu=timestamp,index,power.draw --format=csv -lms 100`.
-#
-# Times are local and without a zone. Where a clock set back repeats an hour, the order of the rows tells
-# which of the two a time is.
+# The CSV of `nvidia-smi --query-gpu=timestamp,index,power.draw --format=csv -lms 100`. Its times are local,
+# without a zone. Where a clock that is set back repeats an hour, the order of the rows tells which of the two
+# a time is in.
 
-# By what they average over, least first: the last some 25 ms, what the driver takes for usual, a second.
+# By the time that they average over, shortest first: some 25 ms, what the driver takes for usual, a second.
 _POWER = ("power.draw.instant", "power.draw", "power.draw.average")
 _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)")
 _MINUTE_NS = 60_000_000_000
@@ -51,7 +50,7 @@ def is_log(header: Sequence[str]) -> bool:
 
 
 def read(content: pa.Buffer, header: Sequence[str], tz: str | None, where: str) -> pa.Table:
-    """A table device, t_ns, power_w. Rows without a value ([N/A], [Unknown Error] …) are left out."""
+    """A table device, t_ns, power_w, without rows that have no value ([N/A], [Unknown Error] …)."""
     zone = zone_of(tz)
     plain = {_plain(name): name for name in header}
     powers = [plain[name] for name in _POWER if name in plain]
@@ -87,7 +86,7 @@ def read(content: pa.Buffer, header: Sequence[str], tz: str | None, where: str) 
 
 
 def zone_of(tz: str | None) -> tzinfo | None:
-    """A zone by name or offset; None, the machine's own, is what datetime takes it for too."""
+    """A zone by name or offset. None is the machine's own, for datetime too."""
     if tz is None:
         return None
     match = _OFFSET.fullmatch(tz)
@@ -138,7 +137,7 @@ def _read_rows(content: pa.Buffer, columns: Sequence[str], where: str) -> pa.Tab
 
 
 def _whole_lines(content: pa.Buffer) -> pa.Buffer:
-    """Without a last line that was being written: 71.4 may have been going to be 71.45."""
+    """Drop a last line that was still being written: 71.4 may have been going to be 71.45."""
     view = memoryview(content)
     if bytes(view[-1:]) in (b"\n", b"\r"):
         return content
@@ -169,7 +168,7 @@ def _watts(column: pa.ChunkedArray, where: str) -> npt.NDArray[np.float64]:
 
 
 def _to_unix(local_ns: Ints, gpu: Ints, zone: tzinfo | None, where: str) -> Ints:
-    """Offsets change on the minute, so each minute of the log is asked for once."""
+    """An offset changes on the minute, so ask for each minute of the log once."""
     minutes, at = np.unique(local_ns // _MINUTE_NS, return_inverse=True)
     first_ns, second_ns = (
         np.array([_offset_ns(int(minute), zone, fold) for minute in minutes], dtype=np.int64)[at]
@@ -188,7 +187,7 @@ def _to_unix(local_ns: Ints, gpu: Ints, zone: tzinfo | None, where: str) -> Ints
 
 
 def _in_order(early_ns: Ints, late_ns: Ints, twice: npt.NDArray[np.bool_], where: str) -> Ints:
-    """Which of its two times each row of the repeated hour is: times of one GPU never go back."""
+    """Decide which of its two times each row of the repeated hour has: times of one GPU never go back."""
     t_ns = early_ns.copy()
     edges = np.flatnonzero(np.diff(twice.astype(np.int8), prepend=0, append=0))
     for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
@@ -257,7 +256,7 @@ def _checked(table: pa.Table, where: str) -> pa.Table:
     refuse(where, "power_w", watts < 0, "is negative")
     refuse(where, "power_w", watts > MOST_W, f"is above {MOST_W:.0e} W", "Is it in watts?")
     times = t_ns.to_numpy()
-    # Far from the ends of 64 bits: differences and holds must fit too.
+    # Far from the ends of 64 bits, so that differences and holds fit too.
     refuse(where, "t_ns", (times > MOST_T_NS) | (times < -MOST_T_NS), "is no time in nanoseconds since 1970")
     if int(times.max()) - int(times.min()) > MOST_T_NS // 2:
         raise UserError(f"{where} spans centuries", remedy="t_ns is in nanoseconds since 1970")
@@ -274,7 +273,8 @@ def _order(
     devices: list[str],
     where: str,
 ) -> npt.NDArray[np.int64] | None:
-    """The rows to keep, by time; None for all of them as they are. The same reading twice is kept once."""
+    """The rows to keep, by time; None for all of them as they are. A reading that is there twice is kept
+    once."""
     order = np.lexsort((codes, t_ns))
     same = (np.diff(t_ns[order]) == 0) & (np.diff(codes[order]) == 0)
     contrary = np.flatnonzero(same & (np.diff(power_w[order]) != 0))

@@ -1,4 +1,4 @@
-"""Open a recording, whatever state it was left in.
+"""Opens a recording, whatever state it was left in.
 
 recording = smaragdine.open("runs/2026-11-15-train")
 recording.power                       # Arrow table: t_ns, device, quantity, value, …
@@ -53,7 +53,8 @@ _SILENT_S = 60.0  # tables are written every second
 
 @dataclass(frozen=True)
 class Series:
-    """One channel's readings by time. A restarted sampler begins a new segment: nothing is known between."""
+    """The readings of one channel, by time. Where a restarted sampler begins a new segment, nothing is known
+    in between."""
 
     channel: Channel
     t_ns: npt.NDArray[np.int64]
@@ -76,7 +77,7 @@ class Recording(Shown):
 
     @cached_property
     def channels(self) -> list[Channel]:
-        """Every channel that was recorded, in the order they first appear."""
+        """Every recorded channel, in the order of its first appearance."""
         known = [channel_from_dict(values) for values in self.info.get("channels", [])]
         return list(
             dict.fromkeys([*known, *(series.channel for t in READING_TABLES for series in self.series(t))])
@@ -96,17 +97,18 @@ class Recording(Shown):
 
     @property
     def places(self) -> pa.Table:
-        """Where each thread of the program was first seen, and its moves; none on machines of one socket."""
+        """Where each thread of the program was first seen, and where it moved. Empty on machines of one
+        socket."""
         return self.table("places")
 
     @property
     def marks(self) -> pa.Table:
-        """Named instants. Of a long run's earlier part without steps and regions: see `thinned`."""
+        """Named instants. For the earlier part of a long run, without steps and regions: see `thinned`."""
         return self.table("marks")
 
     @cached_property
     def announced_steps(self) -> int:
-        """How many ends of steps were marked, by whomever."""
+        """How many ends of steps anybody has marked."""
         thinned = 0
         if self.thinned is not None:
             thinned = sum(len(lengths) for lengths in self.thinned.table("steps")["lengths_us"])
@@ -114,7 +116,7 @@ class Recording(Shown):
 
     @property
     def events(self) -> pa.Table:
-        """Executions of tensor operations, of every process that traced; text is dictionary-encoded."""
+        """Executions of tensor operations, from every process that traced. Text is dictionary-encoded."""
         return self.table("events")
 
     @property
@@ -141,9 +143,10 @@ class Recording(Shown):
 
     @cached_property
     def damage(self) -> list[str]:
-        """What of it is not as it was written, or is missing, and what that does to figures: a sentence each.
+        """What is not as it was written, or is missing, and what that does to figures: a sentence each.
 
-        Where the supervisor died, tables end where their writer did: that is said, and is no damage."""
+        Where the supervisor died, tables end where their writer did. That is said, but it is no damage.
+        """
         if self.thinned is None:
             return damage.said(self.path, self.status, self.info, self._files, {}, {})
         state = self.thinned.state
@@ -152,12 +155,13 @@ class Recording(Shown):
 
     @cached_property
     def thinned(self) -> Thinned | None:
-        """What is left of the readings of a long run's earlier part; None where all are there."""
-        _ = self._files  # first: a file that goes while we look is one that this knows of
+        """What is left of the earlier part of a long run; None where all readings are there."""
+        _ = self._files  # first, so that it knows of a file that goes while we look
         return read_thinned(self.path)
 
     def lost(self, table: str) -> str:
-        """What is wrong with the files of a table, for whoever misses their rows; empty where nothing is."""
+        """What is wrong with the files of a table, for an error message about missing rows; empty where
+        nothing is."""
         return "; ".join(
             line for line in self.damage if re.match(rf"{table}\.(\d+\.){{0,2}}arrows is ", line)
         )
@@ -167,17 +171,17 @@ class Recording(Shown):
         return self._series[table]
 
     def files(self, table: str) -> list[TableFile]:
-        """Of one table, in the order they were written."""
+        """The files of a table, in the order they were written."""
         return self._files[table]
 
     def only(self, these: Callable[[TableFile], bool]) -> Recording:
-        """The same recording as if it had no other files of readings."""
+        """The same recording with no other files of readings than these."""
         one = Recording(self.path, self.info)
         files = {
             table: [file for file in of if table not in READING_TABLES or these(file)]
             for table, of in self._files.items()
         }
-        one.__dict__["_files"] = files  # as if it had looked for them itself
+        one.__dict__["_files"] = files  # as if it had found them itself
         return one
 
     @cached_property
@@ -195,7 +199,7 @@ class Recording(Shown):
     @cached_property
     def _marks(self) -> pa.Table:
         tables = [table for *_, table in _tables(self._files["marks"], MARKS)]
-        # A crash between writing the table and removing the spool leaves both, with the same marks.
+        # A crash after writing the table and before removing the spool leaves both, with the same marks.
         later = pa.concat_tables(tables) if tables else self._spool
         earlier = None if self.thinned is None else self.thinned.table("marks")
         return later if earlier is None else by_time(pa.concat_tables([earlier, later]))
@@ -242,7 +246,7 @@ def _repeat(text: str, count: int) -> pa.Array:
 
 def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     if pa.types.is_dictionary(column.type):
-        # Straight to numpy, a null would become the dictionary's last text.
+        # Going straight to numpy, a null would become the dictionary's last text.
         column = column.cast(column.type.value_type)
     return column.to_numpy(zero_copy_only=False)
 
@@ -264,7 +268,7 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
         info: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"), nan=True)
         version = int(info["format_version"])
         _check(info)
-        info.pop("crc32", None)  # of the file, not of the run
+        info.pop("crc32", None)  # of the file itself
     except (OSError, ValueError, KeyError, TypeError, OverflowError, msgspec.ValidationError) as error:
         raise UserError(
             f"{file} cannot be read", str(error), "Was it edited? The tables beside it are Arrow streams"
@@ -279,7 +283,7 @@ def open_recording(path: str | os.PathLike[str]) -> Recording:
 
 
 def _inside(folder: Path) -> str:
-    """The recording that is meant, perhaps, by the folder of many."""
+    """The recording that was perhaps meant, where the folder holds several."""
     files = list(folder.glob(f"*/{INFO_FILE}")) or list(
         folder.glob(f"runs/*/{INFO_FILE}")
     )  # a sweep, a study
@@ -289,7 +293,7 @@ def _inside(folder: Path) -> str:
     return f"It holds {count}; the newest is {max(files, key=lambda file: file.stat().st_mtime).parent}"
 
 
-# Far from the ends of 64 bits: differences must fit too.
+# Far from the ends of 64 bits, so that differences fit too.
 _Ns = Annotated[int, msgspec.Meta(ge=-MOST_T_NS, le=MOST_T_NS)]
 
 
@@ -337,14 +341,14 @@ class _Info(TypedDict, total=False):
 
 
 def _check(info: Any) -> None:
-    """That an edited file is one clear message and not a failure later."""
+    """Check run.json: an edited file should give one clear message, and no failure later."""
     checked = msgspec.convert(info, _Info)
     for values in checked.get("channels", []):
         channel_from_dict(values)
 
 
 def _batches(file: TableFile) -> list[pa.RecordBatch]:
-    """Every whole batch of a file that may be cut off anywhere, as far as it is as it was written."""
+    """Every whole batch that is as it was written, of a file that may end anywhere."""
     try:
         return list(file.batches())
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -358,7 +362,7 @@ def _batches(file: TableFile) -> list[pa.RecordBatch]:
 
 
 def _tables(files: Sequence[TableFile], schema: pa.Schema) -> Iterator[tuple[TableFile, pa.Table]]:
-    """The files of a table that hold any rows, each with the columns of `schema`."""
+    """The files of a table that hold rows, each with the columns of `schema`."""
     for file in files:
         batches = [batch for batch in _batches(file) if batch.num_rows]
         if not batches:
@@ -385,7 +389,7 @@ def _damaged(path: Path, why: str) -> UserError:
 
 
 def _read_whole(files: Sequence[TableFile], schema: pa.Schema) -> pa.Table:
-    """Every file of a table, one below the other. A column that means something else is an error."""
+    """All files of a table, one below the other. Raises where a column means something else."""
     tables = [
         _sound(file, fit(pa.Table.from_batches(batches), schema, str(file.path)))
         for file in files
@@ -408,8 +412,8 @@ def _read_series(files: Sequence[TableFile]) -> Iterator[Series]:
         t_ns, value = whole["t_ns"].to_numpy(), whole["value"].to_numpy()
         seen: Counter[tuple[str, str, str]] = Counter()
         for index, channel in enumerate(channels):
-            # A successor finds the same channels in the same order, though a period it measured anew may
-            # differ; two dies of one socket are two channels of the same name.
+            # A restarted recorder finds the same channels in the same order, though a measured period may
+            # differ. Two dies of one socket are two channels of one name.
             key = (channel.device, channel.quantity, channel.sensor)
             seen[key] += 1
             rows = np.flatnonzero(number == index)
@@ -427,8 +431,11 @@ def _read_series(files: Sequence[TableFile]) -> Iterator[Series]:
 
 
 def _goes_on(folder: Path, info: dict[str, Any]) -> bool:
-    """Whether the supervisor of a recording that has no end lives. On another machine, or in a container,
-    its process cannot be seen: there the recording goes on as long as it is written to."""
+    """Whether a recording without an end goes on: whether its supervisor lives.
+
+    On another machine, or in a container, we cannot see its process. There the recording goes on as long as
+    somebody writes to it.
+    """
     here = {"boot_id": boot_id(), "hostname": os.uname().nodename}
     there = {"boot_id": info.get("boot_id"), "hostname": info.get("host", {}).get("hostname")}
     if any(said and said != here[name] for name, said in there.items()):

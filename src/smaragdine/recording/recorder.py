@@ -1,37 +1,37 @@
-"""The sampler's process: reads the sensors and writes the tables. `python -m smaragdine.recording.recorder`.
+"""The recorder: a process that reads the sensors and writes the tables; and the other end, which starts it.
 
-It is a process of its own, so that it shares no interpreter lock with the program, and it ends when the
-program does: it holds a pidfd, which also tells of `kill -9`. It talks to whoever started it by lines:
+    python -m smaragdine.recording.recorder CONFIG
 
-    in   watch PID INCLUDE_PAST MARKER    the program to follow
-         stop                             finish and go
-    out  {"ready": {...}}                 sensors are open and the first readings are in
-         {"feed": {...}}                  once a second, for `--live`; left out while nobody reads
-         {"done": {...}}                  all is on disk; figures about the sampler itself
+A process of its own shares no interpreter lock with the program. It ends when the program does, which a pidfd
+tells it, even of `kill -9`. Its messages (see lines.py):
+
+    in   {"watch": PID, "include_past": …, "marker": …}    the program to follow
+         {"stop": true}                                    finish and go
+    out  {"ready": {…}}                 sensors are open and the first readings are in
+         {"feed": {…}}                  once a second, for `--live`; left out while nobody reads
+         {"done": {…}}                  all is on disk; figures about the sampler itself
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import gc
 import json
 import os
 import re
 import resource
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from smaragdine.files import last_printed
+from smaragdine.lines import Child, Inbox, Outbox, module_command
 from smaragdine.monitor.sampler import ClockWatch, Sampler, prioritise_thread
 from smaragdine.monitor.through_daemon import DaemonSensor, through_daemon
 from smaragdine.recording.format import SPOOL_FOLDER, channel_to_dict, table_of
@@ -40,59 +40,10 @@ from smaragdine.sensors.base import Absent
 from smaragdine.sensors.discover import Machine, discover, settings_from_environment
 from smaragdine.system import readable
 
-# Lines into a pipe whose reader may be stopped (Ctrl-Z) or gone: nothing here waits for it for ever.
+# What a recorder must know at its start.
 
-# A reader that has left this much unread is not listening. The rest of the pipe is for what it must hear.
-_MOST_UNREAD_BYTES = 4096
-
-
-class Outbox:
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd = fd
-        self._rest = b""  # of lines that did not fit
-
-    def offer(self, message: dict[str, Any]) -> None:
-        """Say it, unless the reader is not listening: then it is left out."""
-        if self._push() and self._unread_bytes() <= _MOST_UNREAD_BYTES:
-            self._rest = _line(message)
-            self._push()
-
-    def say(self, message: dict[str, Any], wait_s: float) -> None:
-        """Say it, and wait so long until the pipe has all of it."""
-        self._rest += _line(message)
-        deadline_s = time.monotonic() + wait_s
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        while not self._push() and (left_s := deadline_s - time.monotonic()) > 0:
-            poll.poll(left_s * 1e3)
-
-    def _push(self) -> bool:
-        """Whether nothing is left to write. A line may go in parts, but never without its end."""
-        try:
-            while self._rest:
-                self._rest = self._rest[os.write(self._fd, self._rest) :]
-        except BlockingIOError:
-            return False
-        except OSError:
-            # Whoever listened is gone; the recording goes on without them.
-            self._rest = b""
-        return True
-
-    def _unread_bytes(self) -> int:
-        try:
-            return struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)))[0]
-        except OSError:
-            return 0
-
-
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
-# What a recorder is told when it starts.
-
-# What anybody may send to us and mean the program: all that can be caught, save signs of a fault of our own.
+# Signals that anybody may send to us and mean the program: all that can be caught, but those of a fault of
+# our own.
 GROUP_SIGNALS: tuple[int, ...] = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -108,7 +59,7 @@ GROUP_SIGNALS: tuple[int, ...] = (
 )
 
 
-# How long readings go into one file: of two sockets it has half a million of them then.
+# How long readings go into one file. On two sockets it then has half a million of them.
 PIECE_NS = 180_000_000_000
 
 
@@ -123,20 +74,20 @@ class RecorderConfig:
     piece_ns: int = PIECE_NS
 
 
-# Which processes outlived the program, but for those of Python's own that leave by themselves.
+# Which processes outlived the program, but for those that Python itself starts and that leave by themselves.
 
-# As multiprocessing starts them, and loky after it. A resource tracker leaves once all it cleans up after
-# are gone. So does a fork server; but its workers have its command line too.
+# As multiprocessing starts them, and loky after it. A resource tracker leaves once everything it cleans up
+# after is gone, and so does a fork server. But the workers of a fork server have its command line too.
 _TRACKER = re.compile(rb"from [\w.]*\bresource_tracker import main\b")
 _FORK_SERVER = re.compile(rb"from [\w.]*\bforkserver import main\b")
 
 
 def survivors(pids: Iterable[int]) -> list[int]:
-    """Those of `pids` that run on, and that somebody may want to know of."""
+    """Those of `pids` that run on, and that somebody may want to know about."""
     left = sorted(pid for pid in pids if runs(pid))
     commands = {pid: _read(pid, "cmdline") for pid in left}
     servers = {pid for pid, command in commands.items() if _FORK_SERVER.search(command)}
-    # A server leaves after the last of its workers: whose parent is none is one itself.
+    # A server leaves after the last of its workers. One whose parent is no server is a server itself.
     workers = {pid for pid in servers if _parent(pid) in servers}
     return [pid for pid in left if pid in workers or not (pid in servers or _TRACKER.search(commands[pid]))]
 
@@ -152,7 +103,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _status(pid: int) -> list[bytes]:
-    """Its state, its parent and so on: what follows its name, in which there may be anything."""
+    """The state, the parent and so on of a process: what follows its name, which may contain anything."""
     return _read(pid, "stat").rpartition(b")")[2].split()
 
 
@@ -165,14 +116,14 @@ def _read(pid: int, name: str) -> bytes:
 
 
 FLUSH_EVERY_NS = 1_000_000_000
-# It knows what readings mean, so it is no part of this package; it ends by itself, and may be killed.
+# The thinner knows what readings mean, so it is not in this package. It ends by itself, and we may kill it.
 _THINNER = "smaragdine.accounting.thinning"
-# Whoever started us may be stopped for a while: so long they may take to hear that we are ready or done.
+# Whoever started us may be stopped for a while. We wait so long for them to hear that we are ready or done.
 _HEARD_WITHIN_S = 30.0
 
 
 class Recorder:
-    """The sampler with its writer, and the loop that flushes, listens and notices the end."""
+    """The sampler with its writer, and the loop that flushes, listens, and notices the end."""
 
     def __init__(self, config: RecorderConfig, machine: Machine) -> None:
         self._config = config
@@ -183,10 +134,10 @@ class Recorder:
         self._writer = ReadingsWriter(self._folder, self._sampler.channels, config.segment)
         self._power_channels = {i for i, c in enumerate(self._sampler.channels) if table_of(c) == "power"}
         self._clocks = ClockWatch()
+        self._inbox = Inbox(0)
         self._outbox = Outbox(1)
         self._pidfd: int | None = None
         self._watched = 0
-        self._input = b""
         self._stopping = False
         self._flushes = 0
         self._errors: list[str] = []
@@ -219,7 +170,7 @@ class Recorder:
                 next_piece_ns = time.monotonic_ns() + self._config.piece_ns
         self._note_survivors()
         if self._thinner is not None:
-            self._thinner.kill()  # what it has not finished stands as it was
+            self._thinner.kill()  # what it has not replaced yet stays as it was
             self._thinner.wait()
         self._sampler.stop()
         self._flush()
@@ -241,23 +192,20 @@ class Recorder:
         }
 
     def _listen(self) -> bool:
-        chunk = os.read(0, 4096)
-        self._input += chunk
-        *lines, self._input = self._input.split(b"\n")
-        for line in lines:
-            word, *rest = line.split(b" ", 3)
-            if word == b"stop":
+        """Take messages. False: there will be no more."""
+        for message in self._inbox.take():
+            if "stop" in message:
                 self._stopping = True
-            elif word == b"watch":
-                self._watch(int(rest[0]), rest[1] == b"1", rest[2])
-        return bool(chunk)
+            elif "watch" in message:
+                self._watch(message["watch"], message["include_past"], message["marker"].encode())
+        return not self._inbox.ended
 
     def _watch(self, pid: int, include_past: bool, marker: bytes) -> None:
         self._watched = pid
         try:
             self._pidfd = os.pidfd_open(pid)
         except OSError as error:
-            # Already gone (a program of a millisecond): what was read so far is the recording.
+            # It has gone already (a program of a millisecond). What was read so far is the recording.
             self._stopping = error.errno == errno.ESRCH
         if self._machine.activity is not None:
             with contextlib.suppress(OSError):
@@ -279,12 +227,13 @@ class Recorder:
             gc.collect()
 
     def _thin(self) -> None:
-        """In a process of its own, at the lowest priority: it takes a second, and sampling must not wait."""
+        """Start the thinner, in a process of its own at the lowest priority: it takes a second, and sampling
+        must not wait."""
         if self._config.keep_all or (self._thinner is not None and self._thinner.poll() is None):
             return
         try:
             self._thinner = subprocess.Popen(
-                [sys.executable, "-P", "-m", _THINNER, str(self._folder)],
+                module_command(_THINNER, str(self._folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
@@ -304,7 +253,8 @@ class Recorder:
                 file.write(json.dumps(mark) + "\n")
 
     def _feed(self, batches: list[tuple[int, list[tuple[int, int, float]]]]) -> dict[str, Any]:
-        """Per power channel: time and value of its newest reading, mean of all, then its first."""
+        """For each power channel: time and value of the newest reading, the mean of all, then time and value
+        of the first."""
         latest: dict[str, list[float]] = {}
         for first, readings in batches:
             by_channel: dict[int, list[tuple[int, float]]] = {}
@@ -357,8 +307,8 @@ class Recorder:
 
 
 def main() -> None:
-    # What a terminal or a batch system sends to the whole process group is meant for the program, whose end
-    # ends us; and we go on when it is stopped.
+    # What a terminal or a batch system sends to the whole process group is meant for the program. We end when
+    # the program ends, and go on when it is stopped.
     for number in (*GROUP_SIGNALS, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     config = RecorderConfig(**json.loads(sys.argv[1]))
@@ -379,6 +329,163 @@ def main() -> None:
     gc.freeze()
     gc.disable()
     Recorder(config, machine).run()
+
+
+# The other end: starts the recorder, tells it what to watch, hears what it says, and starts another one if it
+# dies.
+
+_MOST_RESTARTS = 3
+_READY_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 10.0
+_EXIT_S = 1.0  # from the end of its output to the end of the recorder
+
+
+class RecorderClient:
+    """A running recorder. If it dies, that is a fact to report and never an exception."""
+
+    def __init__(self, config: RecorderConfig, environment: Mapping[str, str]) -> None:
+        self.config = config
+        self.ready: dict[str, Any] | None = None
+        self.done: dict[str, Any] | None = None
+        self.feeds: list[dict[str, Any]] = []
+        log = os.open(
+            f"{config.folder}/recorder.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
+        command = module_command("smaragdine.recording.recorder", json.dumps(asdict(config)))
+        self._child = Child(command, stderr=log, env=dict(environment))
+        os.close(log)
+        self.fd = self._child.inbox.fd
+
+    @property
+    def ended(self) -> bool:
+        return self._child.inbox.ended
+
+    def take(self) -> None:
+        """Read what is there; call when `fd` is readable."""
+        for message in self._child.inbox.take():
+            if "ready" in message:
+                self.ready = message["ready"]
+            elif "done" in message:
+                self.done = message["done"]
+            elif "feed" in message:
+                self.feeds.append(message["feed"])
+        if self.ended:
+            self._child.end(_EXIT_S)
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        return self._wait(lambda: self.ready is not None, timeout_s)
+
+    def watch(self, pid: int, include_past: bool, marker: str) -> None:
+        self._child.send({"watch": pid, "include_past": include_past, "marker": marker})
+
+    def stop(self, timeout_s: float) -> None:
+        """Ask it to finish and wait. If it hangs in a driver, kill it: the run must come to its end."""
+        self._child.send({"stop": True})
+        self._wait(lambda: False, timeout_s)
+        self._child.end(0.0)
+
+    def gone(self) -> bool:
+        return self._child.process.poll() is not None
+
+    def returncode(self) -> int | None:
+        return self._child.process.returncode
+
+    def _wait(self, happened: Callable[[], bool], timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while not self.ended and not happened():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            if readable([self.fd], left_s):
+                self.take()
+        return happened()
+
+
+@dataclass
+class Supervision:
+    """How recording went. `returncode` is subprocess's: negative for the signal that the program died of."""
+
+    returncode: int = 0
+    begin_ns: int = 0
+    end_ns: int = 0
+    program_cpu_s: float = 0.0
+    ready: dict[str, Any] | None = None
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    deaths_ns: list[int] = field(default_factory=lambda: list[int]())  # of the monitor
+
+
+class Recorders:
+    """The recorder and, should it die, its successors."""
+
+    def __init__(self, config: RecorderConfig, environment: Mapping[str, str], outcome: Supervision) -> None:
+        self._config = config
+        self._environment = environment
+        self._outcome = outcome
+        self._watching: tuple[int, bool, str] | None = None
+        self.client: RecorderClient | None = self._start(config)
+        if self.client is not None and not self.client.wait_ready(_READY_TIMEOUT_S):
+            self._bury("did not start")
+        if self.client is not None:
+            outcome.ready = self.client.ready
+
+    def watch(self, pid: int, include_past: bool, marker: str) -> None:
+        self._watching = (pid, include_past, marker)
+        if self.client is not None:
+            self.client.watch(pid, include_past, marker)
+
+    def take(self) -> None:
+        """Hear the recorder; if it is dead, start another one, a few times."""
+        client = self.client
+        if client is None:
+            return
+        client.take()
+        if not client.ended:
+            return
+        if client.done is not None:
+            # It saw the program end before we did.
+            self._outcome.figures.append(client.done)
+            self.client = None
+            return
+        self._bury("died")
+        if client.config.segment < _MOST_RESTARTS and self._watching is not None:
+            self.client = self._start(replace(self._config, segment=client.config.segment + 1))
+            if self.client is not None:
+                # What the program used while nobody looked does not belong to this segment.
+                self.client.watch(self._watching[0], False, self._watching[2])
+
+    def stop(self) -> None:
+        client = self.client
+        if client is None:
+            return
+        gone = client.gone()
+        client.stop(_STOP_TIMEOUT_S)
+        if client.done is not None:
+            self._outcome.figures.append(client.done)
+        elif gone:
+            # Nobody heard it die: nobody supervises a block of the user's own program.
+            self._bury("died")
+        else:
+            self._outcome.problems.append("the monitor did not finish: the last second may be missing")
+        self.client = None
+
+    def _start(self, config: RecorderConfig) -> RecorderClient | None:
+        try:
+            return RecorderClient(config, self._environment)
+        except OSError as error:
+            self._outcome.problems.append(f"the monitor could not be started: {error}")
+            return None
+
+    def _bury(self, how: str) -> None:
+        assert self.client is not None
+        if not self.client.ended:
+            self.client.stop(0)
+        self._outcome.deaths_ns.append(time.time_ns())
+        code = self.client.returncode()
+        reason = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        last = last_printed(Path(self._config.folder) / "recorder.log")
+        self._outcome.problems.append(f"the monitor {how} ({reason}){': ' + last if last else ''}")
+        self.client = None
 
 
 if __name__ == "__main__":

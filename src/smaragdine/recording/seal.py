@@ -1,13 +1,13 @@
-"""Checksums inside an Arrow stream, so that what changed or went missing after it was written is noticed.
+"""Checksums inside an Arrow stream: they tell what was changed or lost after it was written.
 
-Each record batch carries a seal in its custom metadata, which other readers pass over:
+Each record batch carries a seal in its custom metadata, which other readers ignore:
 
     smaragdine crc32 1c291ca3 rows 0000000000000004096
 
-The checksum is of all bytes since the batch before, dictionaries included, with its own digits as zeros, and
-begins from that batch's checksum: none can be changed, lost, repeated or moved unseen. The first batch has no
-rows and seals the schema. `rows` counts from the beginning of the file. A finished table ends with Arrow's
-end mark, and nothing behind it.
+The checksum covers all bytes since the previous batch, dictionaries included, with its own digits as zeros.
+It goes on from the checksum of that batch, so that no batch can be changed, lost, repeated or moved
+unnoticed. The first batch has no rows and seals the schema. `rows` counts from the beginning of the file. A
+finished table ends with Arrow's end mark.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def seal(written: bytes, rows: int, before: int) -> tuple[bytes, int]:
-    """What `write_batch` wrote, with its blank seal filled in, and the checksum to go on from.
+    """Fill the blank seal in what `write_batch` wrote. Returns that and the checksum to go on from.
 
-    `before` is the checksum of all that came before it, `rows` are counted with its own.
+    `before` is the checksum of all that came before. `rows` counts the rows so far, its own included.
     """
     at = _last_metadata(written) + BLANK.index(b"00000000")
     counted = b"%019d" % rows
@@ -45,7 +45,7 @@ def seal(written: bytes, rows: int, before: int) -> tuple[bytes, int]:
 
 
 def _last_metadata(written: bytes) -> int:
-    """Where the blank seal is: in the last message, behind the dictionaries that it needs."""
+    """Where the blank seal is: in the last message, after the dictionaries that this needs."""
     source = pa.BufferReader(written)
     begin = 0
     while (end := _next_message(source)[1]) < len(written):
@@ -60,15 +60,15 @@ def _next_message(source: Any) -> tuple[Any, int]:
 
 @dataclass(frozen=True)
 class Survey:
-    """What can be said of a table's file without unpacking it."""
+    """What we know of a table's file without unpacking it."""
 
-    pieces: tuple[tuple[int, int], ...]  # the bytes to be read: all, but for what is damaged
-    rows: int | None  # as the last seal counts them; null: there is none
+    pieces: tuple[tuple[int, int], ...]  # the bytes to read: all but what is damaged
+    rows: int | None  # as the last seal counts them; null: there is no seal
     sealed: bool  # the file has checksums
-    ended: bool  # it has its end mark, and nothing behind it
+    ended: bool  # it ends with its end mark
     damaged: int  # batches that are not as they were written
-    cut: bool  # it ends within a message, or cannot be followed from there
-    last: str | None = None  # the last seal's checksum, which is the whole file's
+    cut: bool  # it ends within a message, or we cannot follow it from there
+    last: str | None = None  # the last seal's checksum, and so the whole file's
 
     @property
     def whole(self) -> bool:
@@ -76,7 +76,7 @@ class Survey:
 
 
 def survey(content: pa.Buffer) -> Survey:
-    """Go over the messages of a stream and check their seals."""
+    """Go through the messages of a stream and check their seals."""
     source = pa.BufferReader(content)
     view = memoryview(content)
     pieces: list[tuple[int, int]] = []
@@ -88,7 +88,7 @@ def survey(content: pa.Buffer) -> Survey:
         if bytes(view[at : at + 8]) == _END_MARK:
             ended = at + 8 == content.size
             cut = not ended
-            damaged += sealed and begin < at  # a batch that says it is none
+            damaged += sealed and begin < at  # it says that it is no batch
             break
         try:
             message, end = _next_message(source)
@@ -107,7 +107,7 @@ def survey(content: pa.Buffer) -> Survey:
             good = not sealed
         else:
             if begin > 0 and not sealed:
-                # Where one has a seal all have: it is the schema's that is damaged.
+                # Where one batch has a seal, all have, so it is the schema's that is damaged.
                 damaged, leaning = len(pieces), True
                 pieces.clear()
             sealed = True
@@ -119,18 +119,18 @@ def survey(content: pa.Buffer) -> Survey:
             pieces.append((begin, end))
         else:
             damaged += 1
-            # The schema comes with the first batch, and names with any: what leans on them is lost too.
+            # The schema comes with the first batch, and names with any: what builds on them is lost too.
             leaning = leaning or dictionaries or begin == 0
         begin = end
     return Survey(tuple(pieces), rows, sealed, ended, damaged, cut, last)
 
 
 def last_seals(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """By name, the checksum that the last seal of each of these files has; of those that have one."""
+    """The checksum of the last seal of each of these files, by name, for those that have one."""
     found: dict[str, str] = {}
     for name in names:
         with (
-            contextlib.suppress(OSError, ValueError),  # gone, empty
+            contextlib.suppress(OSError, ValueError),  # it is gone or empty
             (folder / name).open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
@@ -147,15 +147,17 @@ def _checksum(data: memoryview, digits: int, before: int) -> int:
 
 
 def map_file(path: Path) -> pa.Buffer:
-    """The bytes of a file as they are on disk; none where it is empty or gone."""
+    """The bytes of a file, mapped; None where it is empty or gone."""
     with contextlib.suppress(OSError, pa.ArrowException), pa.memory_map(str(path)) as source:
         return source.read_buffer()
     return pa.py_buffer(b"")
 
 
 def batches(content: pa.Buffer, found: Survey) -> Iterator[pa.RecordBatch]:
-    """The batches of what a survey found good, one at a time. Raises what Arrow does where one cannot be
-    read all the same: without checksums nobody knew."""
+    """The batches that a survey found good, one at a time.
+
+    Raises what Arrow raises where one cannot be read all the same, which nobody can know without checksums.
+    """
     if not found.pieces:
         return
     end = found.pieces[-1][1]

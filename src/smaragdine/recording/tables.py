@@ -1,4 +1,4 @@
-"""Files with columns: what they hold is told by their first bytes, and by their name only after that."""
+"""Columns from files and from memory. A file's first bytes say what it is, and its name only after them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ import pyarrow as pa
 from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 
-# Columns from wherever people have them, checked, of one type, and not copied where that can be.
-#
-# Rows are counted from 1 in messages; in a CSV the row after the header is row 1.
+# Columns from wherever people have them: checked, of one type, and not copied where that can be avoided.
+# Messages count rows from 1; in a CSV, the row after the header is row 1.
 
 TEXT = pa.dictionary(pa.int32(), pa.string())
 _NAMES_COLUMNS = b"smaragdine.columns"
 MOST_NS = 2**63 - 1
 MOST_T_NS = 2**62  # the year 2116
 _NUMBER = r"^(?i)[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$|^[-+]?(nan|inf(inity)?)$"
-_EXACT_FLOAT = 2**53  # above it a float has lost digits that nobody can give back
+_EXACT_FLOAT = 2**53  # beyond it a float has lost digits that nobody can give back
 
 
 def as_table(data: Any, where: str) -> pa.Table:
-    """A dict of arrays, an Arrow table or batch, or any data frame that speaks Arrow, as an Arrow table."""
+    """Make an Arrow table of a dict of arrays, an Arrow table or batch, or any data frame that speaks
+    Arrow."""
     try:
         if isinstance(data, pa.Table):
             return data
@@ -73,14 +73,14 @@ def need_columns(table: pa.Table, required: Sequence[str], optional: Sequence[st
 
 
 def need_one_of_each(names: Sequence[str], columns: Sequence[str], where: str) -> None:
-    """Of two columns of one name nobody knows which is meant."""
+    """Refuse two columns of one name: nobody knows which one is meant."""
     for name in columns:
         if names.count(name) > 1:
             raise UserError(f"{where} has two columns named {name}", remedy="Leave one out")
 
 
 def noting_names(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Of a file of which only some columns were read: what it has, for who misses one."""
+    """Keep all column names of a file for error messages, where only some columns were read."""
     return table.replace_schema_metadata({**(table.schema.metadata or {}), _NAMES_COLUMNS: "\0".join(names)})
 
 
@@ -90,7 +90,7 @@ def _all_names(table: pa.Table) -> list[str]:
 
 
 def refuse(where: str, column: str, bad: npt.NDArray[np.bool_], why: str, remedy: str = "") -> None:
-    """Raise for the first row of which `bad` is true."""
+    """Raise for the first row where `bad` is true."""
     rows = np.flatnonzero(bad)
     if rows.size:
         more = f" (and {rows.size - 1:,} more)" if rows.size > 1 else ""
@@ -98,7 +98,7 @@ def refuse(where: str, column: str, bad: npt.NDArray[np.bool_], why: str, remedy
 
 
 def whole(table: pa.Table, name: str, where: str, nullable: bool = False) -> pa.ChunkedArray:
-    """A column of whole numbers as int64; int64 itself is passed on untouched."""
+    """A column of whole numbers as int64. One of int64 is passed on as it is."""
     column = _plain(table[name])
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
@@ -169,7 +169,7 @@ def constant(value: str | int | None, kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def words_column(codes: npt.NDArray[np.int32], words: Sequence[str]) -> pa.DictionaryArray:
-    """Codes and their words as a dictionary column; a negative code is null."""
+    """Make a dictionary column of codes and their words; a negative code is null."""
     indices = pa.array(codes, mask=codes < 0) if codes.size and int(codes.min()) < 0 else pa.array(codes)
     return pa.DictionaryArray.from_arrays(indices, pa.array(list(words), pa.string()))
 
@@ -189,7 +189,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _tidy(words: pa.Array) -> bool:
-    # Arrow allows a null or the same word twice among the words; codes would then not be names.
+    # Arrow allows nulls and repeats among the words. Then codes would not be names.
     return not words.null_count and len(words.unique()) == len(words)
 
 
@@ -207,7 +207,7 @@ def _parsed(column: pa.ChunkedArray, name: str, where: str) -> pa.ChunkedArray:
     except pa.ArrowInvalid:
         good = pc.fill_null(pc.match_substring_regex(column, r"^[-+]?\d+(\.0*)?$"), True)
         refuse(where, name, ~good.to_numpy(), "is no whole number")
-        # There may be millions of them: none is made a number that has more than 64 bits hold.
+        # There may be millions of digits: make no number of what has more than 64 bits hold.
         digits = pc.replace_substring_regex(column, r"^\+|\.0*$", "")
         digits = pc.replace_substring_regex(digits, r"^(-?)0+(\d)", r"\1\2")
         short = pc.fill_null(pc.less_equal(pc.binary_length(digits), len(str(-MOST_NS))), True)
@@ -233,16 +233,15 @@ def _decoded(column: pa.ChunkedArray, name: str, where: str) -> pa.ChunkedArray:
         raise UserError(f"{where}: {name} is not UTF-8") from None
 
 
-# How large a packed file becomes, told before it is unpacked, and how large it may become.
-#
-# A few megabytes of zeros unpack to gigabytes, be they in a gzip file, in Parquet or in an Arrow message.
+# How large a packed file becomes, known before it is unpacked, and how large it may become. A few megabytes
+# of zeros unpack to gigabytes, in a gzip file, in Parquet, or in an Arrow message.
 
-# Text of numbers is packed 3 to 50 times. What is small may be packed more tightly, and harms nobody.
+# Text of numbers packs 3 to 50 times. Small files may be packed more tightly, and do no harm.
 _TIMES = 100
 _AT_LEAST = 256 << 20
 _AT_MOST = 16 << 30
 
-_RECORD_BATCH = 3  # of Arrow's kinds of messages
+_RECORD_BATCH = 3  # two of Arrow's kinds of messages
 _DICTIONARY = 2
 
 
@@ -261,7 +260,7 @@ def refuse_beyond(unpacked_bytes: int, packed_bytes: int, where: str, remedy: st
 
 
 def arrow_bytes(content: pa.Buffer) -> int:
-    """What the messages of an Arrow stream or file unpack to, by what they say of themselves."""
+    """How many bytes the messages of an Arrow stream or file unpack to, by what they say of themselves."""
     source = pa.BufferReader(content)
     source.seek(8 if bytes(content[:6]) == b"ARROW1" else 0)
     total = 0
@@ -270,12 +269,12 @@ def arrow_bytes(content: pa.Buffer) -> int:
             message = pa.ipc.read_message(source)
             total += sum(_buffers(memoryview(message.metadata), message.body))
     except (pa.ArrowException, OSError, EOFError, ValueError, struct.error):
-        pass  # whoever reads it says what is wrong
+        pass  # whoever reads it will say what is wrong
     return total
 
 
 def _buffers(metadata: memoryview, body: pa.Buffer | None) -> Iterator[int]:
-    """The sizes of a message's buffers once they are unpacked: each begins with its own."""
+    """The sizes of a message's buffers once unpacked. Each buffer begins with its own."""
     at = _root(metadata)
     kind, header = _number(metadata, at, 1, "<B"), _table(metadata, at, 2)
     if kind == _DICTIONARY and header is not None:
@@ -283,7 +282,7 @@ def _buffers(metadata: memoryview, body: pa.Buffer | None) -> Iterator[int]:
     if kind not in (_DICTIONARY, _RECORD_BATCH) or header is None or body is None:
         return
     if _table(metadata, header, 3) is None:
-        return  # it is not packed: it is as large as it is
+        return  # not packed: it is as large as it is
     buffers = _table(metadata, header, 2)
     if buffers is None:
         return
@@ -295,7 +294,7 @@ def _buffers(metadata: memoryview, body: pa.Buffer | None) -> Iterator[int]:
             yield max(unpacked, 0)
 
 
-# As much of FlatBuffers as that takes: a table begins with the way back to where its fields are.
+# As much of FlatBuffers as this takes. A table begins with the distance back to the list of its fields.
 
 
 def _root(data: memoryview) -> int:
@@ -335,7 +334,7 @@ _PIECE = 1 << 20
 
 
 def read_content(path: str | os.PathLike[str]) -> pa.Buffer:
-    """All bytes of a file, mapped, or unpacked if it is a gzip file."""
+    """All bytes of a file: mapped, or unpacked if it is a gzip file."""
     file = Path(path)
     try:
         with pa.memory_map(str(file)) as source:
@@ -360,7 +359,7 @@ def read_content(path: str | os.PathLike[str]) -> pa.Buffer:
 
 
 def _unpacked(packed: pa.Buffer, file: Path) -> pa.Buffer:
-    """What a gzip file holds, piece by piece and up to a ceiling: a few bytes may unpack to any number."""
+    """Unpack a gzip file, piece by piece and up to a ceiling: a few bytes may unpack to any number."""
     content = bytearray()
     try:
         with gzip.GzipFile(fileobj=pa.BufferReader(packed)) as source:
@@ -376,7 +375,7 @@ def _unpacked(packed: pa.Buffer, file: Path) -> pa.Buffer:
 
 
 def kind_of(content: pa.Buffer, path: str | os.PathLike[str]) -> str:
-    """parquet, arrow, stream, json, xplane, csv, or unknown."""
+    """The kind of a file: parquet, arrow, stream, json, xplane, csv, or unknown."""
     head = bytes(content[: min(4096, content.size)])
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -400,7 +399,8 @@ def kind_of(content: pa.Buffer, path: str | os.PathLike[str]) -> str:
 def read_table(
     content: pa.Buffer, kind: str, columns: Sequence[str], words: Sequence[str], where: str
 ) -> pa.Table:
-    """The named columns, as far as they are there; `words` are worth a dictionary. A CSV's are all text."""
+    """The named columns, as far as they are there. `words` are best read as dictionaries. A CSV's are all
+    text."""
     try:
         if kind == "parquet":
             return _read_parquet(content, columns, words, where)
@@ -435,7 +435,7 @@ def _read_parquet(content: pa.Buffer, columns: Sequence[str], words: Sequence[st
     )
     if not there:
         return file.schema_arrow.empty_table()  # the caller wants to know what is there instead
-    # A column of one value is a few bytes however many rows it has: eight bytes a row are unpacked then.
+    # A column of one value is a few bytes, however many rows it has. Reckon eight bytes a row, unpacked.
     packed = sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
     refuse_beyond(max(packed, 8 * metadata.num_rows * len(there)), content.size, where)
     table = file.read(there)
@@ -449,18 +449,18 @@ def _read_arrow(content: pa.Buffer, kind: str, columns: Sequence[str], where: st
     if kind == "arrow":
         table = pa.ipc.open_file(source).read_all()
     else:
-        # A stream may end between two batches without anybody noticing: only its end mark says it is whole.
+        # A stream that ends between two batches looks whole: only the end mark says that it is.
         if bytes(content[-len(_END_OF_STREAM) :]) != _END_OF_STREAM:
             raise UserError(f"{where} is cut off", "an Arrow stream without its end mark", "Write it anew")
         table = pa.ipc.open_stream(source).read_all()
     table.validate(full=True)
-    # Nobody else looks whether the names are UTF-8.
+    # Nobody else checks that the names are UTF-8.
     need_one_of_each(table.column_names, columns, where)
     return table
 
 
-# A program of tables would take it for a formula, and may run what it names: it gets an apostrophe. What
-# looks as if it had got one gets another, so that our own reader can take it away again.
+# A spreadsheet would take this for a formula, and may run what it names: give it an apostrophe. Text that
+# looks as if it had one already gets another, so that our own reader can take it away again.
 _BEGINS = r"'*(?:[=@\t\r]|[+-][^\d.])"
 _FORMULA, _GUARDED = rf"^({_BEGINS})", rf"^'({_BEGINS})"
 
@@ -470,7 +470,7 @@ def guarded(text: str) -> str:
 
 
 def unguarded(table: pa.Table) -> pa.Table:
-    """Text as it was before `write_csv`."""
+    """The text as it was before `write_csv`."""
     for i, field in enumerate(table.schema):
         column = table.column(i)
         if pa.types.is_dictionary(field.type):
@@ -489,7 +489,8 @@ def _without_guard(texts: Any) -> Any:
 
 
 def write_csv(table: pa.Table, path: Path) -> None:
-    """Text as text: without dictionaries, which a CSV does not know, and nothing that begins a formula."""
+    """Write text as text: without dictionaries, which a CSV does not have, and with nothing that begins a
+    formula."""
     import pyarrow.csv as pv
 
     for i, field in enumerate(table.schema):
@@ -506,12 +507,12 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 def first_line(content: pa.Buffer | bytes) -> bytes:
-    """Without its end, which is one of three."""
+    """The first line, without its end, which may be of three kinds."""
     return _LINE_END.split(bytes(content[: min(65536, len(content))]), maxsplit=1)[0]
 
 
 def csv_header(content: pa.Buffer, delimiter: str = ",") -> tuple[list[str], bool]:
-    """The column names without the spaces around them, and whether there were any."""
+    """The column names without spaces around them, and whether there were any spaces."""
     line = first_line(content).decode("utf-8-sig", "replace")
     raw = next(csv.reader([line], delimiter=delimiter, skipinitialspace=False), [])
     names = [name.strip() for name in raw]
@@ -519,7 +520,8 @@ def csv_header(content: pa.Buffer, delimiter: str = ",") -> tuple[list[str], boo
 
 
 def check_text(content: pa.Buffer, where: str) -> None:
-    """Refuse what is no UTF-8, at the first byte that is not. Arrow looks at the columns it is asked for."""
+    """Refuse what is not UTF-8, and name the first such byte. Arrow only looks at the columns that one asks
+    for."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     view = memoryview(content)
     try:
@@ -543,7 +545,8 @@ def read_csv(
     need_one_of_each(there, columns, where)
     if not there:
         return pa.table({name: pa.array([], pa.string()) for name in dict.fromkeys(names)})
-    # A line break inside quotes forbids cutting the file at any line break: only then, it is slower.
+    # With a line break inside quotes, the file must not be cut at just any line break. That is slower, so
+    # only then.
     quoted = re.search(rb'"', memoryview(content)) is not None
     table = pv.read_csv(
         pa.BufferReader(content),

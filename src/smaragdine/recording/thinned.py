@@ -1,4 +1,4 @@
-"""What stays of readings that nobody looks at again: the folder `thinned/` of a recording.
+"""The folder `thinned/` of a recording: what stays of readings that nobody looks at again.
 
     state.json          how far it goes, and what a reader needs to go on from there; written last
     stretches.arrows    the power of each device, mostly its mean over ten seconds
@@ -7,8 +7,8 @@
     marks.arrows        all other marks
     telemetry.arrows    clocks, temperatures, utilisation … every ten seconds
 
-Before `cut_ns` these tables speak, from there on the readings themselves. What a table holds beyond what the
-state counts was never finished, and does not count. `docs/format.md` says what is kept, and for how long.
+Before `cut_ns` these tables speak, after it the readings themselves. Rows that the state does not count were
+never finished, and mean nothing. `docs/format.md` says what is kept, and for how long.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from smaragdine.recording.writer import Position, TableWriter
 STATE_FILE = "state.json"
 _FLOATS = (
     "power_w",
-    "program_w",  # this and the next six: nan where it is not known who used the device
-    "static_w",  # of the program's, what is its part of the idle device
+    "program_w",  # this and the next six: nan where nobody knows who used the device
+    "static_w",  # of the program's part, its share of the idle device
     "monitor_w",
-    "unseen_w",  # what more would be the program's, were all CPU time its own that nobody is known to use
+    "unseen_w",  # more for the program, if all CPU time of unknown users were its own
     "occupied",  # CPU time as parts of all there is: the program's,
     "monitor",
     "foreign",  # and other programs'
@@ -53,13 +53,13 @@ STRETCHES = pa.schema(
         *((name, pa.float64()) for name in _FLOATS),
     ]
 )
-# Steps of one process and source, one after the other, none of them traced or in any way special.
+# Steps of one process and source, one after the other, none of them traced or special in any way.
 STEPS = pa.schema(
     [
         ("rank", pa.int32()),
         ("pid", pa.int32()),
         ("source", pa.string()),
-        ("first_index", pa.int64()),  # null: they have no numbers
+        ("first_index", pa.int64()),  # null: these steps have no numbers
         ("begin_ns", pa.int64()),
         ("lengths_us", pa.list_(pa.uint32())),
     ]
@@ -72,7 +72,7 @@ REGIONS = pa.schema(
         ("begin_ns", pa.int64()),
         ("end_ns", pa.int64()),
         ("duration_s", pa.float64()),
-        ("energies_j", pa.list_(pa.float64())),  # by the devices of the state; null: nobody looked
+        ("energies_j", pa.list_(pa.float64())),  # one for each device of the state; null: nobody looked
         ("program_j", pa.float64()),
         ("unseen_j", pa.float64()),
     ]
@@ -81,9 +81,9 @@ SCHEMAS = {"stretches": STRETCHES, "steps": STEPS, "regions": REGIONS, "marks": 
 
 
 class ThinnedDevice(msgspec.Struct, frozen=True):
-    """Where a device's readings go on, and what was found out about it."""
+    """Where a device's readings go on, and what we found out about it."""
 
-    start_ns: int  # readings before it are needed no more
+    start_ns: int  # readings before it are no longer needed
     channel: dict[str, Any]
     hold_ns: int
     static_w: float | None = None
@@ -96,14 +96,14 @@ class ThinnedDevice(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     cut_ns: int
     devices: dict[str, ThinnedDevice]
-    sockets: dict[str, int]  # where the readings of who used them go on
-    spool: dict[str, int]  # file of marks → bytes of it that are done
+    sockets: dict[str, int]  # where the readings of its users go on
+    spool: dict[str, int]  # file of marks → how many of its bytes are done
     files: dict[str, tuple[int, int, int]]  # table → its position
-    gone: dict[str, int]  # restart → files up to this one were removed
+    gone: dict[str, int]  # restart → the last of its files that were removed
     steps: list[
         tuple[int | None, int | None, str | None, int, int]
-    ] = []  # who: how many, and the last one's end
-    beyond: dict[str, int] = {}  # channel → readings that cannot be
+    ] = []  # who marked it: how many, and the end of the last one
+    beyond: dict[str, int] = {}  # channel → how many of its readings cannot be right
     problems: list[str] = []
     version: int = 1
 
@@ -113,7 +113,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Thinned:
-    """What `thinned/` says."""
+    """What `thinned/` holds."""
 
     folder: Path
     state: State
@@ -137,7 +137,7 @@ class Thinned:
         return pa.Table.from_batches(batches, schema=SCHEMAS[name])
 
     def file(self, name: str) -> TableFile | None:
-        """As far as it counts."""
+        """One of its tables, as far as it counts."""
         size, rows, _ = self.state.files.get(name, (0, 0, 0))
         if not size:
             return None
@@ -152,7 +152,7 @@ class Thinned:
 
 
 def give_back() -> None:
-    """What Arrow holds and nobody uses, after a large table was read: the next one is made of numbers."""
+    """Have Arrow give back memory that nobody uses, after it read a large table: numbers come next."""
     pa.default_memory_pool().release_unused()
 
 
@@ -164,7 +164,7 @@ def _batches(file: TableFile) -> list[pa.RecordBatch]:
 
 
 def read_thinned(recording: Path) -> Thinned | None:
-    """None where all readings are there."""
+    """Read `thinned/`; None where all readings are there."""
     folder = recording / THINNED_FOLDER
     path = folder / STATE_FILE
     try:
@@ -186,7 +186,7 @@ def read_thinned(recording: Path) -> Thinned | None:
 
 @contextlib.contextmanager
 def appending(recording: Path, before: State | None, schemas: Mapping[str, pa.Schema]) -> Iterator[Appended]:
-    """Tables to go on with from where `before` left them; its `positions` are known when the block ends."""
+    """Tables that go on where `before` left them. Their `positions` are known when the block ends."""
     folder = recording / THINNED_FOLDER
     folder.mkdir(exist_ok=True)
     added = Appended({}, {})
@@ -194,11 +194,11 @@ def appending(recording: Path, before: State | None, schemas: Mapping[str, pa.Sc
         path = folder / f"{name}.arrows"
         at = before.files.get(name) if before is not None else None
         if at is None:
-            path.unlink(missing_ok=True)  # of somebody who did not come to an end
+            path.unlink(missing_ok=True)  # left by a thinner that did not finish
         added.writers[name] = TableWriter(path, schema, None if at is None else Position(*at))
     yield added
     for name, writer in added.writers.items():
-        # One batch for all: to unpack one takes as long as some thousand rows do.
+        # Write all in one batch: to unpack a batch takes as long as some thousand rows.
         if tables := added.tables.get(name):
             for batch in pa.concat_tables(tables).combine_chunks().to_batches():
                 writer.write(batch)
@@ -218,6 +218,6 @@ class Appended:
 
 
 def write_state(recording: Path, state: State) -> None:
-    """From here on the tables say what the removed readings said."""
+    """From this write on, the tables stand for the removed readings."""
     data = sealed_json(msgspec.to_builtins(state))
     write_whole(recording / THINNED_FOLDER / STATE_FILE, data.decode(), 0o644)

@@ -1,4 +1,4 @@
-"""Append-only Arrow tables that survive a crash at any byte and a disk that fills up."""
+"""Writes Arrow tables that survive a crash at any byte and a full disk. They are only appended to."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from smaragdine.recording.seal import BLANK, KEY, seal
 from smaragdine.sensors.base import Channel
 from smaragdine.sensors.processes import Place
 
-# Deltas: names that appear as a run goes on cost only themselves.
+# Write dictionaries as deltas, so that names that appear as a run goes on only cost themselves.
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
-# What waits for space on a full disk; beyond it the oldest readings are dropped, and that is counted.
+# How much may wait for space on a full disk. Beyond it we drop the oldest readings, and count them.
 _MOST_PENDING_BYTES = 16 << 20
 _BLANK_SEAL = {KEY: BLANK}
 
-_Message = tuple[bytes, int | None]  # with the rows of its batch; null: the end mark
+_Message = tuple[bytes, int | None]  # with how many rows its batch has; null: it is the end mark
 
 
 def _column(values: npt.NDArray[Any]) -> pa.Array:
-    # pa.array would import pandas, where it is installed, to ask whether this is one of its own.
+    # pa.array would import pandas, if it is installed, just to ask whether this is one of its arrays.
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 class Position(NamedTuple):
-    """How far a table is written: all that is needed to go on with it."""
+    """How far a table is written: all that one needs to go on with it."""
 
     size: int  # bytes
     rows: int
@@ -53,9 +53,9 @@ class Position(NamedTuple):
 
 
 class TableWriter:
-    """One Arrow IPC stream file. Whole messages reach the file, or nothing of them does.
+    """Writes one Arrow IPC stream file. A message reaches the file as a whole, or nothing of it does.
 
-    `at` goes on with a file that was left there: what lies behind it was never finished, and goes.
+    `at` goes on with a file that was left there. What lies beyond it was never finished, and is cut off.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, at: Position | None = None) -> None:
@@ -68,12 +68,13 @@ class TableWriter:
         self._pending_bytes = 0
         self._checksum = 0
         self.rows = 0  # in the file
-        # A batch brings the names that later ones lean on: of such a table only the end may be dropped.
+        # A batch brings names that later ones build on, so of such a table only the end may be dropped.
         self._whole = any(pa.types.is_dictionary(field.type) for field in schema)
         self._cut = False
         self.dropped_batches = 0
         self.error: OSError | None = None
-        # Without rows: it seals the schema, which no damage to the first readings takes along then.
+        # This batch has no rows: it seals the schema, which damage to the first readings then cannot take
+        # along.
         none = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
         self._stream.write_batch(none, custom_metadata=_BLANK_SEAL)
         if at is None:
@@ -89,7 +90,7 @@ class TableWriter:
         return Position(self._offset, self.rows, self._checksum)
 
     def leave(self) -> None:
-        """Without an end mark, to go on later. What a full disk kept out is an error."""
+        """Close without an end mark, to go on later. Raises for what a full disk kept out."""
         self._flush()
         os.close(self._fd)
         if self.error is not None:
@@ -107,7 +108,7 @@ class TableWriter:
         self._flush()
         self.dropped_batches += len(self._pending) - (bool(self._pending) and not self._offset)
         if not self._pending:
-            # A reader takes a file without its end mark for one that was cut off.
+            # Without the end mark, a reader would think that the file was cut off.
             self._stream.close()
             self._take(None)
         os.close(self._fd)
@@ -119,7 +120,7 @@ class TableWriter:
         self._pending.append((message, rows))
         self._pending_bytes += len(message)
         while self._pending_bytes > _MOST_PENDING_BYTES and len(self._pending) > 2:
-            # Position 0 may hold the schema, without which the file cannot be read.
+            # Do not drop position 0: it may hold the schema, without which nobody can read the file.
             self._pending_bytes -= len(self._pending.pop(-1 if self._whole else 1)[0])
             self._cut = self._whole
             self.dropped_batches += 1
@@ -130,7 +131,7 @@ class TableWriter:
             message, rows = self._pending[0]
             checksum = self._checksum
             if rows is not None:
-                # Here and not when it came: what a full disk kept out is no part of the file.
+                # Count it here and not when it came: what a full disk kept out is not in the file.
                 message, checksum = seal(message, self.rows + rows, checksum)
             try:
                 written = 0
@@ -150,7 +151,7 @@ class TableWriter:
 
 
 class ReadingsWriter:
-    """Sorts readings into the tables of their channels. Files appear with their first row."""
+    """Sorts readings into the tables of their channels. A file appears with its first row."""
 
     def __init__(self, folder: Path, channels: Sequence[Channel], segment: int = 0) -> None:
         self._folder = folder
@@ -158,14 +159,15 @@ class ReadingsWriter:
         self._schema = readings_schema(channels)
         codes = {table: code for code, table in enumerate(READING_TABLES)}
         self._table_code = np.array([codes[table_of(channel)] for channel in channels], dtype=np.int8)
-        self._tables: dict[str, TableWriter] = {}  # file → what writes it
+        self._tables: dict[str, TableWriter] = {}  # file → its writer
         self._finished: dict[str, int] = {}  # file → rows
         self._dropped_batches = 0
         self._error: str | None = None
         self.rows = 0
 
     def write(self, batches: Sequence[tuple[int, list[tuple[int, int, float]]]]) -> None:
-        """`batches` as the sampler drains them: (first channel, [(t_ns, channel − first, value), …])."""
+        """Write `batches` as the sampler drains them: (first channel, [(t_ns, channel − first, value),
+        …])."""
         columns = [(first, *zip(*readings, strict=True)) for first, readings in batches if readings]
         if not columns:
             return
@@ -194,7 +196,7 @@ class ReadingsWriter:
             self._write("places", [_column(t_ns), *map(_column, numbers)], PLACES)
 
     def next_piece(self) -> None:
-        """Go on in new files: those so far are whole."""
+        """Go on in new files. Those so far are whole."""
         for table in READING_TABLES:
             file = file_name(table, self._segment, self._piece)
             if file in self._tables:
@@ -231,22 +233,21 @@ class ReadingsWriter:
         self._tables[file].write(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
-# Events and the dataflow between them, as tables of a recording.
-#
-# Each process that traces writes a file of its own, `events.arrows`, `events.1.arrows` …: none is shared.
+# Events and the dataflow between them, as tables of a recording. Each process that traces writes files of its
+# own, `events.arrows`, `events.1.arrows` …, and shares none.
 
-# What a crash can cost, and what a reader has in memory at a time.
+# How much a crash can cost, and a reader has in memory at a time.
 _BATCH_ROWS = 65_536
 
 
 class EventsWriter:
-    """The events of one process, on disk when `write` returns, unless the disk is full."""
+    """Writes the events of one process. They are on disk when `write` returns, unless the disk is full."""
 
     def __init__(self, folder: Path, number: int = 0) -> None:
         self._table = _create(folder / f"events{f'.{number}' if number else ''}.arrows", EVENTS)
 
     def write(self, table: pa.Table) -> None:
-        """Any table with the required columns of EVENTS; text may be plain or dictionary-encoded."""
+        """Write a table with the required columns of EVENTS; its text may be plain or dictionary-encoded."""
         _write(self._table, fit(table, EVENTS, "the events"))
 
     def close(self) -> None:
@@ -254,7 +255,7 @@ class EventsWriter:
 
     @property
     def rows(self) -> int:
-        """In the file."""
+        """How many rows are in the file."""
         return self._table.rows
 
     @property
@@ -267,7 +268,7 @@ class EventsWriter:
 
 
 def write_events(folder: Path, table: pa.Table, number: int = 0) -> OSError | None:
-    """All events of a process at once: the whole file, or none and the reason."""
+    """Write all events of a process at once: the whole file, or none. Returns the reason for none."""
     return _write_whole(folder / f"events{f'.{number}' if number else ''}.arrows", table, EVENTS)
 
 
@@ -280,7 +281,8 @@ def write_windows(folder: Path, table: pa.Table) -> OSError | None:
 
 
 def fit(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """`table` with the columns of `schema`: others left out, optional ones it lacks null, types converted."""
+    """Fit `table` to `schema`: leave other columns out, set optional ones that it lacks to null, convert
+    types."""
     columns: list[pa.ChunkedArray] = []
     for field in schema:
         index = table.schema.get_field_index(field.name)
@@ -294,7 +296,8 @@ def fit(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
 
 
 def one_dictionary(table: pa.Table) -> pa.Table:
-    """The same table, each text column with one dictionary for all its chunks, without nulls or repeats."""
+    """The same table, where each text column has one dictionary for all its chunks, without nulls or
+    repeats."""
     columns = [
         _encode(column)
         if pa.types.is_dictionary(column.type) and any(chunk.dictionary.null_count for chunk in column.chunks)
@@ -307,7 +310,8 @@ def one_dictionary(table: pa.Table) -> pa.Table:
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    """Other writers may leave a text in the dictionary twice: two names to whoever groups by code."""
+    """Whether a text is in the dictionary twice, as other writers may leave it. Who groups by code would take
+    it for two names."""
     if not pa.types.is_dictionary(column.type) or not column.num_chunks:
         return False
     texts = column.chunk(0).dictionary

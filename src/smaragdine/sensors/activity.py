@@ -1,11 +1,11 @@
-"""Who used the processor: the machine's busy time, the program's share and our own, per socket.
+"""Who used the processor: the busy time of each socket, the program's part of it, and our own.
 
-Busy time is cores × wall − idle − iowait: the user and system columns of /proc/stat alias with the
-scheduler's tick, the idle ones do not. What the hypervisor took (steal) is nobody's work here, so it
-counts as not busy.
+Busy time is cores × wall − idle − iowait. The user and system columns of /proc/stat alias with the
+scheduler's tick; the idle ones do not. What the hypervisor took (steal) is nobody's work here, so it counts
+as not busy.
 
 CPUs come and go. One that is offline has no line of its own, and may return with another idle time than it
-left with: what counts is how much each CPU was idle between two reads that both have it.
+left with. So we count how much each CPU was idle between two reads that both have it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from smaragdine.sensors.cpu import CpuInfo
 from smaragdine.sensors.processes import Place, ProcessTree
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-# The kernel counts idle time in ticks of 10 ms: more often brings nothing. And it makes /proc/stat anew at
-# each read, the longer the more cores and interrupts there are: on a big machine it is read less often, so
-# that it never costs more than this share of a core.
+# The kernel counts idle time in ticks of 10 ms, so reading more often brings nothing. It makes /proc/stat
+# anew at each read, and takes longer the more cores and interrupts there are. On a big machine we read it
+# less often, so that it never costs more than this part of a core.
 _STAT_EVERY_NS, _STAT_AT_LEAST_EVERY_NS = 40_000_000, 500_000_000
 _STAT_SHARE = 0.005
-# iowait runs backwards a little (proc(5)); by more than this, a CPU was away and its idle time began anew.
+# iowait may run backwards a little (proc(5)). If it does by more than this, a CPU was away and began anew.
 _BACKWARDS_TICKS = 10 * os.sysconf("SC_CLK_TCK")
 
 
 class Activity:
-    """Busy CPU-seconds per socket, and whose they were. All three quantities are running totals."""
+    """Busy CPU-seconds per socket: the machine's, the program's and our own. All three are running totals."""
 
     lane = "counters"
 
@@ -91,13 +91,14 @@ class Activity:
         return self._channels
 
     def leave_out_program(self) -> None:
-        """No `program` channels: a daemon watches many programs, and does so itself. Before any use."""
+        """Have no `program` channels: a daemon watches many programs by itself. Call it before any other
+        use."""
         self._channels = [channel for channel in self._channels if channel.quantity != "program"]
         self._position = {"busy": 0, "monitor": 1}
 
     def watch(self, pid: int, marker: bytes = b"", include_past: bool = True) -> None:
         """From now on `program` is the CPU time of this process and its descendants."""
-        # Publishing the finished tree in one assignment keeps the sampling thread from seeing half of it.
+        # Publish the finished tree in one assignment, so that the sampling thread never sees half of it.
         self._tree = ProcessTree(pid, self.socket_of_cpu, marker, include_past, clock=self._clock)
 
     @property
@@ -105,7 +106,7 @@ class Activity:
         return self._tree.pids if self._tree is not None else frozenset()
 
     def drain_places(self) -> list[Place]:
-        """On which socket the program's threads were seen, since the last call."""
+        """On which sockets the program's threads were seen since the last call."""
         return self._tree.drain_places() if self._tree is not None else []
 
     def busy_s(self, socket: int) -> tuple[int, float]:
@@ -139,16 +140,16 @@ class Activity:
         self._count_idle(self._stat_text(), now_ns - self._last_ns)
         self._last_ns = now_ns
         t_ns = self._busy_t_ns = self._clock.wall_ns()
-        # The sampler is one process of short bursts: which socket it ran on is not worth a system call.
+        # The sampler runs in short bursts: to know its socket is not worth a system call.
         monitor_s = (time.process_time() - self._monitor_start_s) / len(self._sockets)
         for i, socket in enumerate(self._sockets):
             busy_s = self._present_ns[socket] * 1e-9 - self._idle_ticks[socket] * _TICK_S
-            # iowait may run backwards (proc(5)) and ticks are coarse: a running total must not.
+            # iowait may run backwards (proc(5)) and ticks are coarse, but a running total must not fall.
             self._busy[socket] = max(self._busy[socket], busy_s)
             first = i * len(self._position)
             readings.append((t_ns, first + self._position["busy"], self._busy[socket]))
             readings.append((t_ns, first + self._position["monitor"], monitor_s))
-        # Of two, for one alone may have been held up by something else.
+        # The smaller cost of the last two: something else may have held up one of them.
         cost_ns, self._last_cost_ns = self._last_cost_ns, self._cpu_ns() - begin_ns
         every_ns = int(min(cost_ns, self._last_cost_ns) / _STAT_SHARE)
         self._next_stat_ns = now_ns + min(max(_STAT_EVERY_NS, every_ns), _STAT_AT_LEAST_EVERY_NS)
@@ -161,13 +162,14 @@ class Activity:
         return text
 
     def _count_idle(self, text: bytes, elapsed_ns: int) -> None:
-        """Add how long each socket's CPUs were there since the last read, and idle, waiting or stolen."""
+        """Add how long each socket's CPUs were there since the last read, and how long idle, waiting or
+        stolen."""
         if len(self._sockets) > 1:
             idle = _idle_ticks_by_line(text)
             self._count_lines(self._last_idle, idle, elapsed_ns)
             self._last_idle = idle
             return
-        # The first line is the sum of all CPUs: the others are needed only when one came or went.
+        # The first line is the sum of all CPUs. We need the others only when a CPU came or went.
         cpus, ticks = _cpus_and_idle_ticks(text)
         last_cpus, last_ticks = self._last_sum
         if cpus == last_cpus and ticks - last_ticks >= -_BACKWARDS_TICKS:
@@ -187,8 +189,8 @@ class Activity:
 
 def _cpus_and_idle_ticks(text: bytes) -> tuple[int, int]:
     """How many CPUs are online, and the idle, iowait and steal ticks of all together since boot."""
-    # The lines of CPUs have no letters but those of their names, and "intr" comes after them: to look for one
-    # letter takes a tenth of the time that whole names would.
+    # Lines of CPUs have letters only in their names, and "intr" comes after them. To look for one letter
+    # takes a tenth of the time that whole names would take.
     cpus = text.count(b"u", 0, text.find(b"i")) - 1
     return cpus, _idle_ticks(text[: text.index(b"\n")].split())
 

@@ -1,4 +1,4 @@
-"""What every sensor is: some channels, and a way to read them.
+"""What a sensor is: some channels, and a way to read them.
 
 A third-party sensor implements `Sensor` and names a function that returns `Found` under the entry
 point group `smaragdine.sensors`.
@@ -86,8 +86,8 @@ class Reading(NamedTuple):
 class Sensor(Protocol):
     """Reads some channels together. Only one thread calls it."""
 
-    period_ns: int  # how often `read` is worth calling
-    lane: str  # sensors of one lane share a thread; a slow call delays its own lane only
+    period_ns: int  # how often `read` has something new
+    lane: str  # sensors of one lane share a thread, so a slow call delays only its own lane
 
     def channels(self) -> Sequence[Channel]: ...
 
@@ -99,7 +99,7 @@ class Sensor(Protocol):
         ...
 
     def close(self) -> Sequence[tuple[int, int, float]]:
-        """The last readings, then let go of the hardware. Must not raise."""
+        """Give the last readings, then let go of the hardware. Must not raise."""
         ...
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# Rated power and cores of common processors, as their makers publish them.
-#
-# Intel: TDP, or processor base power since the 12th generation; AMD: default TDP. A model whose rating its
-# maker gives as a range, or that exists for one cloud only, is left out: no entry is better than a guess.
+# Rated power and cores of common processors, as their makers publish them. Intel: TDP, or since the 12th
+# generation the processor base power. AMD: default TDP. We leave out models whose rating is a range, or that
+# exist for one cloud only: no entry is better than a guess.
 
-# Name in /proc/cpuinfo, with {} for each model that follows as model=watts/cores.
+# A name as in /proc/cpuinfo, with {} for each of the models that follow as model=watts/cores.
 _TABLE: Mapping[str, str] = {
     "EPYC {}": """
         7251=120/8 7451=180/24 7551=180/32 7601=180/32
@@ -118,7 +117,7 @@ class RatedCpu:
 def find_model(model_name: str) -> RatedCpu | None:
     """The table's entry for a model name of /proc/cpuinfo, or None."""
     words = _words(model_name)
-    # The longest name that fits: "Xeon {}" must not answer for "Xeon Gold {}".
+    # Take the longest name that fits: "Xeon {}" must not answer for "Xeon Gold {}".
     for length in range(min(len(words), 5), 0, -1):
         for start in range(len(words) - length + 1):
             rated = rated_cpus().get(" ".join(words[start : start + length]).lower())
@@ -155,7 +154,7 @@ UNKNOWN_MODEL = "unknown CPU"
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """The processor as this kernel sees it; in a virtual machine that is a part of the real one."""
+    """The processor as this kernel sees it. A virtual machine sees a part of the real one."""
 
     model: str
     sockets: Mapping[int, tuple[int, ...]]  # socket → its logical CPUs
@@ -183,7 +182,7 @@ def read_cpuinfo(proc_root: Path = Path("/proc")) -> CpuInfo:
 
 
 def read_memory_bytes(proc_root: Path = Path("/proc")) -> int:
-    """MemTotal in bytes, which is what is installed less what the kernel keeps; 0 when it cannot be read."""
+    """The installed memory in bytes, less what the kernel keeps (MemTotal); 0 when we cannot read it."""
     try:
         for line in (proc_root / "meminfo").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("MemTotal:"):

@@ -1,4 +1,4 @@
-"""Look at the machine: which sensors work here, which channels are absent and why."""
+"""Looks at the machine: which sensors work here, and which channels are absent and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
-from smaragdine.sensors import cpu, estimate, hwmon, perf, rapl
+from smaragdine.sensors import cpu, estimate, hwmon, rapl
 from smaragdine.sensors.activity import Activity, open_activity
 from smaragdine.sensors.base import Absent, Channel, Found, Sensor, checked
 from smaragdine.sensors.cpu import read_cpuinfo
@@ -19,14 +19,14 @@ from smaragdine.sensors.nvml import discover as nvml
 from smaragdine.sensors.processes import attribute_text
 from smaragdine.sensors.rapl import find_zones
 
-# Third-party sensors, checked: one that goes wrong ends alone, and writes into no channel but its own.
+# Third-party sensors, with checks: one that goes wrong ends alone, and writes to no channel but its own.
 
 PLUGIN_GROUP = "smaragdine.sensors"
 
 
 def open_sensors() -> Found:
-    """Those of every installed package: a function without arguments that returns `Found`. A broken one is
-    absent."""
+    """Open the sensors of every installed package: each names a function without arguments that returns
+    `Found`. A broken one is absent."""
     found = Found()
     for entry in entry_points(group=PLUGIN_GROUP):
         try:
@@ -43,7 +43,8 @@ def open_sensors() -> Found:
 
 
 class PluginSensor:
-    """Somebody else's sensor. `read` raises where its readings are none: whoever reads counts failures."""
+    """Somebody else's sensor. `read` raises where it gives no proper readings: whoever reads counts
+    failures."""
 
     def __init__(self, sensor: Sensor) -> None:
         self._sensor = sensor
@@ -82,7 +83,7 @@ class PluginSensor:
 COUNTER_PERIOD_NS = 4_000_000
 ESTIMATE_SHARE_PERIOD_NS = 20_000_000
 
-# Asked for channels that cannot be read here, given the devices that are measured already.
+# Is asked for channels that cannot be read here, and told which devices are measured already.
 Elsewhere = Callable[[Collection[str]], Found]
 _ENERGY_OF = ("cpu:", "dram:", "psys ", "powercap:", "hwmon")
 
@@ -121,7 +122,7 @@ def settings_from_environment(
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything found. `activity` is one of the sensors; it must be told which program to watch."""
+    """Everything we found. `activity` is one of the sensors; tell it which program to watch."""
 
     sensors: list[Sensor]
     absent: list[Absent]
@@ -134,9 +135,10 @@ class Machine:
 
 def discover(settings: SensorSettings, clock: Clock = SYSTEM, elsewhere: Elsewhere | None = None) -> Machine:
     cpus = cpu.read_cpuinfo(settings.proc_root)
-    # A tree made for its cpuinfo alone need not have the rest.
+    # A tree that is made for its cpuinfo alone need not have the rest.
     stat_root = settings.proc_root if (settings.proc_root / "stat").exists() else Path("/proc")
-    # The busy time that shares are taken of moves in ticks of 10 ms: half the counters' rate loses nothing.
+    # The busy time, from which we take shares, moves in ticks of 10 ms: half the counters' rate loses
+    # nothing.
     activity, absent = open_activity(cpus, stat_root, 2 * settings.period_ns, clock)
     sensors: list[Sensor] = [activity] if activity is not None else []
     facts: dict[str, object] = {}
@@ -149,7 +151,11 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM, elsewhere: Elsewhe
     take(rapl.open_sensors(root=settings.powercap_root, period_ns=settings.period_ns, clock=clock))
     if not any(device.startswith("cpu:") for device in _measured(sensors)):
         have = _measured(sensors)
-        take(perf.open_sensors(root=settings.perf_root, period_ns=settings.period_ns, clock=clock, have=have))
+        take(
+            rapl.open_perf_sensors(
+                root=settings.perf_root, period_ns=settings.period_ns, clock=clock, have=have
+            )
+        )
     found_hwmon = hwmon.open_sensors(root=settings.hwmon_root, clock=clock)
     gaps = [*absent, *found_hwmon.absent]
     if elsewhere is not None and any(gap.channel.startswith(_ENERGY_OF) for gap in gaps):
@@ -162,7 +168,7 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM, elsewhere: Elsewhe
         take(found)
     measured = _measured(sensors)
     if activity is not None and not _finer_than_estimates(sensors):
-        # Shares finer than the power they are of would be work for nothing.
+        # Shares that are finer than their power would be wasted work.
         activity.period_ns = max(activity.period_ns, ESTIMATE_SHARE_PERIOD_NS)
     if activity is not None:
         take(
@@ -219,7 +225,7 @@ def host_facts(settings: SensorSettings) -> dict[str, object]:
     }
 
 
-# The power limit of a socket: what powercap says is set, else the power the processor is rated for.
+# A socket's power limit: what is set through powercap, else what the processor is rated for.
 
 
 def socket_limit_w(socket: int, settings: SensorSettings) -> float | None:

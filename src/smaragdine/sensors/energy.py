@@ -1,6 +1,6 @@
-"""What readings say about energy: which time each covers, and which cannot be.
+"""What readings say about energy: which time each one covers, and which ones are impossible.
 
-The daemon's running totals and the accounting of a recording both rest on these rules, so that the same
+The daemon's running totals and the accounting of a recording both follow these rules, so that the same
 readings are the same joules.
 """
 
@@ -14,36 +14,37 @@ import numpy.typing as npt
 from smaragdine.arrays import Bools, Floats, Ints
 from smaragdine.sensors.base import Channel
 
-# More than any device draws, a server of eight GPUs behind one meter included.
+# No device draws more, not even a server of eight GPUs behind one meter.
 MOST_W = 20_000.0
-# What a sensor of a rail that is off may read below nothing.
+# A sensor of a rail that is off may read this much below zero.
 _OFF_W = 1.0
-# An H200 stamps its 20 ms samples 7 to 47 ms apart: jitter, not time nobody looked at.
+# An H200 stamps its 20 ms samples 7 to 47 ms apart. That is jitter: no time went unseen.
 _JITTER = 2.5
-# A counter that moves every 100 ms may move between two readings of one millisecond.
+# A counter that moves every 100 ms may move between two readings of the same millisecond.
 _UPDATE_NS = 100_000_000
 
 
 def hold_ns(channel: Channel) -> int:
-    """Ten update periods, but no less than a quarter second: a machine under load stalls that long."""
+    """How long a value holds: ten update periods, but no less than a quarter second, because a machine under
+    load stalls that long."""
     return max(int(channel.period_ms * 1e7), 250_000_000)
 
 
 def can_be(power_w: Floats) -> Bools:
-    """Which powers a device may have: it gives none back, but of one at rest a sensor may read a little less
-    than nothing. What is no number is how a plug-in says that it does not know."""
+    """Which powers a device may have. It gives no power back, though the sensor of one at rest may read a
+    little below zero. A plug-in says with NaN that it does not know."""
     return np.isfinite(power_w) & (power_w >= -_OFF_W) & (power_w <= MOST_W)
 
 
 def stretches(
     channel: Channel, t_ns: Ints, power_w: Floats, before: tuple[int, float] | None = None
 ) -> tuple[Ints, Ints, Floats]:
-    """The time that each sample of a channel stands for, and its power: starts, ends, watts.
+    """The time for which each sample of a channel stands, and its power: starts, ends, watts.
 
-    Samples are by rising time, of a time twice the first counts; `before` is the last one before them. A
-    sample covers the window it averages over. One that comes about when it is due covers all time since the
-    one before: where the window is the end of its period (25 of 100 ms), nobody knows better. A power without
-    a window holds until the next.
+    Samples come by rising time; of one time the first counts. `before` is the last sample before them. A
+    sample covers the window that it averages over. If it comes about when it is due, it covers all the time
+    since the one before it: where the window is the end of its period (25 of 100 ms), nobody knows better. A
+    power without a window holds until the next.
     """
     if before is not None:
         t_ns = np.concatenate([np.array([before[0]], dtype=np.int64), t_ns])
@@ -67,10 +68,11 @@ def stretches(
 def growth(
     total: npt.NDArray[Any], since_ns: Ints, wraps_at: float | None, joules: float | None
 ) -> tuple[npt.NDArray[Any], Bools]:
-    """By how much a counter grew from each reading to the next, and where that is known.
+    """By how much a counter grew from each reading to the next, and where we know that.
 
-    A counter that fell has wrapped round, once: twice cannot be seen. Where that would be more than any
-    device uses (`joules` is what one count of it is) it was set back, and a jump of that size is no energy.
+    A counter that fell has wrapped round once; twice cannot be seen. If that would be more than any device
+    uses (`joules` is what one count of it is), somebody has set the counter back. A jump of that size is no
+    energy either.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # what is beyond all numbers is beyond a device too
         grown = np.diff(total)

@@ -1,8 +1,8 @@
-"""Where no sensor is: CPU energy from utilisation and rated power, DRAM energy from its size.
+"""Estimates where no sensor is: CPU energy from utilisation and rated power, DRAM energy from its size.
 
     P = P_idle + (P_rated − P_idle) · u      u = Δbusy / (CPUs · Δt), between 0 and 1
 
-Always labelled as estimated, and no error bar is claimed. Defaults and their sources: docs/estimate.md.
+They are always labelled as estimates, without an error bar. Defaults and their sources: docs/estimate.md.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ DEFAULT_DRAM_W_PER_GIB = 0.375
 PERIOD_NS = 100_000_000
 
 _GIB = 1 << 30
-# Two readings of the busy time are never this far from the steady clock unless somebody set the wall clock.
+# Two readings of the busy time are this far from the steady clock only if somebody set the wall clock.
 _SET_CLOCK_NS = 1_000_000_000
 
 
 class BusyTime(Protocol):
-    """Who knows how busy a socket was."""
+    """Knows how busy a socket was."""
 
     def busy_s(self, socket: int) -> tuple[int, float]:
         """When the total was last read (ns), and the running total of busy CPU-seconds."""
@@ -121,7 +121,7 @@ def open_sensors(
 
 
 def socket_model(cpus: CpuInfo, socket: int, settings: EstimateSettings) -> SocketModel:
-    """Rated power from the user, else from the model table, else per core."""
+    """The rated power: from the user, else from the table of models, else per core."""
     cores = cpus.cores[socket]
     rated = find_model(cpus.model)
     if settings.cpu_rated_w is not None:
@@ -131,7 +131,7 @@ def socket_model(cpus: CpuInfo, socket: int, settings: EstimateSettings) -> Sock
         rated_w = cores * DEFAULT_CORE_W
         source = f"{short_name(cpus.model)} (unknown model): {cores} cores × {DEFAULT_CORE_W:g} W default"
     elif cores < rated.cores:
-        # A guest, a container or a machine with cores switched off is not charged the whole socket.
+        # Do not charge a guest, a container or a machine with cores switched off for the whole socket.
         rated_w = rated.rated_w * cores / rated.cores
         source = f"{rated.name}: {rated.rated_w:g} W × {cores}/{rated.cores} cores"
     else:
@@ -189,7 +189,7 @@ class Estimate:
             if last is not None:
                 last_t_ns, last_mono_ns, last_busy_s = last
                 if t_ns == last_t_ns:
-                    continue  # nobody has looked since
+                    continue  # nobody has looked since then
                 elapsed_ns, steady_ns = t_ns - last_t_ns, mono_ns - last_mono_ns
                 if abs(elapsed_ns - steady_ns) > _SET_CLOCK_NS:
                     elapsed_ns = steady_ns

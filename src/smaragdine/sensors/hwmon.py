@@ -1,6 +1,6 @@
 """Power and energy as hwmon chips report them: boards, regulators, supplies, some GPUs.
 
-What such a chip sees is the board maker's choice and may contain other devices, so it is never added up.
+The maker of the board chooses what such a chip sees. It may contain other devices, so we never add it up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Chip:
 
 
 def open_sensors(*, root: Path = ROOT, clock: Clock = SYSTEM) -> Found:
-    """One sensor per chip, since each has its own update period. No chip is normal, and not reported."""
+    """Open one sensor per chip, since each has its own update period. To have no chip is normal; not
+    reported."""
     found = Found()
     try:
         chips = find_chips(root)
@@ -79,7 +80,7 @@ def find_chips(root: Path) -> list[Chip]:
 
 
 def _attributes(folder: Path) -> tuple[str, ...]:
-    """Attribute names in natural order; of an average and an input of the same index only the average."""
+    """Attribute names in natural order. Of an average and an input with one index, only the average."""
     found: dict[tuple[str, int], str] = {}
     for entry in folder.iterdir():
         match = _ATTRIBUTE.fullmatch(entry.name)

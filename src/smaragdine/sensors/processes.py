@@ -1,8 +1,8 @@
 """CPU time of the program: a process and everything it starts, threads and short-lived children included.
 
-Each process has a kernel clock of its CPU time, readable without opening a file and exact to the
-nanosecond; a process of 200 threads costs 2 µs. New processes are looked for only when the kernel has
-handed out a new process number.
+The kernel has a clock for each process's CPU time. It is exact to the nanosecond, and read without opening a
+file: 2 µs for a process of 200 threads. We look for new processes only when the kernel has handed out a new
+number.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from smaragdine.sensors.base import Channel, SensorLost
 SCAN_SHARE = 0.005
 SCAN_EVERY_NS = 20_000_000
 _MOST_PROBES = 64
-# Where Linux begins again when it has handed out the largest number (RESERVED_PIDS of kernel/pid.c).
+# Where Linux begins again after the largest number (RESERVED_PIDS of kernel/pid.c).
 _FIRST_PID_AGAIN = 300
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _SOCKET_SCAN_EVERY_NS = 100_000_000
 SOCKET_SCAN_SHARE = 0.001
 _SHARED_UNSEEN_EVERY_NS = 1_000_000_000
 _SETTLING_NS = 1_000_000_000
-# What waits to be drained; beyond it a thread's move is noted at a later look.
+# How many moves may wait to be drained. Beyond it, a move is noted at a later look.
 _MOST_PLACES = 1 << 16
 
 Place = tuple[int, int, int, int]  # t_ns, pid, tid, socket
@@ -59,23 +59,21 @@ class _Thread:
 
 @dataclass
 class ProcessTree:
-    """The CPU time of `root_pid` and its descendants, split over sockets.
+    """The CPU time of `root_pid` and its descendants, by socket.
 
-    `marker` is a `NAME=value` every process of the program has in its environment: it finds those whose
-    parent is already gone (a daemon's second fork).
-
-    A `shared` tree does not look for new processes by itself: one look serves many trees, and `take` brings
-    them what it found.
+    `marker` is a `NAME=value` that every process of the program has in its environment. It finds those whose
+    parent has gone already (a daemon's second fork). A `shared` tree does not look for new processes by
+    itself: one look serves many trees, and `take` brings them what it found.
     """
 
     root_pid: int
     socket_of_cpu: Mapping[int, int]
     marker: bytes = b""
-    include_past: bool = True  # False when attaching to a process that ran before: only what follows counts
+    include_past: bool = True  # False for a process that ran before: only what follows counts
     proc: Path = Path("/proc")
     clock: Clock = SYSTEM
     shared: bool = False
-    socket_scan_share: float = SOCKET_SCAN_SHARE  # of a core, for finding out where threads run
+    socket_scan_share: float = SOCKET_SCAN_SHARE  # part of a core, for finding out where threads run
     cpu_s: dict[int, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +81,7 @@ class ProcessTree:
         self.cpu_s = dict.fromkeys(self._sockets, 0.0)
         self._weights = {socket: 1.0 / len(self._sockets) for socket in self._sockets}
         self._processes: dict[int, _Process] = {}
-        # The sampler may be a child of the very process it watches, and pays for itself.
+        # The sampler may be a child of the process that it watches. It pays for itself.
         self._own_pid = os.getpid()
         self._threads: dict[int, _Thread] = {}
         self._places: list[Place] = []
@@ -114,7 +112,7 @@ class ProcessTree:
         return pid in self._processes
 
     def drain_places(self) -> list[Place]:
-        """Where threads were first seen and where they moved since the last call; on one socket, nothing.
+        """Where threads were first seen and where they moved, since the last call; nothing on one socket.
 
         The sampling thread only appends, so copying a prefix needs no lock.
         """
@@ -126,7 +124,8 @@ class ProcessTree:
     def update(self) -> None:
         """Bring `cpu_s` (seconds per socket, since the start) up to now."""
         now_ns = self.clock.mono_ns()
-        # Time on a CPU: a scan that had to wait for one cost others nothing, and is no reason to look less.
+        # Count time on a CPU. A scan that had to wait for a CPU cost others nothing, and is no reason to look
+        # less often.
         if now_ns >= self._next_scan_ns and not self.shared:
             before_ns = time.thread_time_ns()
             self.catch_up()
@@ -136,7 +135,7 @@ class ProcessTree:
             before_ns = time.thread_time_ns()
             self._weigh_sockets()
             cost_ns = time.thread_time_ns() - before_ns
-            # Threads find their places when they start; after that they rarely move to another socket.
+            # A thread finds its place when it starts, and rarely moves to another socket after that.
             settling = now_ns < self._settled_ns
             pause_ns = 0 if settling else int(cost_ns / self.socket_scan_share)
             self._next_socket_scan_ns = now_ns + max(
@@ -152,7 +151,7 @@ class ProcessTree:
                 gone.append(pid)
                 continue
             if cpu_ns < process.last_ns:
-                # The number was given to another process of the program between two looks.
+                # Between two looks another process of the program got this number.
                 self._followed_ns += process.last_ns
                 process.last_ns = 0
             spent_ns += cpu_ns - process.last_ns
@@ -161,7 +160,7 @@ class ProcessTree:
             self._followed_ns += self._processes.pop(pid).last_ns
         if self._forked and now_ns >= self._next_unseen_ns:
             self._forked = False
-            # It opens a file per process: of many trees, each does so once a second.
+            # This opens a file per process, so each of many trees does it once a second.
             self._next_unseen_ns = now_ns + _SHARED_UNSEEN_EVERY_NS if self.shared else 0
             spent_ns += self._unseen()
         if spent_ns:
@@ -169,7 +168,7 @@ class ProcessTree:
                 self.cpu_s[socket] += spent_ns * 1e-9 * weight
 
     def catch_up(self) -> None:
-        """Look for what was started since the last look, or since this tree was made."""
+        """Look for what started since the last look, or since this tree was made."""
         last_pid = newest_pid(self._loadavg_fd)
         if last_pid != self._last_pid:
             candidates = fresh_pids(self.proc, self._last_pid, last_pid)
@@ -177,12 +176,13 @@ class ProcessTree:
             self.take(self._parents(candidates))
 
     def take(self, parents: Mapping[int, int]) -> None:
-        """New processes of the machine and their parents: those of the program are followed from now on."""
+        """Take new processes of the machine and their parents, and follow those that belong to the
+        program."""
         self._forked = True
         self._take(parents, include_past=True)
 
     def _take(self, parents: Mapping[int, int], include_past: bool) -> None:
-        # A grandchild may be listed before its parent is known: go round until nothing is added.
+        # A grandchild may be listed before we know its parent, so go round until nothing is added.
         found = True
         while found:
             found = False
@@ -209,10 +209,10 @@ class ProcessTree:
         self._processes[pid] = _Process(clock_id, last_ns)
 
     def _unseen(self) -> int:
-        """Time (ns) of children that came and went between two looks, as far as it is new.
+        """The time (ns) of children that came and went between two looks, as far as it is new.
 
-        It is in their parent's account, with that of children that were followed; an orphan's is in
-        nobody's. So this is a lower bound that only grows.
+        It is in their parent's account, together with that of children that we followed; an orphan's is in no
+        account. So this is a lower bound, and only grows.
         """
         if not self.include_past:
             return 0
@@ -225,7 +225,8 @@ class ProcessTree:
             for process in self._processes.values():
                 time.clock_gettime_ns(process.clock_id)
         except (OSError, IndexError, ValueError):
-            # One ended meanwhile and may be in an account already: look again when all are known to live.
+            # One has ended meanwhile, and may be in an account already. Look again when all are known to
+            # live.
             self._forked = True
             return 0
         new_ns = max(0, ticks * _TICK_NS - self._followed_ns - self._unseen_ns)
@@ -233,7 +234,7 @@ class ProcessTree:
         return new_ns
 
     def _weigh_sockets(self) -> None:
-        """Which sockets the threads ran on since the last look, weighted by the ticks they spent."""
+        """On which sockets the threads ran since the last look, weighted by the ticks that they spent."""
         ticks = dict.fromkeys(self._sockets, 0)
         threads = dict.fromkeys(self._sockets, 0)
         seen: set[int] = set()
@@ -248,7 +249,7 @@ class ProcessTree:
                 self._tally(t_ns, pid, tid, ticks, threads)
         for tid in self._threads.keys() - seen:
             self._forget(tid)
-        # Before the first tick of 10 ms is over, where the threads are is all there is to go by.
+        # Until the first tick of 10 ms is over, we only know where the threads are.
         counts = ticks if any(ticks.values()) else threads
         total = sum(counts.values())
         if total:
@@ -264,10 +265,10 @@ class ProcessTree:
                 thread.stat_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             fields = os.pread(thread.stat_fd, 1024, 0).rpartition(b")")[2].split()
             if self.shared:
-                # Many trees, each of many threads: their files would be all that may be open.
+                # The files of many trees with many threads would use up all that may be open.
                 thread.close()
         except OSError:
-            self._forget(tid)  # it ended, and its number may be another thread's at the next look
+            self._forget(tid)  # it ended, and another thread may have its number at the next look
             return
         if len(fields) < 37:
             return
@@ -287,14 +288,14 @@ class ProcessTree:
 
 
 def newest_pid(loadavg_fd: int) -> int:
-    """The last field of /proc/loadavg: unchanged, nothing was started."""
+    """The newest process number, the last field of /proc/loadavg. While it stays, nothing has started."""
     return int(os.pread(loadavg_fd, 128, 0).rsplit(b" ", 1)[-1])
 
 
 def fresh_pids(proc: Path, last_pid: int, newest: int) -> Iterable[int]:
-    """What may have been started since the newest number was `last_pid`.
+    """The numbers that may have started since the newest one was `last_pid`.
 
-    Numbers are handed out in order and start over at the largest; after many, all are looked at.
+    Linux hands numbers out in order and starts over at the largest. After many, look at all of them.
     """
     fresh = [*range(last_pid + 1, newest + 1)]
     if _FIRST_PID_AGAIN <= newest < last_pid:
@@ -307,7 +308,7 @@ def _pid_end(proc: Path) -> int:
     try:
         return int((proc / "sys/kernel/pid_max").read_text())
     except (OSError, ValueError):
-        return 1 << 22  # as many as Linux ever has
+        return 1 << 22  # the most that Linux ever has
 
 
 def listed(proc: Path) -> list[int]:
@@ -318,13 +319,13 @@ def listed(proc: Path) -> list[int]:
 
 
 def find_parents(proc: Path, candidates: Iterable[int], known: Container[int]) -> dict[int, int]:
-    """The processes among the candidates, without those known, and the parent of each."""
+    """The processes among the candidates that are not known yet, with their parents."""
     parents = {pid: _parent(proc, pid) for pid in candidates if pid not in known}
     return {pid: parent for pid, parent in parents.items() if parent is not None}
 
 
 def _parent(proc: Path, pid: int) -> int | None:
-    """The parent of a process; None where there is none of that number, or it is another one's thread."""
+    """The parent of a process; None where there is no such process, or it is a thread of another one."""
     try:
         with open(proc / str(pid) / "status", "rb", buffering=0) as file:
             text = file.read(512)
@@ -343,12 +344,11 @@ def _environment(proc: Path, pid: int) -> bytes:
         return b""
 
 
-# A sensor over open file descriptors: one number behind each, read again and again.
-#
-# RAPL zones, perf events and hwmon attributes differ only in how one finds and decodes the number.
+# A sensor over open file descriptors, which reads the number behind each again and again. RAPL zones, perf
+# events and hwmon attributes differ only in how one finds and decodes the number.
 
-# Hardware that is merely busy, asleep or slow answers with one of these and may answer better next time;
-# any other error on an open descriptor means that its source is gone.
+# Hardware that is busy, asleep or slow answers with one of these, and may answer better next time. With any
+# other error on an open descriptor, its source is gone.
 _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.EINTR, errno.EIO, errno.EBUSY, errno.ENODATA, errno.ETIMEDOUT, errno.EREMOTEIO}
 )
@@ -370,7 +370,7 @@ def attribute_text(path: Path) -> str:
 
 
 def open_decimal(path: Path) -> int:
-    """Open an attribute and read it once: some refuse at open, some only at the first read (OSError)."""
+    """Open an attribute and read it once. Some refuse at open, some only at the first read (OSError)."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _first_number(fd)
@@ -395,9 +395,9 @@ def _first_number(fd: int) -> int:
 
 @dataclass(frozen=True)
 class OpenChannel:
-    """A channel, the descriptor behind it, and how many raw counts make one of the channel's unit.
+    """A channel, its descriptor, and how many raw counts are one of its unit.
 
-    With a `path`, the descriptor follows the name when another file is put in its place.
+    With a `path`, the descriptor follows the name when another file takes its place.
     """
 
     channel: Channel
@@ -407,7 +407,8 @@ class OpenChannel:
 
 
 class DescriptorSensor:
-    """Reads every descriptor at each call. A channel whose source goes ends alone; the last one raises."""
+    """Reads every descriptor at each call. A channel whose source goes ends alone; with the last one, it
+    raises."""
 
     def __init__(
         self,
@@ -466,7 +467,7 @@ class DescriptorSensor:
         return last
 
     def _follow(self) -> None:
-        """Open anew what was replaced under its name; the old file would stand still for ever."""
+        """Open anew what was replaced under its name: the old file would stand still for ever."""
         self._next_follow_ns = self._mono_ns() + _FOLLOW_EVERY_NS
         for fd, path in self._paths.items():
             try:
@@ -474,8 +475,8 @@ class DescriptorSensor:
                     continue
                 fresh = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                continue  # gone for now; what the descriptor says decides
-            # The same number for the new file: nobody else needs to know.
+                continue  # gone for now; the open descriptor decides
+            # Give the new file the same number: nobody else needs to know.
             os.dup2(fresh, fd, inheritable=False)
             os.close(fresh)
 

@@ -1,10 +1,18 @@
-"""RAPL through powercap: energy counters of packages, cores, memory, on Intel and AMD alike."""
+"""RAPL: the processor's energy counters of packages, cores and memory, on Intel and AMD alike.
+
+They are read through powercap, or through perf's `power` events where powercap is missing or closed.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import os
+import platform
 import re
-from collections.abc import Iterator, Mapping
+import struct
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +82,7 @@ def open_sensors(*, root: Path = ROOT, period_ns: int = 4_000_000, clock: Clock 
             opened.append(OpenChannel(channel, open_decimal(path), 1e6, path))
         except OSError as error:
             found.absent.append(_unreadable(channel, error))
-    # Parts of a package never add to anything: they are there to be looked at, and a look costs.
+    # Parts of a package are never added up. They are only there to look at, and looking costs.
     whole = [item for item in opened if item.channel.scope != "part"]
     parts = [item for item in opened if item.channel.scope == "part"]
     for members, every_ns in ((whole, period_ns), (parts, max(period_ns, PARTS_PERIOD_NS))):
@@ -86,7 +94,7 @@ def open_sensors(*, root: Path = ROOT, period_ns: int = 4_000_000, clock: Clock 
 
 
 def find_zones(root: Path) -> list[Zone]:
-    """Each zone once, in natural order, without the memory-mapped twins of zones that are there anyway."""
+    """Each zone once, in natural order. A memory-mapped zone is left out where its twin is there."""
     paths: dict[str, Path] = {}
     for path in _walk(root):
         paths.setdefault(path.name, path)
@@ -104,11 +112,12 @@ def _counts_energy(zone: Path) -> bool:
     try:
         return (zone / "energy_uj").exists()
     except OSError:
-        return True  # nobody may look: it is reported as unreadable, not left out
+        return True  # we may not look: reported as unreadable, not left out
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Zone folders below a root: only names that a zone or a control type may have, so no link leads back."""
+    """The zone folders below a root. It follows only names of zones and control types, so that no link leads
+    back."""
     for entry in sorted(folder.iterdir()):
         if not entry.is_dir():
             continue
@@ -125,7 +134,7 @@ def _walk_zone(zone: Path) -> Iterator[Path]:
     try:
         children = sorted(zone.iterdir())
     except OSError:
-        return  # the zone itself is reported as unreadable; the others stand
+        return  # the zone itself will be reported as unreadable; the others stand
     for child in children:
         if child.name.startswith(f"{zone.name}:") and child.is_dir():
             yield from _walk_zone(child)
@@ -134,8 +143,8 @@ def _walk_zone(zone: Path) -> Iterator[Path]:
 def _channel(zone: Zone) -> Channel:
     device, scope = _meaning(zone)
     range_uj = attribute_text(zone.path / "max_energy_range_uj")
-    # The register holds 32 bits of the energy unit and the range is its highest value, so the true modulus
-    # is one unit (15–61 µJ) more. The unit is not exported; per wrap of 65–262 kJ that is 2e-10.
+    # The register holds 32 bits of the energy unit. The range is its highest value, so the true modulus is
+    # one unit (15–61 µJ) more. The kernel does not tell the unit. Per wrap of 65–262 kJ that is 2e-10.
     wraps_at_j = int(range_uj) / 1e6 if range_uj.isdigit() and int(range_uj) > 0 else None
     return Channel(
         device=device,
@@ -203,3 +212,188 @@ def _is_mmio(zone: Zone) -> bool:
 def _natural(zone_id: str) -> tuple[str, list[int]]:
     control, *numbers = zone_id.split(":")
     return control, [int(number) for number in numbers]
+
+
+# The second route: perf's `power` events.
+
+PERF_ROOT = Path("/sys/bus/event_source/devices")
+CPU_ROOT = Path("/sys/devices/system/cpu")
+
+_MOVES_WITHIN_S = 0.05  # even an idle package uses a thousand units of energy in that time
+_SYSCALL_NUMBER: Mapping[str, int] = {"x86_64": 298, "aarch64": 241}
+_CLOEXEC = 8  # PERF_FLAG_FD_CLOEXEC
+_ATTR_BYTES = 64  # PERF_ATTR_SIZE_VER0, which every kernel takes
+
+# event → device of socket N and its scope. perf's "gpu" is the PP1 plane, which powercap calls uncore.
+_EVENTS: Mapping[str, tuple[str, Scope]] = {
+    "energy-pkg": ("cpu:{}", "device"),
+    "energy-cores": ("cpu:{}/core", "part"),
+    "energy-gpu": ("cpu:{}/uncore", "part"),
+    "energy-ram": ("dram:{}", "device"),
+    "energy-psys": ("psys", "whole"),
+}
+
+_PERF_DENIED = (
+    "run as root, or `sudo sysctl kernel.perf_event_paranoid=0` (for good: in "
+    "/etc/sysctl.d), or give CAP_PERFMON (in Docker: --cap-add PERFMON)"
+)
+_NO_PMU = (
+    "load the driver with `sudo modprobe rapl`; virtual machines and most ARM machines have none, and the "
+    "CPU is estimated there"
+)
+
+
+@dataclass(frozen=True)
+class PerfEvent:
+    """One energy event of one socket, as perf_event_open wants it."""
+
+    pmu_type: int
+    config: int
+    cpu: int
+    joules_per_count: float
+
+
+def open_perf_sensors(
+    *,
+    root: Path = PERF_ROOT,
+    cpu_root: Path = CPU_ROOT,
+    period_ns: int = 4_000_000,
+    clock: Clock = SYSTEM,
+    have: Collection[str] = (),
+) -> Found:
+    """Every energy event of the `power` PMU, except for devices in `have` (measured already)."""
+    found = Found()
+    pmu = root / "power"
+    try:
+        pmu_type = int(_attribute(pmu / "type"))
+        sockets = _socket_cpus(_attribute(pmu / "cpumask"), cpu_root)
+    except FileNotFoundError:
+        reason = f"{pmu} does not exist: perf has no power events here"
+        found.absent.append(Absent("cpu:* energy", reason, _NO_PMU))
+        return found
+    except (OSError, ValueError) as error:
+        found.absent.append(Absent("cpu:* energy", f"{pmu}: {error}", _NO_PMU))
+        return found
+    opened: list[OpenChannel] = []
+    for name, (pattern, scope) in _EVENTS.items():
+        if not (pmu / "events" / name).exists():
+            continue
+        # The platform has one counter, which every socket shows.
+        for cpu, socket in sockets[:1] if scope == "whole" else sockets:
+            device = pattern.format(socket)
+            if device in have:
+                continue
+            try:
+                event = _event(pmu, pmu_type, name, cpu)
+                fd = perf_event_open(event)
+            except ValueError as error:
+                found.absent.append(Absent(f"{device} energy", f"{pmu}/events/{name}: {error}", _NO_PMU))
+            except OSError as error:
+                found.absent.append(_refused(f"{device} energy", name, error))
+            else:
+                channel = Channel(
+                    device=device,
+                    quantity="energy",
+                    unit="J",
+                    kind="counter",
+                    provenance="measured",
+                    period_ms=1.0,
+                    sensor="perf",
+                    scope=scope,
+                    detail=f"perf power/{name}/ on CPU {cpu}",
+                )
+                opened.append(OpenChannel(channel, fd, 1.0 / event.joules_per_count))
+    opened = _moving(opened, found.absent, clock)
+    if opened:
+        found.sensors.append(
+            DescriptorSensor(opened, period_ns=period_ns, lane="counters", fetch=_fetch_count, clock=clock)
+        )
+        found.facts["perf"] = {"root": str(root), "events": [item.channel.detail for item in opened]}
+    elif not found.absent and not have:
+        found.absent.append(Absent("cpu:* energy", f"{pmu}/events lists no energy event", _NO_PMU))
+    return found
+
+
+def _moving(opened: list[OpenChannel], absent: list[Absent], clock: Clock) -> list[OpenChannel]:
+    """Keep the counters that count. A virtual machine may show events with nothing behind them."""
+    if not opened:
+        return []
+    clock.sleep_s(_MOVES_WITHIN_S)
+    moving: list[OpenChannel] = []
+    for item in opened:
+        if _fetch_count(item.fd) > 0:
+            moving.append(item)
+            continue
+        os.close(item.fd)
+        reason = f"{item.channel.detail} can be opened but does not count"
+        absent.append(
+            Absent(item.channel.name, reason, "virtual machines show such counters; run on the host")
+        )
+    return moving
+
+
+def perf_event_open(event: PerfEvent) -> int:
+    """A descriptor that counts the event on its CPU, whoever runs there. Raises OSError."""
+    number = _SYSCALL_NUMBER.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, f"the perf_event_open number of {platform.machine()} is not known")
+    # type, size, config, then sample period and type, read format and flags: all off, counting at once.
+    attr = struct.pack("=IIQ", event.pmu_type, _ATTR_BYTES, event.config).ljust(_ATTR_BYTES, b"\0")
+    libc = ctypes.CDLL(None, use_errno=True)
+    any_process, no_group = ctypes.c_int(-1), ctypes.c_int(-1)
+    fd: int = libc.syscall(
+        ctypes.c_long(number),
+        ctypes.create_string_buffer(attr, _ATTR_BYTES),
+        any_process,
+        ctypes.c_int(event.cpu),
+        no_group,
+        ctypes.c_ulong(_CLOEXEC),
+    )
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return fd
+
+
+def _fetch_count(fd: int) -> int:
+    return int.from_bytes(os.read(fd, 8), sys.byteorder)
+
+
+def _event(pmu: Path, pmu_type: int, name: str, cpu: int) -> PerfEvent:
+    text = _attribute(pmu / "events" / name)
+    match = re.fullmatch(r"event=(0x[0-9a-fA-F]+|\d+)", text)
+    if not match:
+        raise ValueError(f"cannot read {text!r}")
+    unit = _attribute(pmu / "events" / f"{name}.unit")
+    if unit != "Joules":
+        raise ValueError(f"its unit is {unit!r}, not Joules")
+    scale = float(_attribute(pmu / "events" / f"{name}.scale"))
+    if not scale > 0:
+        raise ValueError(f"its scale is {scale}")
+    return PerfEvent(pmu_type, int(match[1], 0), cpu, scale)
+
+
+def _socket_cpus(cpumask: str, cpu_root: Path) -> list[tuple[int, int]]:
+    """(cpu, socket) for each CPU that reads for its socket or die. Dies of one socket have one number."""
+    pairs: list[tuple[int, int]] = []
+    for part in cpumask.split(","):
+        first, _, last = part.partition("-")
+        for cpu in range(int(first), int(last or first) + 1):
+            try:
+                socket = int(_attribute(cpu_root / f"cpu{cpu}" / "topology" / "physical_package_id"))
+            except (OSError, ValueError):
+                socket = len(pairs)
+            pairs.append((cpu, max(socket, 0)))
+    return pairs
+
+
+def _refused(channel: str, event: str, error: OSError) -> Absent:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Absent(
+            channel, f"perf power/{event}/: permission denied (kernel.perf_event_paranoid)", _PERF_DENIED
+        )
+    return Absent(channel, f"perf power/{event}/: {error.strerror}", _NO_PMU)
+
+
+def _attribute(path: Path) -> str:
+    return path.read_text(encoding="ascii", errors="replace").strip()

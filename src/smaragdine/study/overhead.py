@@ -32,7 +32,6 @@ from smaragdine.limits.nvml import open_gpus
 from smaragdine.recording.command import build_command
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.session import record_here
-from smaragdine.recording.supervise import dying_with_us
 from smaragdine.sensors import rapl
 from smaragdine.sensors.base import Sensor, SensorLost
 from smaragdine.sensors.discover import settings_from_environment
@@ -42,7 +41,7 @@ from smaragdine.sensors.nvml.power import Watch
 from smaragdine.stats import alternating_interval, mean_interval, ratio_interval
 from smaragdine.study.plan import StudySetting
 from smaragdine.study.results import hardware_of
-from smaragdine.system import end
+from smaragdine.system import dying_with_us, end
 
 # Mean power over a stretch of time, from energy counters read at its two edges.
 #

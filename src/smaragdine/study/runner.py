@@ -6,12 +6,9 @@ A run's result is made while the next program starts: that takes longer, and not
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import pickle
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError, signal_name
 from smaragdine.jobs.job import RunRequest, Stop, record
+from smaragdine.lines import Child, Inbox, Message, keep_stdout_for_messages, module_command, send
 from smaragdine.recording.format import TRACES_FOLDER
-from smaragdine.recording.supervise import dying_with_us
 from smaragdine.study.folder import (
     Keep,
     Study,
@@ -48,17 +47,17 @@ from smaragdine.study.results import (
 )
 from smaragdine.sweep.local import ended_words, last_line
 from smaragdine.sweep.sweep import Progress
+from smaragdine.system import dying_with_us
 from smaragdine.tracing.assemble import NotWritten, assemble
 
 # What becomes of a recording: its raw trace becomes events, and these become a result.
 #
-#     python -m smaragdine.study.runner   # the request is a pickle on stdin, the answer its last line
+#     python -m smaragdine.study.runner   # one message asks, one answers (see lines.py)
 #
 # A process of its own does this beside the next program, which has to start before it is measured. It dies
 # with whoever started it. The raw trace stays until there is a result, so the next command can begin again.
 
-# -P: modules beside the program are not ours.
-COMMAND = (sys.executable, "-P", "-m", "smaragdine.study.runner")
+COMMAND = module_command("smaragdine.study.runner")
 _NICE = 10
 
 
@@ -130,34 +129,29 @@ class FinishingProcess:
     def __init__(self, folder: Path, run: StudyRun) -> None:
         self._folder, self._run = folder, run
         with _signals_held():
-            self._child = subprocess.Popen(
-                COMMAND,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-                preexec_fn=dying_with_us(),
+            self._child = Child(
+                COMMAND, stderr=subprocess.STDOUT, process_group=0, preexec_fn=dying_with_us()
             )
-        assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._child.stdin as request:
-            request.write(pickle.dumps((folder, run)))
+        self._child.send({"folder": str(folder), "run": msgspec.to_builtins(run)})
+        self._child.hang_up()
 
     def finished(self, stop: Stop) -> Finished:
         """Waits for it."""
-        assert self._child.stdout is not None
-        with self._child, stop.telling(self._child):
-            printed = self._child.stdout.read().decode(errors="replace")
-        last = next((line for line in reversed(printed.split("\n")) if line.strip()), "")
-        answer = _answer(last)
+        answer: Finished | None = None
+        try:
+            with stop.telling(self._child.process):
+                for message in self._child.inbox:
+                    answer = _answer(message) or answer
+        finally:
+            returncode = self._child.end()
         if has_result(self._folder, self._run):
             path = self._folder / RESULTS / f"{self._run.name}.json"
             return Finished(load_result(path), answer.said if answer else ())
-        why = last.strip() or _ended(self._child.returncode)
+        why = self._child.inbox.printed or _ended(returncode)
         return answer or Finished(error=f"its result was not made: {why}")
 
     def abandon(self) -> None:
-        with self._child:
-            self._child.kill()
+        self._child.end(0.0)
 
 
 @contextlib.contextmanager
@@ -171,12 +165,11 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _answer(line: str) -> Finished | None:
-    """None if it did not come so far, and the line is something else."""
+def _answer(message: Message) -> Finished | None:
+    """None: it is of something else."""
     try:
-        values = json.loads(line)
-        return Finished(None, tuple(values["said"]), values["error"], values["useless"])
-    except (ValueError, TypeError, KeyError):
+        return Finished(None, tuple(message["said"]), message["error"], message["useless"])
+    except (TypeError, KeyError):
         return None
 
 
@@ -187,11 +180,15 @@ def _ended(returncode: int) -> str:
 
 
 def main() -> None:
-    folder, run = pickle.loads(sys.stdin.buffer.read())
+    request = Inbox(0).receive()
+    if request is None:
+        os._exit(1)
     os.nice(_NICE)
-    done = finish(folder, run)
-    print("\n" + json.dumps({"said": done.said, "error": done.error, "useless": done.useless}), flush=True)
-    # Threads of libraries that nobody joined can abort a process on its way out.
+    answers = keep_stdout_for_messages()
+    done = finish(Path(request["folder"]), msgspec.convert(request["run"], StudyRun))
+    os.write(answers, b"\n")  # a library may have printed half a line
+    send(answers, {"said": done.said, "error": done.error, "useless": done.useless})
+    # Threads of libraries that nobody has joined can abort a process on its way out.
     os._exit(0)
 
 

@@ -1,8 +1,12 @@
 """The tuner's process: `python -m smaragdine.tuning.process`, beside the program and never in its way.
 
-Options are JSON in its argument. It says on stdout that it is ready, or why it refuses; then a line on stdin
-names the recording's spool. The end of stdin, or of whoever started it, is the end: limits are brought back,
-and the last line on stdout is what came of it.
+Options are JSON in its argument. Its messages (see lines.py):
+
+    out  {"ready": {}} or {"refused": why}
+    in   {"follow": SPOOL}          the marks of the program to tune; then stdin stays open until the end
+    out  {"done": {…}}              what came of it, once limits are as they were before
+
+It ends with its stdin, and with whoever started it.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ import json
 import math
 import os
 import select
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +28,7 @@ from smaragdine.errors import UserError
 from smaragdine.jobs.lender import Lender, devices_here, lender, ranges_here, try_all, wanted_limits
 from smaragdine.jobs.setting import Setting
 from smaragdine.limits.nvml import LimitError, LimitRange
+from smaragdine.lines import Child, Inbox, module_command, send
 from smaragdine.sensors.nvml.gpus import nvml
 from smaragdine.tuning.policy import Kind, Mean, Policy, Search, Seen, TuneObjective, log_ratio
 from smaragdine.tuning.tuner import SliceOptions, Tuner, Wait, live_energy
@@ -268,8 +272,6 @@ def refusal(error: UserError) -> str:
     return str(UserError("limits cannot be set", why, remedy))
 
 
-# The other end of the tuner's lines: start it, tell it what to follow, hear what came of it.
-
 OUTCOME_FILE = "tune.json"  # of a recording
 TUNED_VARIABLE = "SMARAGDINE_TUNED"  # set in a program whose limits are being tuned
 _END_TIMEOUT_S = 15.0
@@ -279,71 +281,31 @@ class TunerClient:
     """A running tuner. Raises `UserError` where limits cannot be tuned; its later death is only reported."""
 
     def __init__(self, options: TuneOptions, environment: Mapping[str, str]) -> None:
+        command = module_command("smaragdine.tuning.process", json.dumps(asdict(options)))
         # A session of its own: what is meant for the terminal's programs does not reach it.
-        # -P: a file named numpy.py beside the user's script must not be imported by us.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "smaragdine.tuning.process", json.dumps(asdict(options))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=dict(environment),
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
-        assert self._process.stdout is not None
-        answer = _message(self._process.stdout.readline())
+        self._child = Child(command, env=dict(environment), start_new_session=True)
+        self.pid = self._child.pid
+        answer = self._child.receive() or {}
         if "ready" not in answer:
-            self._end()
+            self._child.end(_END_TIMEOUT_S)
             raise UserError(answer.get("refused") or "the tuner does not start")
 
     def follow(self, spool: str | os.PathLike[str]) -> None:
         """Tune the program whose marks come into this folder."""
-        self._tell(os.path.abspath(spool).encode() + b"\n")
+        self._child.send({"follow": os.path.abspath(spool)})
 
     def finish(self) -> TuneOutcome | None:
         """Have all limits brought back; what came of it, or None where the tuner has died."""
-        self._hang_up()
-        said = b""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            said, _ = self._process.communicate(timeout=_END_TIMEOUT_S)
-        self._end()
-        done = _message(said).get("done")
-        return None if done is None else outcome_from(done)
-
-    def _tell(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-
-    def _hang_up(self) -> None:
-        pipe, self._process.stdin = self._process.stdin, None
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-    def _end(self) -> None:
-        """Its keeper brings limits back also when it is killed."""
-        self._hang_up()
-        if self._process.poll() is None:
-            try:
-                self._process.wait(_END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._child.hang_up()
+        answer = self._child.receive(_END_TIMEOUT_S) or {}
+        self._child.end(_END_TIMEOUT_S)  # killed or not: its keeper brings limits back
+        return outcome_from(answer["done"]) if "done" in answer else None
 
 
 def save_outcome(folder: Path, found: TuneOutcome) -> None:
     """Into the recording. A full disk loses the file, not the run."""
     with contextlib.suppress(OSError):
         (folder / OUTCOME_FILE).write_text(json.dumps(asdict(found), indent=1) + "\n")
-
-
-def _message(said: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        return json.loads(said)
-    return {}
 
 
 _MOST_NOTES = 20
@@ -355,15 +317,15 @@ def main() -> int:
     try:
         found = _tune(options, wait)
     except UserError as error:
-        _say({"refused": refusal(error)})
+        send(1, {"refused": refusal(error)})
         return 2
     except nvml().NVMLError as error:
-        _say({"refused": str(UserError("no GPU answers", str(error), "See smaragdine doctor"))})
+        send(1, {"refused": str(UserError("no GPU answers", str(error), "See smaragdine doctor"))})
         return 2
     while not wait(60.0):
         pass
     if found is not None:
-        _say({"done": asdict(found)})
+        send(1, {"done": asdict(found)})
     return 0
 
 
@@ -373,15 +335,15 @@ def _tune(options: TuneOptions, wait: Wait) -> TuneOutcome | None:
     setup = find_setup(options, os.environ)
     devices = tuple(setup.devices)
     policy = setup.policy(options)
-    with lender(notes.append) as lending:
-        check_permission(lending, setup)
+    with lender(notes.append) as limits:
+        check_permission(limits, setup)
         with live_energy(setup.devices) as energy:
-            _say({"ready": {}})
-            spool = sys.stdin.readline().rstrip("\n")
-            if not spool:
+            send(1, {"ready": {}})
+            spool = (Inbox(0).receive() or {}).get("follow")
+            if spool is None:
                 return None
             slices = SliceOptions(options.steps, options.settle_s, options.skip)
-            tuner = Tuner(lending, energy, policy, devices, Path(spool), slices)
+            tuner = Tuner(limits, energy, policy, devices, Path(spool), slices)
             tuner.run(wait)
     return outcome(policy, devices, tuner.problem, tuple(notes[:_MOST_NOTES]))
 
@@ -398,13 +360,6 @@ def _until_end() -> Callable[[float], bool]:
         return bool(poller.poll(1000 * timeout_s))
 
     return wait
-
-
-def _say(message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        data = json.dumps(message).encode() + b"\n"
-        while data:
-            data = data[os.write(1, data) :]
 
 
 if __name__ == "__main__":

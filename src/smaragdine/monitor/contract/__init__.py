@@ -1,6 +1,6 @@
 """The gRPC contract, proto/smaragdine/v1/monitor.proto, as protoc compiled it. `make proto` makes it anew.
 
-Here is only where this machine's daemon listens: whoever asks need not load what it takes to talk to it.
+This file only says where the daemon of this machine listens, so that asking for it loads nothing more.
 """
 
 DEFAULT_SOCKET = "/run/smaragdine/monitor.sock"

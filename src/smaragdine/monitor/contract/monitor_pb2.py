@@ -11,7 +11,7 @@ from pathlib import Path
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
-# A pool of its own: another copy of the contract in the same process is none of our business.
+# In a pool of its own, it does not meet another copy of the contract in the same process.
 _pool = descriptor_pool.DescriptorPool()
 _files = descriptor_pb2.FileDescriptorSet.FromString(Path(__file__).with_name("monitor.binpb").read_bytes())
 for _file in _files.file:

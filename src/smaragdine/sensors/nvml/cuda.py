@@ -1,8 +1,8 @@
 """Which GPUs a program sees: CUDA_VISIBLE_DEVICES read the way CUDA reads it.
 
-Run as a script it prints the PCI bus id of every CUDA device in CUDA's own order, one a line. That is
-done in a process of its own, so that the driver library is never loaded into ours; the script is
-standard library alone because it runs without site packages.
+Run as a script, it prints the PCI bus id of every CUDA device in CUDA's own order, one a line. That happens
+in a process of its own, so that ours never loads the driver library. The script is standard library alone
+because it runs without site packages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ ASK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Visible:
-    """Positions of the visible GPUs in the list given, and why an entry ended the list, if one did."""
+    """The positions of the visible GPUs in the given list, and which entry, if any, ended CUDA's list, and
+    why."""
 
     positions: list[int]
     ended_by: str = ""
@@ -34,10 +35,10 @@ def visible_gpus(
 ) -> Visible:
     """The GPUs that CUDA_VISIBLE_DEVICES=`value` names, as positions in `uuids`, in the order named.
 
-    `ordinals[n]` is the position of CUDA device n (None: unknown, so indices cannot be resolved);
-    `mig_parent` gives the position of the GPU that a MIG entry is cut from. As in CUDA (seen with
-    driver 580), the first invalid entry ends the list, so does one of another form than the first, and
-    a GPU named twice leaves none.
+    `ordinals[n]` is the position of CUDA device n (None: unknown, so indices cannot be resolved).
+    `mig_parent` gives the position of the GPU that a MIG entry is cut from. As in CUDA (seen with driver
+    580), the first invalid entry ends the list, and so does one of another form than the first. A GPU that is
+    named twice leaves none.
     """
     positions: list[int] = []
     forms: set[str] = set()
@@ -114,7 +115,7 @@ def _position(
 
 
 def _ask_driver() -> list[str]:
-    """PCI bus ids in CUDA's order. Makes no context, so that it takes no GPU memory."""
+    """PCI bus ids in CUDA's order. This makes no context, so it takes no GPU memory."""
     driver = ctypes.CDLL("libcuda.so.1")
 
     def check(status: int) -> None:

@@ -1,6 +1,6 @@
 """NVIDIA GPUs through NVML: which of them the program sees, and their power and telemetry.
 
-Only reads: no NVML setter is ever called here.
+It only reads, and never sets anything through NVML.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ def open_sensors(
 ) -> Found:
     """Sensors of the GPUs that a program with this environment sees.
 
-    `visible` is its CUDA_VISIBLE_DEVICES (None: not set, so all GPUs), `device_order` its
-    CUDA_DEVICE_ORDER. With `pcie`, PCIe throughput too, whose calls take 20 ms each. `numbers` are what
-    GPUs, by their UUIDs, are called instead of NVML's index. Takes up to about 1 s, during which each GPU's
-    update period is found out.
+    `visible` is its CUDA_VISIBLE_DEVICES (None: not set, so all GPUs), `device_order` its CUDA_DEVICE_ORDER.
+    `pcie` adds PCIe throughput, whose calls take 20 ms each. `numbers` gives GPUs, by UUID, other numbers
+    than NVML's index. It takes up to about 1 s to find out each GPU's update period.
     """
     if visible is not None and visible.strip() in ("", "-1"):
         return Found(absent=[_none_visible(f"CUDA_VISIBLE_DEVICES is {visible!r}: the program sees no GPU")])
@@ -86,7 +85,7 @@ def _open(
     facts["gpus"] = [_gpu_facts(gpu) for gpu in chosen]
     sensors: list[Sensor] = []
     if chosen:
-        # Each GPU is watched for up to a second; on a node of eight that must not add up.
+        # We watch each GPU for up to a second. On a node of eight that must not add up.
         def opener(gpu: Gpu) -> tuple[list[Sensor], Absent | None]:
             return open_power(gpu, clock)
 
@@ -133,7 +132,7 @@ def _gpu(index: int) -> Gpu:
 def _visible(
     gpus: Sequence[Gpu], visible: str | None, device_order: str | None
 ) -> tuple[list[Gpu], list[Absent]]:
-    """The GPUs that the program sees, in NVML's order, and what could not be told."""
+    """The GPUs that the program sees, in NVML's order, and what we could not tell."""
     if visible is None:
         return list(gpus), []
     ordinals: list[int] | None = None
@@ -158,9 +157,9 @@ def _visible(
 
 
 def _cuda_order(gpus: Sequence[Gpu], device_order: str | None) -> list[int] | None:
-    """Positions in `gpus` by CUDA's ordinals; None when only CUDA knows and cannot be asked.
+    """Positions in `gpus` by CUDA's ordinals; None where only CUDA knows and cannot be asked.
 
-    By default CUDA puts the fastest model first, by a measure of its own; it differs from the bus order
+    By default CUDA puts the fastest model first, by a measure of its own. That differs from the bus order
     only where models differ.
     """
     by_bus = sorted(range(len(gpus)), key=lambda n: bus_key(gpus[n].pci_bus_id))
@@ -177,7 +176,7 @@ def _cuda_order(gpus: Sequence[Gpu], device_order: str | None) -> list[int] | No
 def _mig_parent(gpus: Sequence[Gpu], uuid: str) -> int | None:
     """The position of the GPU that a MIG instance is cut from.
 
-    It is named by its UUID or the start of it, or in the older form MIG-GPU-uuid/instance/instance.
+    Its name is its UUID or the start of it, or has the older form MIG-GPU-uuid/instance/instance.
     """
     lib = nvml()
     if uuid.startswith("MIG-GPU-"):

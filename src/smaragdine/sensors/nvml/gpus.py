@@ -13,14 +13,14 @@ from smaragdine.sensors.base import SensorLost
 
 T = TypeVar("T")
 
-# A driver that is being reset or is under load answers with passing errors for a while; one that
-# answers nothing else for this long, this many times, will not come back.
+# A driver that is reset or under load answers with passing errors for a while. One that answers nothing else
+# for this long, this many times, will not come back.
 GIVE_UP_NS = 3_000_000_000
 GIVE_UP_ERRORS = 5
 
 
 def nvml() -> Any:
-    """The binding, imported only where a GPU is looked for."""
+    """The binding, which we import only to look for a GPU."""
     import pynvml
 
     return pynvml
@@ -32,10 +32,10 @@ def text(value: bytes | str) -> str:
 
 
 def usual_step(stamps: Sequence[int]) -> float:
-    """The time between stamps that come regularly, but jitter and sometimes drop out. Needs two.
+    """The time between stamps that come regularly, except that they jitter and sometimes drop out. Needs two.
 
-    Stamps jitter by half a step (9 to 31 ms around 20 on an H200), which moves the median of a hundred
-    differences by several per cent: it only tells where stamps are missing.
+    Stamps jitter by half a step (9 to 31 ms around 20 on an H200). That moves the median of a hundred
+    differences by several per cent, so we use the median only to see where stamps are missing.
     """
     steps = [later - earlier for earlier, later in pairwise(stamps)]
     middle = statistics.median(steps)
@@ -64,7 +64,7 @@ class Gpu:
 
 
 def ask(call: Callable[..., T], *args: Any) -> T | None:
-    """What `call` answers, or None when this GPU or driver does not have it. For questions at start."""
+    """What `call` answers, or None where this GPU or driver does not have it. For questions at the start."""
     try:
         return call(*args)
     except (nvml().NVMLError, AttributeError):
@@ -92,7 +92,7 @@ class Health:
         self._since_ns = 0
 
     def attempt(self, call: Callable[[], T]) -> T | None:
-        """What `call` gives; None after a passing error. Raises `SensorLost` when it is for good."""
+        """What `call` gives; None after a passing error. Raises `SensorLost` when the error is for good."""
         lib = nvml()
         try:
             result = call()
@@ -106,7 +106,7 @@ class Health:
         self._errors = 0
 
     def bad(self, error: Any) -> None:
-        """Takes note of an NVMLError; raises `SensorLost` when it is for good."""
+        """Note an NVMLError. Raises `SensorLost` when it is for good."""
         now_ns = self._clock.mono_ns()
         if self._errors == 0:
             self._since_ns = now_ns
@@ -122,12 +122,12 @@ class Health:
 
 
 def hold_library() -> None:
-    """Every sensor holds NVML open for itself, so that closing one leaves the others working."""
+    """Open NVML. Every sensor holds it open for itself, so that closing one leaves the others working."""
     nvml().nvmlInit()
 
 
 def release_library() -> None:
-    """Gives back one `hold_library`. Does not raise."""
+    """Undo one `hold_library`. Does not raise."""
     lib = nvml()
     try:
         lib.nvmlShutdown()

@@ -1,8 +1,8 @@
 """The power of one GPU, by the best route it has.
 
-In order: the driver's ring of samples together with the energy counter, the ring alone, the counter
-alone, the instant-power field, the averaged power. The first sees every 20 ms and the counter sets the
-level; the last two see only what is there when they are polled.
+In this order: the driver's ring of samples together with the energy counter, the ring alone, the counter
+alone, the field of instant power, the averaged power. With the first, the ring sees every 20 ms and the
+counter sets the level. The last two only see what is there when we poll them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from smaragdine.sensors.nvml.gpus import (
     usual_step,
 )
 
-# The GPU's energy counter, read at the instants it changes.
-#
-# The counter steps (every 100 ms on an H200) and a call is dear (3 ms there, up to 30 while the GPU is busy).
-# A value read at an arbitrary time is up to a whole step old, so a reading is an observed change. It is
-# stamped halfway between the starts of the last poll that saw the old value and of the first that saw the new
-# one: the driver takes the value when the call begins, however long it then lasts (of 120 steps on an H200
-# under load, the starts bracket a regular step every time, to 0.5 ms; the ends miss it by up to 6 ms). The
-# next step is predicted from the last one, and polling begins shortly before it.
+# The GPU's energy counter, read at the instants when it changes. The counter steps (every 100 ms on an H200),
+# and a call is dear (3 ms there, up to 30 while the GPU is busy). A value that is read at any time may be a
+# whole step old, so a reading is an observed change. We stamp it halfway between the starts of two polls: the
+# last that saw the old value, and the first that saw the new one. The driver takes the value when the call
+# begins, however long the call then lasts: of 120 steps on an H200 under load, the starts bracket a regular
+# step every time, to 0.5 ms; the ends miss it by up to 6 ms. From the last step we predict the next one, and
+# begin to poll shortly before it.
 
 MS_NS = 1_000_000
 DEFAULT_PERIOD_NS = 100 * MS_NS
@@ -41,14 +40,14 @@ LEAD_NS = 6 * MS_NS  # a call of 3 ms must begin before the step, even if it beg
 GAP_NS = 12 * MS_NS  # a change bracketed less tightly makes a poor anchor
 READ_BUDGET_NS = 250 * MS_NS
 CLOSE_BUDGET_NS = 500 * MS_NS
-ANCHOR_NS = 2_000_000_000  # accounting takes no anchors closer than that
+ANCHOR_NS = 2_000_000_000  # accounting takes no anchors closer than this
 ANCHOR_AT_LEAST_NS = 1_700 * MS_NS
 QUIET_NS = 8_000_000_000
 
 
 @dataclass(frozen=True)
 class CounterStep:
-    """A step of the counter: its middle on both clocks, how tightly it is bracketed, the new value."""
+    """A step of the counter: its middle on both clocks, how tightly two polls bracket it, the new value."""
 
     t_ns: int
     mono_ns: int
@@ -58,7 +57,8 @@ class CounterStep:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often the counter steps, and the last step seen (None: none was, the period is a default)."""
+    """How often the counter steps, and the last step seen (None: we saw none, and the period is a
+    default)."""
 
     period_ns: int
     last: CounterStep | None
@@ -81,11 +81,11 @@ class Watch:
         self._start_ns = 0
 
     def restart(self) -> None:
-        """Forget the last poll: what has changed since then changed at no known time."""
+        """Forget the last poll: nobody knows when what changed since then did so."""
         self._value_mj = None
 
     def poll(self, period_ns: int | None = None) -> CounterStep | None:
-        """One call; the change it saw. With several steps unseen, the last of them is the one stamped."""
+        """Call once, and return the change that it saw. Of several unseen steps, the last one is stamped."""
         wall_ns, start_ns = self._clock.wall_ns(), self._clock.mono_ns()
         value_mj = self._read_mj()
         before_mj, gap_ns = self._value_mj, start_ns - self._start_ns
@@ -98,7 +98,7 @@ class Watch:
 
 
 def find_pace(read_mj: Callable[[], int], clock: Clock) -> Pace:
-    """Polls for up to 0.5 s. Raises NVMLError where there is no counter."""
+    """Poll for up to 0.5 s. Raises NVMLError where there is no counter."""
     watch = Watch(read_mj, clock)
     changes: list[CounterStep] = []
     deadline_ns = clock.mono_ns() + PROBE_NS
@@ -113,11 +113,11 @@ def find_pace(read_mj: Callable[[], int], clock: Clock) -> Pace:
 
 
 class CounterSensor:
-    """Energy of one GPU since the driver was loaded, in joules.
+    """The energy of one GPU since the driver was loaded, in joules.
 
-    Beside a sample ring one change in two seconds is enough and `read` waits for it; `alone`, every step is
-    wanted: `read` is called often, waits for the first one, which a run stands on, and then polls only when
-    a step is due.
+    Beside a ring of samples, one change in two seconds is enough, and `read` waits for it. `alone`, we want
+    every step: `read` is called often. It waits for the first step, on which a run stands, and then polls
+    only when a step is due.
     """
 
     lane = "nvml"
@@ -201,7 +201,7 @@ class CounterSensor:
         return change
 
     def _wait_ns(self, now_ns: int) -> int:
-        """How long until polling should begin, so that the next step falls into it."""
+        """How long to wait before polling begins, so that the next step falls into it."""
         if self._last_ns is None or self._lead_ns >= self._period_ns / 2:
             return 0
         steps = -(-(now_ns + self._lead_ns - self._last_ns) // self._period_ns)
@@ -218,8 +218,8 @@ class CounterSensor:
             change = self._watch.poll()
             if change is not None:
                 change = self._learn(change)
-                # A machine too busy for tight polling would never give an anchor: each refusal doubles
-                # what is taken next.
+                # A machine that is too busy for tight polling would never give an anchor, so each refusal
+                # doubles what we accept next.
                 if change.gap_ns <= self._gap_ns:
                     self._gap_ns = GAP_NS
                     return change
@@ -230,10 +230,10 @@ class CounterSensor:
             self._clock.sleep_s(POLL_S)
 
     def _learn(self, change: CounterStep) -> CounterStep:
-        """Follows the counter's phase and period, and stamps a loosely bracketed step by prediction.
+        """Follow the counter's phase and period, and stamp a loosely bracketed step by prediction.
 
-        The step is known to lie in the bracket and nothing more: a prediction inside it is kept, one
-        outside is moved to the nearer edge. So a slow call does not throw the phase off.
+        We only know that the step lies in the bracket. We keep a prediction inside it, and move one outside
+        to the nearer edge. So a slow call does not throw the phase off.
         """
         step_ns, half_ns = float(change.mono_ns), change.gap_ns / 2
         miss_ns = 0.0
@@ -266,8 +266,10 @@ VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 @dataclass(frozen=True)
 class Response:
-    """How a chip's samples follow its power: so late, after a low-pass of this time constant. None: nobody
-    has measured it; a sample is then taken for a mean over the time since the last one."""
+    """How a chip's samples follow its power: how late, and after a low-pass of which time constant.
+
+    None: nobody has measured it. A sample then counts as the mean over the time since the last one.
+    """
 
     lag_ms: float | None = None
     smoothing_ms: float | None = None
@@ -330,7 +332,8 @@ def open_power(gpu: Gpu, clock: Clock) -> tuple[list[Sensor], Absent | None]:
 
 
 def find_ring(gpu: Gpu, clock: Clock) -> Ring:
-    """Waits up to 0.3 s for a ring with samples in it. Raises NVMLError where there is none to use."""
+    """Wait up to 0.3 s for a ring with samples in it. Raises NVMLError where there is none that we can
+    use."""
     lib = nvml()
     deadline_ns = clock.mono_ns() + RING_WAIT_NS
     while True:
@@ -340,14 +343,14 @@ def find_ring(gpu: Gpu, clock: Clock) -> Ring:
         if clock.mono_ns() >= deadline_ns:
             raise lib.NVMLError(lib.NVML_ERROR_NO_DATA)
         clock.sleep_s(0.05)
-    # Stamps on another clock than ours could not be laid over anything else that was measured.
+    # Stamps on another clock could not be laid over anything else that we measure.
     if abs(stamps_us[-1] - clock.wall_ns() // 1000) > STAMP_SLACK_US:
         raise lib.NVMLError(lib.NVML_ERROR_NO_DATA)
     return Ring(max(1, round(usual_step(stamps_us))), stamps_us[-1] - stamps_us[0])
 
 
 def find_period(read_mw: Callable[[], float], clock: Clock) -> tuple[int, bool]:
-    """(period in ns, whether it was seen) of a polled value, from its changes in up to 0.5 s."""
+    """(period in ns, whether we saw it) of a polled value, from its changes in up to 0.5 s."""
     changes_ns: list[int] = []
     last_mw = read_mw()
     deadline_ns = clock.mono_ns() + PROBE_NS
@@ -378,7 +381,7 @@ def response(gpu: Gpu) -> Response:
 
 
 class RingSensor:
-    """Power from the driver's own ring of samples, in watts: all of them, read about once a second."""
+    """Power in watts from the driver's own ring of samples. Reads about once a second, and loses none."""
 
     lane = "nvml"
 
@@ -417,7 +420,7 @@ class RingSensor:
     def close(self) -> Sequence[tuple[int, int, float]]:
         lib = nvml()
         try:
-            # The sample that covers the last anchor of the counter is only now being taken.
+            # The driver is only now taking the sample that covers the last anchor of the counter.
             self._clock.sleep_s(min(0.1, self._spacing_us / 1e6))
             return self._new()
         except lib.NVMLError:
@@ -436,10 +439,10 @@ class RingSensor:
 
 
 class PolledSensor:
-    """Power from a value that the driver renews now and then, in watts.
+    """Power in watts from a value that the driver renews now and then.
 
-    A reading is a renewed value, stamped halfway between the polls around its change; a value that does
-    not change for a period is taken as renewed unchanged.
+    A reading is a renewed value, stamped halfway between the polls around its change. A value that stays for
+    a whole period counts as renewed.
     """
 
     lane = "nvml"
@@ -498,7 +501,7 @@ class PolledSensor:
     def close(self) -> Sequence[tuple[int, int, float]]:
         lib = nvml()
         try:
-            # The value of now stands for the time since the last reading, or that would count as unknown.
+            # The present value stands for the time since the last reading, which would else count as unknown.
             value_mw = self._read_mw()
             return ((self._clock.wall_ns(), 0, value_mw / 1000),)
         except lib.NVMLError:

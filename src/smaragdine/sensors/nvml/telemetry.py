@@ -1,7 +1,7 @@
 """What a GPU was doing besides burning power: utilisation, clocks, temperature, limit, processes, PCIe.
 
-Each is polled at the slowest rate that loses nothing, in a lane of its own: a slow call here must not
-delay the power readings.
+We poll each at the slowest rate that loses nothing. They have lanes of their own, because a slow call here
+must not delay the power readings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Item:
 
 
 def open_telemetry(gpu: Gpu, clock: Clock, *, pcie: bool) -> list[Sensor]:
-    """Sensors for whatever this GPU tells; what it does not support is left out."""
+    """Sensors for whatever this GPU tells, without what it does not support."""
     utilisation_ms, whence = _utilisation_period(gpu)
     groups = [
         (LANE, utilisation_ms, _utilisation(gpu, utilisation_ms, whence)),
@@ -113,7 +113,7 @@ class TelemetrySensor:
 
 
 def _utilisation_period(gpu: Gpu) -> tuple[float, str]:
-    """(ms, where it comes from): NVIDIA says only that it is between 1/6 s and 1 s."""
+    """(ms, where it comes from). NVIDIA only says that it is between 1/6 s and 1 s."""
     lib = nvml()
     answer = ask(lib.nvmlDeviceGetSamples, gpu.handle, lib.NVML_GPU_UTILIZATION_SAMPLES, 0)
     stamps_us = sorted({s.timeStamp for s in answer[1] if s.timeStamp > 0}) if answer else []
@@ -153,7 +153,7 @@ def _clocks(gpu: Gpu) -> list[Item]:
         state = lib.nvmlDeviceGetPerformanceState(gpu.handle)
         return None if state == lib.NVML_PSTATE_UNKNOWN else state
 
-    # The older call is deprecated and the newer one is not in older drivers.
+    # The older call is deprecated, and older drivers do not have the newer one.
     has_new = ask(lambda: lib.nvmlDeviceGetTemperatureV(gpu.handle, lib.NVML_TEMPERATURE_GPU)) is not None
 
     def temperature_c() -> float:

@@ -1,4 +1,4 @@
-"""Limits on loan, as callers see them. A lease ends with the process that asked for it, however that ends."""
+"""The contract's calls about limits. A lease ends with the process that asked for it, however that ends."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from smaragdine.clock import SYSTEM, Clock
 from smaragdine.daemon.callers import Caller, Owner
 from smaragdine.daemon.server import Connection
 from smaragdine.daemon.sessions import Refused
-from smaragdine.limits.control import Control
 from smaragdine.limits.keeper import Brought
+from smaragdine.limits.keeper_client import KeeperClient
 from smaragdine.limits.leases import Lease, Leases
 from smaragdine.limits.nvml import Kind, LimitError, LimitRange, kind_words
 from smaragdine.monitor.contract import monitor_pb2 as pb
 
-# Limits on loan for the daemon's event loop.
-#
-# Every call goes through one thread, so that neither a driver that hangs nor a slow disk holds up the loop.
+# Leases for the daemon's event loop. Every call goes through one thread, so that neither a driver that hangs
+# nor a slow disk holds up the loop.
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _LOOK_S = 0.25
 
 
-class Desk:
-    """Where leases are given and taken back. Calls raise `LimitError`."""
+class AsyncLeases:
+    """`Leases` as coroutines. Calls raise `LimitError`."""
 
     def __init__(
-        self, control: Control, clock: Clock = SYSTEM, say: Callable[[str], None] = lambda line: None
+        self, keeper: KeeperClient, clock: Clock = SYSTEM, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        self._control = control
-        self._leases = Leases(control, clock)
+        self._keeper = keeper
+        self._leases = Leases(keeper, clock)
         self._say = say
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="leases")
 
@@ -49,7 +48,7 @@ class Desk:
         return {lease.owner for lease in self._leases.held()}
 
     async def ranges(self) -> list[LimitRange]:
-        return await self._call(self._control.ranges)
+        return await self._call(self._keeper.ranges)
 
     async def set_limit(
         self,
@@ -73,7 +72,7 @@ class Desk:
         return await self._call(self._leases.expire)
 
     async def keep(self) -> None:
-        """A task for the daemon's life: ends leases when their time has come."""
+        """End leases when their time is over, as a task that lasts as long as the daemon."""
         while True:
             await asyncio.sleep(_LOOK_S)
             if self.count:
@@ -83,8 +82,8 @@ class Desk:
                     )
 
     async def close(self, timeout_s: float = 0.8) -> None:
-        """Have everything brought back. Past the time limit the keeper goes on without us."""
-        await asyncio.to_thread(self._control.close, timeout_s)
+        """Have everything brought back. After the time limit the keeper goes on without us."""
+        await asyncio.to_thread(self._keeper.close, timeout_s)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -110,9 +109,9 @@ _STATUS = {
 _RANGES_KEPT_S = 1.0
 
 
-class Lending:
-    def __init__(self, desk: Desk | None, say: Callable[[str], None]) -> None:
-        self._desk = desk
+class LeaseCalls:
+    def __init__(self, leases: AsyncLeases | None, say: Callable[[str], None]) -> None:
+        self._leases = leases
         self._say = say
         self._watched: dict[Owner, int] = {}  # a pidfd each
         self._connections: Counter[Owner] = Counter()  # of callers on other machines
@@ -122,28 +121,28 @@ class Lending:
 
     @property
     def count(self) -> int:
-        return self._desk.count if self._desk is not None else 0
+        return self._leases.count if self._leases is not None else 0
 
     async def ranges(self) -> list[pb.LimitRange]:
-        """What can be limited. Empty where the driver does not answer: reading goes on without it."""
-        # One at a time: however many ask, leases must not wait for a row of such questions.
+        """What can be limited; nothing where the driver does not answer."""
+        # One question at a time: however many ask, leases must not wait behind all of them.
         async with self._one_asks:
-            if self._desk is not None and time.monotonic() - self._ranges[0] >= _RANGES_KEPT_S:
+            if self._leases is not None and time.monotonic() - self._ranges[0] >= _RANGES_KEPT_S:
                 try:
-                    found = [_range_message(limit) for limit in await self._desk.ranges()]
+                    found = [_range_message(limit) for limit in await self._leases.ranges()]
                 except LimitError:
                     found = []
                 self._ranges = (time.monotonic(), found)
             return self._ranges[1]
 
     async def set_limit(self, connection: Connection, caller: Caller, request: pb.SetLimitRequest) -> Any:
-        desk = self._allowed(caller)
+        leases = self._allowed(caller)
         kind = KINDS.get(request.kind)
         if kind is None:
             raise Refused("INVALID_ARGUMENT", f"there is no kind of limit {request.kind}")
         self._watch(connection, caller)
         try:
-            lease = await desk.set_limit(
+            lease = await leases.set_limit(
                 caller.owner,
                 request.device,
                 kind,
@@ -156,7 +155,7 @@ class Lending:
             raise Refused(_STATUS[error.code], str(error)) from None
         if caller.owner not in self._watched and caller.owner not in self._connections:
             # It ended while the driver was being asked.
-            await desk.owner_gone(caller.owner)
+            await leases.owner_gone(caller.owner)
             raise Refused("PERMISSION_DENIED", "the caller has ended")
         if not request.lease_id:
             self._say(
@@ -171,9 +170,9 @@ class Lending:
         )
 
     async def release(self, caller: Caller, request: pb.ReleaseRequest) -> Any:
-        desk = self._allowed(caller)
+        leases = self._allowed(caller)
         try:
-            brought = await desk.release(caller.owner, request.lease_id)
+            brought = await leases.release(caller.owner, request.lease_id)
         except LimitError as error:
             raise Refused(_STATUS[error.code], str(error)) from None
         return pb.ReleaseResponse(restored=None if brought.now is None else brought.now.value)
@@ -182,16 +181,16 @@ class Lending:
         for owner in list(self._watched):
             self._unwatch(owner)
 
-    def _allowed(self, caller: Caller) -> Desk:
+    def _allowed(self, caller: Caller) -> AsyncLeases:
         if not caller.may_control:
             line = f"{caller.user} may not set limits. Root may, and members of the daemon's --control-group"
             raise Refused("PERMISSION_DENIED", line)
-        if self._desk is None:
+        if self._leases is None:
             raise Refused("UNAVAILABLE", "this daemon cannot set limits: it was not started as root")
-        return self._desk
+        return self._leases
 
     def _watch(self, connection: Connection, caller: Caller) -> None:
-        """Be told of the caller's end: of its process, or where that is elsewhere of its last connection."""
+        """Watch for the caller's end: the end of its process, or of its last connection from elsewhere."""
         owner = caller.owner
         if connection.caller is None:
             if connection.lends_to != owner:
@@ -223,14 +222,14 @@ class Lending:
         os.close(pidfd)
 
     def _take_back(self, owner: Owner) -> None:
-        if self._desk is None:
+        if self._leases is None:
             return
-        task = asyncio.get_running_loop().create_task(self._gone(self._desk, owner))
+        task = asyncio.get_running_loop().create_task(self._gone(self._leases, owner))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _gone(self, desk: Desk, owner: Owner) -> None:
-        for lease in await desk.owner_gone(owner):
+    async def _gone(self, leases: AsyncLeases, owner: Owner) -> None:
+        for lease in await leases.owner_gone(owner):
             self._say(
                 f"{lease.device} {kind_words(lease.kind)}: {owner} has ended, the previous value is back"
             )

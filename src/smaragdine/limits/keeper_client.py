@@ -1,21 +1,18 @@
-"""The parent's side of the keeper: asks it to set limits, and starts another one should it die.
+"""Talks to the keeper: asks it to set limits, and starts another one if it dies.
 
-    with limits_control() as control:
-        control.set("gpu:0", "power", 300)
-        …                                     # everything is as before after the block, however it ends
+    with own_keeper() as keeper:
+        keeper.set("gpu:0", "power", 300)
+        …                                     # after the block every limit is as before, however it ends
 
-Every call has a time limit: a keeper that hangs in a driver holds up nobody. A set that was not answered in
-time is taken back as soon as the keeper answers again.
+Every call has a time limit, so that a keeper that hangs in a driver holds up nobody. If a keeper does not
+answer a `set` in time, the limit is brought back as soon as it answers again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -27,6 +24,7 @@ from smaragdine.limits.journal import DEFAULT_JOURNAL
 from smaragdine.limits.keeper import Brought
 from smaragdine.limits.leases import Applied
 from smaragdine.limits.nvml import Code, Kind, LimitError, LimitRange, LimitValue
+from smaragdine.lines import Child, Inbox, Message, encode, module_command
 
 TIMEOUT_S = 5.0
 START_TIMEOUT_S = 15.0  # a keeper before us may still be bringing back
@@ -36,39 +34,27 @@ _FIRST_WAIT_S = 2.0
 _STARTING = "the limits' keeper is still starting"
 _LOST = "the limits' keeper has died; another one brings everything back"
 
-# Starts a keeper: descriptors to read what it says, and to write what it is asked. Nobody else may hold them.
+# Starts a keeper. Gives the descriptors of its stdout and its stdin, which nobody else may hold.
 Launch = Callable[[], tuple[int, int]]
 
 
 def keeper_command(journal: Path) -> list[str]:
-    # -P: or it would look for modules in the folder it is started in first, which may be anybody's.
-    return [sys.executable, "-P", "-m", "smaragdine.limits.keeper", "--journal", str(journal)]
+    return module_command("smaragdine.limits.keeper", "--journal", str(journal))
 
 
 def launch_here(journal: Path) -> Launch:
     """Start keepers as children of this process."""
 
     def launch() -> tuple[int, int]:
-        # A session of its own: what is meant for the terminal's programs does not reach it.
-        child = subprocess.Popen(
-            keeper_command(journal),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        threading.Thread(target=child.wait, name="limits-reap", daemon=True).start()
-        assert child.stdin is not None
-        assert child.stdout is not None
-        fds = os.dup(child.stdout.fileno()), os.dup(child.stdin.fileno())
-        child.stdout.close()
-        child.stdin.close()
-        return fds
+        # In a session of its own, the terminal's signals do not reach it.
+        child = Child(keeper_command(journal), start_new_session=True)
+        threading.Thread(target=child.process.wait, name="limits-reap", daemon=True).start()
+        return child.detach()
 
     return launch
 
 
-class Control:
+class KeeperClient:
     """Asks a keeper, from any thread. `say` gets a line for everything worth knowing."""
 
     def __init__(
@@ -86,18 +72,18 @@ class Control:
         self._ready = threading.Event()
         self._closing = threading.Event()
         self._refused = ""
-        self.keeper_pid = 0
+        self.pid = 0
         self.privilege = ""
         self._thread = threading.Thread(target=self._run, name="limits", daemon=True)
         self._thread.start()
 
     @property
     def generation(self) -> int:
-        """Changes with every keeper: what the one before had set has been brought back."""
+        """Grows by one with every keeper. A new keeper has brought back what the one before had set."""
         return self._generation
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until a keeper works. Raises `LimitError` where none does."""
+        """Wait until a keeper works. Raises `LimitError` where none does."""
         if not self._ready.wait(timeout_s) or self._refused:
             why = self._refused or "its process does not start"
             raise LimitError("unavailable", "limits cannot be set", why)
@@ -106,21 +92,21 @@ class Control:
         return [_range(found) for found in self._ask("ranges")[0]]
 
     def set(self, device: str, kind: Kind, value: float, low: float = 0.0) -> Applied:
-        """Set a limit; its first previous value is kept until `restore`. Raises `LimitError`."""
+        """Set a limit. `restore` brings back what was before the first `set`. Raises `LimitError`."""
         answer, generation = self._ask("set", device=device, kind=kind, value=value, low=low)
         actual = _setting(answer["actual"])
         assert actual is not None
         return Applied(_setting(answer["previous"]), actual, generation)
 
     def restore(self, device: str, kind: Kind) -> Brought:
-        """Bring back what was before the first `set`; nothing where there was none."""
+        """Bring back what was before the first `set`, if there was one."""
         return _brought(self._ask("restore", device=device, kind=kind)[0])
 
     def restore_all(self) -> list[Brought]:
         return [_brought(answer) for answer in self._ask("restore_all")[0]]
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Have everything brought back and the keeper end; past the time limit it does so on its own."""
+        """Hang up: the keeper brings everything back and ends. We wait for that at most so long."""
         self._closing.set()
         with self._lock:
             self._hang_up()
@@ -149,7 +135,7 @@ class Control:
                 if self._waiting.get(number) is future:
                     self._late.add(number)
                     if verb == "set":
-                        # Behind it in the pipe, so done right after it.
+                        # It stands behind the `set` in the pipe, so the keeper does it right after.
                         undo = {"device": arguments["device"], "kind": arguments["kind"]}
                         with contextlib.suppress(LimitError):
                             self._late.add(self._send("restore", undo, Future()))
@@ -162,11 +148,11 @@ class Control:
             raise LimitError("unavailable", "limits cannot be set now", why, "Try again")
         self._next_id += 1
         number = self._next_id
-        line = json.dumps({"id": number, "do": verb, **arguments}).encode() + b"\n"
+        line = encode({"id": number, "do": verb, **arguments})
         if len(line) > select.PIPE_BUF:
             raise LimitError("invalid", "limit not set", "the device's name is too long")
         try:
-            # Up to that length a pipe takes all of it or nothing.
+            # Up to this length a pipe takes all of a line or nothing.
             os.write(self._write_fd, line)
         except OSError as error:
             why = "the keeper takes no more requests" if isinstance(error, BlockingIOError) else _LOST
@@ -192,17 +178,13 @@ class Control:
             self._lost()
 
     def _listen(self, read_fd: int) -> bool:
-        """Take the keeper's lines until it ends; whether it ever worked."""
+        """Take the keeper's messages until it ends. True: it was ready at some time."""
         worked = False
-        with open(read_fd, "rb") as lines:
-            for line in lines:
-                try:
-                    message = json.loads(line)
-                except ValueError:
-                    continue
+        try:
+            for message in Inbox(read_fd):
                 if "ready" in message:
                     worked = True
-                    self.keeper_pid = message["ready"]["pid"]
+                    self.pid = message["ready"]["pid"]
                     self.privilege = message["ready"]["privilege"]
                     self._refused = ""
                     self._ready.set()
@@ -213,11 +195,13 @@ class Control:
                         self._say(message["refused"])
                     self._refused = message["refused"]
                     self._ready.set()
-                else:
+                elif "id" in message:
                     self._answered(message)
+        finally:
+            os.close(read_fd)
         return worked
 
-    def _answered(self, message: dict[str, Any]) -> None:
+    def _answered(self, message: Message) -> None:
         with self._lock:
             future = self._waiting.pop(message["id"], None)
             self._late.discard(message["id"])
@@ -235,7 +219,7 @@ class Control:
             waiting = list(self._waiting.values())
             self._waiting.clear()
             self._late.clear()
-            # First this: who sees the new generation waits for its keeper.
+            # In this order: whoever sees the new generation waits for its keeper.
             if not self._refused:
                 self._ready.clear()
             self._generation += 1
@@ -246,20 +230,20 @@ class Control:
 
 
 @contextlib.contextmanager
-def limits_control(
+def own_keeper(
     journal: Path = DEFAULT_JOURNAL, *, say: Callable[[str], None] = lambda line: None
-) -> Iterator[Control]:
-    """A keeper for the time of a block; everything is brought back at its end. Raises `LimitError`."""
-    control = Control(launch_here(journal), say=say)
+) -> Iterator[KeeperClient]:
+    """A keeper for one block, at whose end it brings everything back. Raises `LimitError`."""
+    keeper = KeeperClient(launch_here(journal), say=say)
     try:
-        control.wait_ready()
-        yield control
+        keeper.wait_ready()
+        yield keeper
     finally:
         with contextlib.suppress(LimitError):
-            for brought in control.restore_all():
+            for brought in keeper.restore_all():
                 if brought.state == "pending":
                     say(brought.line)
-        control.close()
+        keeper.close()
 
 
 def _setting(value: Any) -> LimitValue | None:

@@ -65,7 +65,7 @@ def make_power(until_ns: int) -> Any:
 def measure_account(count: int, shuffled: bool, compiled: bool = True) -> dict[str, float]:
     from smaragdine.accounting import account as module
     from smaragdine.accounting.account import account
-    from smaragdine.accounting.engine import compiled_sweep
+    from smaragdine.accounting.integral import compiled_sweep
 
     events = make_events(count, shuffled)
     last_ns = int(events["start_ns"].to_numpy()[-min(count, 64 * LANES) :].max()) if not shuffled else None
@@ -162,7 +162,7 @@ def main() -> None:
     if options.measure:
         print(json.dumps(MEASURES[options.measure](options.count)))
         return
-    from smaragdine.accounting.engine import compiled_sweep
+    from smaragdine.accounting.integral import compiled_sweep
 
     print(f"inner loop: {'compiled (numba)' if compiled_sweep() else 'numpy alone'}")
     print(f"{'events':>11} {'order':12} {'ns an event':>24} {'events a second':>16} {'÷ np.sort of 2N':>24}"

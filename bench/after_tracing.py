@@ -18,7 +18,7 @@ import time
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from smaragdine.tracing.hook import trace_torch
+from smaragdine.tracing.hook.torch import tracer
 
 
 def main() -> None:
@@ -55,13 +55,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for i in range(options.rounds):
             begin = time.perf_counter()
-            session = trace_torch.start()
+            session = tracer.start()
             start_s = time.perf_counter() - begin
             traced_ms = median_ms(options.traced)
             begin = time.perf_counter()
-            ending = trace_torch.stop_aside(session, f"{folder}/{i}.json", lambda *facts: None)
+            ending = tracer.stop_aside(session, f"{folder}/{i}.json", lambda *facts: None)
             if ending is None:
-                trace_torch.stop(session, f"{folder}/{i}.json")
+                tracer.stop(session, f"{folder}/{i}.json")
             pause_s = time.perf_counter() - begin
             while_ms = [median_ms(1)]
             while ending is not None and not ending.over():

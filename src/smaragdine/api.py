@@ -75,7 +75,7 @@ def record_asked(
     options = RecordOptions(int(period_ms * 1e6), gpus=tuple(gpus), asked=wanted)
     with record_here(where, options, label) as path:
         marks.set_spool(str(path / SPOOL_FOLDER))
-        marks.install_all()
+        hook_module("install").install_all()
         try:
             yield path
         finally:
@@ -198,7 +198,7 @@ class Region:
         if self._sync and "torch" in sys.modules and marks.wanted():
             # What is wrong with the GPU, the program's own next call will say.
             with contextlib.suppress(Exception):
-                hook_module("captures_torch").wait_for_gpu()
+                hook_module("torch.graphs").wait_for_gpu()
         marks.mark(name, number, source="region", detail=self.name)
 
 
@@ -233,11 +233,11 @@ class Trace:
         if os.environ.get("SMARAGDINE_SPOOL"):
             self._open = _announced(model)
             return
-        hook_module("windows").asked = True
+        hook_module("environment").ask_for_trace()
         with contextlib.ExitStack() as opening:
             self.folder = opening.enter_context(record_asked(_asked(steps, skip, budget), folder))
             opening.callback(hook_module("trace").end)
-            settings = hook_module("windows").TraceSettings(
+            settings = hook_module("environment").TraceSettings(
                 str(self.folder / "traces"), steps, skip, budget, quiet_s=_QUIET_S
             )
             hook_module("trace").begin(settings)
@@ -298,8 +298,8 @@ class Trace:
 def _announced(model: Any) -> contextlib.ExitStack:
     """A model's calls are steps until it is closed: without an optimizer nobody else tells where one ends."""
     opened = contextlib.ExitStack()
-    if hasattr(model, "register_forward_hook") and hook_module("windows").wanted():
-        opened.callback(hook_module("forward").announce(model))
+    if hasattr(model, "register_forward_hook") and hook_module("environment").trace_wanted():
+        opened.callback(hook_module("torch.forward").announce(model))
     return opened
 
 

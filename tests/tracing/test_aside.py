@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 import warm_torch
-from smaragdine.tracing.hook import trace, windows
+from smaragdine.tracing.hook import environment, trace, windows
+from smaragdine.tracing.hook.state import process
 
 PRELUDE = """
 import json, os, sys, time
 import torch
-from smaragdine.tracing.hook import aside_torch, trace_torch
+from smaragdine.tracing.hook.torch import background_stop, tracer
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
@@ -28,11 +29,11 @@ def train(steps):
         model(torch.ones(2, 8)).sum().backward()
 
 def record(steps, path="trace.json"):
-    while not trace_torch.ready():
+    while not tracer.ready():
         train(1)
-    session = trace_torch.start()
+    session = tracer.start()
     train(steps)
-    return session, trace_torch.stop_aside(session, path, lambda *what: heard.append(what))
+    return session, tracer.stop_aside(session, path, lambda *what: heard.append(what))
 
 def names(path="trace.json"):
     counts = {}
@@ -49,9 +50,9 @@ def program(tmp_path: Path, body: str) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def _here() -> None:
-    from smaragdine.tracing.hook import aside_torch
+    from smaragdine.tracing.hook.torch import background_stop
 
-    if not aside_torch.possible():
+    if not background_stop.possible():
         pytest.skip("this PyTorch shows no such functions; its own are used")
 
 
@@ -62,9 +63,9 @@ def test_the_trace_is_the_one_of_pytorchs_own_function(tmp_path: Path) -> None:
         train(2)
         for i in range(3):  # one after the other
             record(3, "%d.json" % i)
-        session = trace_torch.start()
+        session = tracer.start()
         train(3)
-        facts = trace_torch.stop(session, "own.json")
+        facts = tracer.stop(session, "own.json")
         own = names("own.json")
         print(json.dumps([[own == names("%d.json" % i) for i in range(3)], own["aten::linear"],
                           sorted(heard[0][0]) == sorted(facts), len(heard),
@@ -94,14 +95,14 @@ def test_gpus_are_recorded_no_more_by_whatever_cupti_is_loaded(tmp_path: Path) -
         tmp_path,
         f"""
         import ctypes
-        aside_torch.leave_gpu()
+        background_stop.leave_gpu()
         before = os.path.exists("kinds")
         ctypes.CDLL({str(library)!r})
-        session = trace_torch.start()
+        session = tracer.start()
         train(3)
-        aside_torch.leave_gpu()
+        background_stop.leave_gpu()
         train(1)
-        trace_torch.stop_aside(session, "one.json", lambda *what: None).wait()
+        tracer.stop_aside(session, "one.json", lambda *what: None).wait()
         print(json.dumps([before, [int(line) for line in open("kinds")], names("one.json")["aten::linear"]]))
         """,
     )
@@ -161,9 +162,9 @@ def test_a_child_of_multiprocessing_ends_with_its_trace_written(tmp_path: Path) 
         tmp_path,
         """
         import multiprocessing
-        from smaragdine.tracing.hook import marks, trace, windows
+        from smaragdine.tracing.hook import environment, marks, trace
         marks.set_spool(os.getcwd())
-        trace.begin(windows.TraceSettings("traces", steps=3, skip=1))
+        trace.begin(environment.TraceSettings("traces", steps=3, skip=1))
 
         def child():
             for i in range(6):
@@ -192,11 +193,11 @@ def test_an_interrupt_does_not_end_the_wait_at_the_programs_end(
             if len(waits) < 4:
                 raise KeyboardInterrupt
 
-    plan = windows.WindowPlan(windows.TraceSettings(str(tmp_path)))
+    plan = windows.WindowPlan(environment.TraceSettings(str(tmp_path)))
     plan.ending = Ending()
     with pytest.raises(KeyboardInterrupt):
         plan.settle()
-    monkeypatch.setattr(trace, "_plan", plan)
+    monkeypatch.setattr(process.trace, "plan", plan)
     trace.at_exit()
     assert (len(waits), plan.ending) == (4, None)
 
@@ -303,7 +304,7 @@ def test_threads_are_looked_at_while_garbage_is_collected(tmp_path: Path) -> Non
         end_s = time.monotonic() + 3
         while time.monotonic() < end_s:
             looking = True
-            deepest = max(deepest, len(aside_torch._stacks()[thread.ident]))
+            deepest = max(deepest, len(background_stop._stacks()[thread.ident]))
             looking = False
         stop.set()
         thread.join()
@@ -328,12 +329,12 @@ def test_a_child_forked_while_threads_are_looked_at_collects_garbage(tmp_path: P
 
         record(2)[1].wait()  # forks are watched from then on
         sys._current_frames = slowly
-        thread = threading.Thread(target=aside_torch._stacks)
+        thread = threading.Thread(target=background_stop._stacks)
         thread.start()
         inside.wait()
         pid = os.fork()
         if pid == 0:
-            aside_torch._stacks()  # the lock is free
+            background_stop._stacks()  # the lock is free
             os._exit(0 if gc.isenabled() else 3)
         thread.join()
         _, status = os.waitpid(pid, 0)
@@ -365,12 +366,12 @@ def test_an_operator_that_calls_back_is_not_left(tmp_path: Path) -> None:
         thread = threading.Thread(target=beside)
         thread.start()
         inside.wait()
-        callback, caller = [each for each in aside_torch._stacks()[thread.ident] if each[2] == __file__]
+        callback, caller = [each for each in background_stop._stacks()[thread.ident] if each[2] == __file__]
         held = {thread.ident: (caller[:2], set(), None)}  # as found before the operator called back
-        before = aside_torch.left(held)
+        before = background_stop.left(held)
         go.set()
         thread.join()
-        print(json.dumps([before, aside_torch.left(held)]))
+        print(json.dumps([before, background_stop.left(held)]))
         """,
     )
     assert result == [False, True]
@@ -400,14 +401,14 @@ def test_threads_that_stay_where_they_are(tmp_path: Path) -> None:
             Slow.apply(torch.ones(2, requires_grad=True)).sum().backward()
 
         def window(patience_s, path="trace.json"):
-            aside_torch._PATIENCE_S = patience_s
-            session = trace_torch.start()
+            background_stop._PATIENCE_S = patience_s
+            session = tracer.start()
             thread = threading.Thread(target=beside)
             thread.start()
             inside.wait()
             inside.clear()
             train(2)
-            return thread, trace_torch.stop_aside(session, path, lambda *what: heard.append(what))
+            return thread, tracer.stop_aside(session, path, lambda *what: heard.append(what))
 
         def leave(thread):
             go.set()
@@ -425,11 +426,11 @@ def test_threads_that_stay_where_they_are(tmp_path: Path) -> None:
         threading.Thread(target=lambda: time.sleep(3600), daemon=True).start()
         thread, ending = window(0.2)
         ending.wait()
-        ready = [trace_torch.ready()]
+        ready = [tracer.ready()]
         with torch.profiler.profile() as own:
             train(1)
         leave(thread)
-        ready.append(trace_torch.ready())
+        ready.append(tracer.ready())
         count = sum(event.name == "aten::linear" for event in own.events())
         print(json.dumps([early, patient, ready, names()["aten::linear"], count, len(heard)]))
         """,

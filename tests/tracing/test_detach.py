@@ -44,9 +44,11 @@ torch.cuda.synchronize = lambda: None
 torch.cuda.current_device = lambda: 0
 torch.cuda.cudart = lambda: types.SimpleNamespace(cudaMemGetInfo=call)
 
-from smaragdine.tracing.hook import aside_torch, detach_torch, trace, trace_torch, windows
+from smaragdine.tracing.hook import environment, trace
+from smaragdine.tracing.hook.state import process
+from smaragdine.tracing.hook.torch import background_stop, detach, tracer
 
-original, *others = aside_torch._functions()
+original, *others = background_stop._functions()
 
 def start():
     _thread.start_new_thread(called.acquire, ())
@@ -58,7 +60,7 @@ def stop(result):
         said["waited"] += 1
         start()
 
-aside_torch._found = [stop, *others]
+process.torch.functions = [stop, *others]
 delay_s = 0
 torch.set_num_threads(1)
 model = torch.nn.Linear(8, 4)
@@ -68,9 +70,9 @@ def train(steps):
         model(torch.ones(2, 8)).sum().backward()
 
 def record():
-    session = trace_torch.start()
+    session = tracer.start()
     train(2)
-    return trace_torch.stop_aside(session, "trace.json", lambda *what: None)
+    return tracer.stop_aside(session, "trace.json", lambda *what: None)
 """
 
 
@@ -80,9 +82,9 @@ def program(tmp_path: Path, body: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _here() -> None:
-    from smaragdine.tracing.hook import aside_torch
+    from smaragdine.tracing.hook.torch import background_stop
 
-    if not aside_torch.possible():
+    if not background_stop.possible():
         pytest.skip("this PyTorch shows no such functions; its own are used")
 
 
@@ -93,7 +95,7 @@ def test_the_next_session_begins_when_the_last_one_has_left(tmp_path: Path) -> N
         for _ in range(3):
             record().wait()
             said.setdefault("waiting_then", []).append(said["waited"] - said["calls"])
-            said.setdefault("ready", []).append(trace_torch.ready())
+            said.setdefault("ready", []).append(tracer.ready())
         """,
     )
     assert (result["waiting_then"], result["ready"]) == ([1] * 3, [True] * 3)
@@ -105,7 +107,7 @@ def test_threads_of_the_program_are_not_waited_for(tmp_path: Path) -> None:
     result = program(
         tmp_path,
         """
-        names = lambda: sorted(detach_torch._name(thread) or "" for thread in detach_torch._tasks())
+        names = lambda: sorted(detach._name(thread) or "" for thread in detach._tasks())
         before = names()
         delay_s = 0.2
         ending = record()
@@ -113,8 +115,8 @@ def test_threads_of_the_program_are_not_waited_for(tmp_path: Path) -> None:
             time.sleep(0.05)
             threading.Thread(target=threading.Event().wait, daemon=True).start()
         ending.wait()
-        said["found"] = len(detach_torch._threads)
-        said["ready"] = trace_torch.ready()
+        said["found"] = len(process.torch.leaving)
+        said["ready"] = tracer.ready()
         said["names"] = set(names()) == set(before)  # and nobody keeps another
         """,
     )
@@ -127,10 +129,10 @@ def test_one_that_does_not_go_holds_nobody_up(tmp_path: Path) -> None:
         tmp_path,
         """
         torch.cuda.cudart = lambda: 1 / 0  # a call that fails
-        detach_torch._END_S = 0.1
-        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
+        detach._END_S = 0.1
+        trace.begin(environment.TraceSettings(os.getcwd(), steps=3, skip=1))
         record().wait()
-        said["ready"] = [trace_torch.ready() for _ in range(2)]
+        said["ready"] = [tracer.ready() for _ in range(2)]
         """,
     )
     assert (result["ready"], result["waiting"]) == ([False, False], 1)
@@ -141,7 +143,7 @@ def test_a_program_that_tells_the_profiler_itself_is_waited_for(tmp_path: Path) 
         tmp_path,
         """
         os.environ["TEARDOWN_CUPTI"] = "1"
-        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
+        trace.begin(environment.TraceSettings(os.getcwd(), steps=3, skip=1))
         record().wait()
         """,
     )
@@ -170,15 +172,15 @@ def test_a_program_ends_after_the_profiler_has_left(tmp_path: Path, when: str) -
         tmp_path,
         f"""
         when = {when!r}
-        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
+        trace.begin(environment.TraceSettings(os.getcwd(), steps=3, skip=1))
         for index in range(3 if when == "open" else 6):
             train(1)
             trace.marked("step_end", index, "torch", time.time_ns())
             delay_s = 0.3 if when == "meanwhile" else 0
         if when == "before":
-            trace._plan.settle()
-        said["ending"] = trace._plan.ending is not None
-        said["open"] = trace._plan.window is not None
+            process.trace.plan.settle()
+        said["ending"] = process.trace.plan.ending is not None
+        said["open"] = process.trace.plan.window is not None
         """,
     )
     assert (result["ending"], result["open"]) == (when == "meanwhile", when == "open")
@@ -233,10 +235,10 @@ def test_a_library_whose_thread_waits_does_not_hold_the_programs_end_up(
         answers = lambda device: library.call() if {answers} else None
         torch.cuda.cudart = lambda: types.SimpleNamespace(cudaMemGetInfo=answers)
         start = library.leave_later
-        detach_torch._END_S = 0.2
-        trace.begin(windows.TraceSettings(os.getcwd(), steps=3, skip=1))
+        detach._END_S = 0.2
+        trace.begin(environment.TraceSettings(os.getcwd(), steps=3, skip=1))
         record().wait()
-        said["waits"] = len(detach_torch._threads)
+        said["waits"] = len(process.torch.leaving)
         sys.exit(3)
         """
     script.write_text(PRELUDE + textwrap.dedent(body))

@@ -16,6 +16,7 @@ import pytest
 from smaragdine.tracing.hook import environment as hook_environment
 from smaragdine.tracing.hook import lightning, marks, training
 from smaragdine.tracing.hook.environment import environment
+from smaragdine.tracing.hook.state import process
 
 HOOK = pathlib.Path(hook_environment.__file__).parent
 UV = shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable))
@@ -117,7 +118,7 @@ def test_program_is_as_without(tmp_path, python, way):
     gained = set(with_hook.pop("modules")) - set(bare.pop("modules"))
     ours = {name for name in gained if name.split(".")[0] == "_smaragdine_hook"}
     assert ours == {"_smaragdine_hook"} | {
-        f"_smaragdine_hook.{name}" for name in ("install", "imports", "marks", "versions")
+        f"_smaragdine_hook.{name}" for name in ("install", "imports", "marks", "state", "versions")
     }
     assert gained - ours <= {"atexit"}
     # The one folder more is the package's own, where its files are looked for.
@@ -273,17 +274,18 @@ def test_full_disk_and_lost_folder_are_silent(tmp_path):
         """
         import os, shutil
         from _smaragdine_hook import marks
+        from _smaragdine_hook.state import process
         spool = os.environ["SMARAGDINE_SPOOL"]
         os.symlink("/dev/full", f"{spool}/marks-{os.getpid()}.jsonl")
         marks.mark("full", source="test")
-        assert marks.dropped == 1
+        assert process.marks.dropped == 1
         shutil.rmtree(spool)
         marks.set_spool(spool)
         marks.mark("gone", source="test")
-        assert marks.dropped == 2
+        assert process.marks.dropped == 2
         marks.mark("wrong", "index", source="test")
         marks.mark("wrong", source=None)
-        assert marks.dropped == 4
+        assert process.marks.dropped == 4
         """,
     )
     assert files == {}
@@ -295,14 +297,15 @@ def test_torn_line_spoils_no_other(tmp_path):
         """
         import os
         from _smaragdine_hook import marks
+        from _smaragdine_hook.state import process
         marks.mark("first", source="test")
         write = os.write
         os.write = lambda fd, data: write(fd, data[:9])
         marks.mark("torn", source="test")
         os.write = write
         marks.mark("last", source="test")
-        fd = marks._file[1]
-        content = open(f"{marks._spool}/marks-{os.getpid()}.jsonl").read().splitlines()
+        fd = process.marks.file[1]
+        content = open(f"{process.marks.spool}/marks-{os.getpid()}.jsonl").read().splitlines()
         assert [len(content), len(content[1])] == [3, 9], content
         os.truncate(fd, 0)
         """,
@@ -441,8 +444,8 @@ def test_lines(tmp_path):
 
 
 def test_marks_of_a_running_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(marks, "_spool", None)
-    monkeypatch.setattr(marks, "_file", None)
+    monkeypatch.setattr(process.marks, "spool", None)
+    monkeypatch.setattr(process.marks, "file", None)
     marks.mark("nobody listens", source="me")
     marks.set_spool(tmp_path)
     marks.mark("one", source="me")
@@ -472,7 +475,7 @@ def test_rank(variables, rank):
 @pytest.fixture
 def unranked(monkeypatch):
     """A process whose environment names no rank."""
-    monkeypatch.setattr(marks, "_rank", None)
+    monkeypatch.setattr(process.marks, "rank", None)
     for name in (*marks._RANKS, "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
 

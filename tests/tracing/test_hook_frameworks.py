@@ -421,10 +421,10 @@ def test_torch_compile_sees_nothing_of_it(tmp_path):
 @needs("torch")
 def test_framework_imported_before_the_hook(tmp_path):
     program = """
-    from smaragdine.tracing.hook import marks
+    from smaragdine.tracing.hook import install, marks
     marks.set_spool("spool")
-    marks.install_all()
-    marks.install_all()
+    install.install_all()
+    install.install_all()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for x, y in loader:
         backward(x, y)

@@ -164,20 +164,21 @@ for name, path in (("_hook", {str(hook)!r}), ("bert", {str(SCRIPT)!r})):
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
 import bert
-from _hook import calls_torch, trace_torch
+from _hook.state import process
+from _hook.torch import tracer
 model, found, alive = bert.Bert(), [], []
 for grad in (True, False):
     for window in range(2):
-        session = trace_torch.start()
+        session = tracer.start()
         with torch.set_grad_enabled(grad):
             words, types, _ = bert.batch()
             output = model(words, types)
         alive.append(weakref.ref(output))
         del output
         alive[-1] = alive[-1]() is not None
-        found.append(trace_torch.stop(session, "trace.json")["edges"])
-    calls_torch._edges_done.clear()
-    calls_torch._edges.clear()
+        found.append(tracer.stop(session, "trace.json")["edges"])
+    process.torch.edges_done.clear()
+    process.torch.edges.clear()
 print(json.dumps([found, alive]))
 """
     done = subprocess.run(

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from smaragdine.tracing.assemble import assemble
-from smaragdine.tracing.hook import marks, trace, tracers, window, windows
+from smaragdine.tracing.hook import environment, marks, trace, tracers, training, windows
+from smaragdine.tracing.hook.state import process
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -75,7 +76,7 @@ class Program:
         self.clock = Clock()
         self.tracer = FakeTracer(self.clock)
         self.folder = folder / "traces"
-        self.plan = windows.WindowPlan(windows.TraceSettings(str(self.folder), **settings), self.clock)
+        self.plan = windows.WindowPlan(environment.TraceSettings(str(self.folder), **settings), self.clock)
         self.step_ns = 100 * MS
         self.slower_ns = 50 * MS
         self.lost_ns = 0  # what all the tracing took, as only we know
@@ -126,7 +127,7 @@ def test_so_many_steps_after_so_many_others(program: Any, steps: int, skip: int,
     assert meta["edges"] == [["a", "b"]]
 
 
-@pytest.mark.parametrize("source", ["torch", "torch:1", windows.FORWARD])
+@pytest.mark.parametrize("source", ["torch", "torch:1", training.FORWARD])
 def test_pytorch_runs_into_the_step_after_the_last(program: Any, source: str) -> None:
     run = program(steps=3, skip=5)
     run.steps(20, source)
@@ -280,7 +281,7 @@ def test_a_window_that_cannot_be_closed_is_closed_later(
 
 
 def test_a_window_has_the_rank_found_at_run_time(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "_rank", None)
+    monkeypatch.setattr(process.marks, "rank", None)
     for name in (*marks._RANKS, "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     run = program(steps=3, skip=2)
@@ -310,11 +311,11 @@ def test_a_training_that_ends_early_gives_way_to_the_next(program: Any) -> None:
 
 def test_calls_of_a_model_give_way_to_its_training(program: Any) -> None:
     run = program(steps=3, skip=2)
-    run.steps(10, windows.FORWARD)
+    run.steps(10, training.FORWARD)
     assert run.plan.done
     run.steps(10, "torch")
-    run.steps(40, windows.FORWARD)  # its evaluation
-    assert [meta["source"] for meta in run.metas()] == [windows.FORWARD, "torch"]
+    run.steps(40, training.FORWARD)  # its evaluation
+    assert [meta["source"] for meta in run.metas()] == [training.FORWARD, "torch"]
     assert run.traced() == [[2, 3, 4], [12, 13, 14]]
 
 
@@ -401,7 +402,7 @@ def test_a_meta_file_that_cannot_be_written_takes_the_raw_file_along(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(window, "json", types.SimpleNamespace(dump=full))
+    monkeypatch.setattr(windows, "json", types.SimpleNamespace(dump=full))
     for _ in range(10):
         trace._try(run.plan, lambda: run.steps(1))
     assert list(run.folder.iterdir()) == []
@@ -438,7 +439,7 @@ class Watched:
         self.spool.mkdir()
 
     def begin(self, **settings: Any) -> None:
-        trace.begin(windows.TraceSettings(str(self.folder), **settings))
+        trace.begin(environment.TraceSettings(str(self.folder), **settings))
 
     def errors(self) -> list[str]:
         marks.flush()
@@ -454,10 +455,10 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
     monkeypatch.setattr(tracers, "named", lambda framework: made.tracer)
     monkeypatch.setattr(trace, "_TICK_S", 0.01)
     monkeypatch.setattr(trace, "_SLICE_S", 0.05)
-    monkeypatch.setattr(trace, "_watching", None)
-    monkeypatch.setattr(trace, "_plan", None)  # of another test
+    monkeypatch.setattr(process.trace, "watching", None)
+    monkeypatch.setattr(process.trace, "plan", None)  # of another test
     monkeypatch.setattr(trace.atexit, "register", lambda function: None)
-    monkeypatch.setattr(marks, "_failed", set())
+    monkeypatch.setattr(process.marks, "failed", set())
     marks.set_spool(str(made.spool))
     yield made
     trace.end()
@@ -605,7 +606,7 @@ def test_a_forked_child_traces_only_where_its_parent_did_not(watched: Watched, t
     if traced:
         marks.mark("step_end", 0, source="keras")
         assert watched.tracer.running == 1
-    trace._lock.acquire()  # as another thread may hold it just then
+    process.trace.lock.acquire()  # as another thread may hold it just then
     child = os.fork()
     if child == 0:
         try:
@@ -616,7 +617,7 @@ def test_a_forked_child_traces_only_where_its_parent_did_not(watched: Watched, t
             os._exit(0 if watched.tracer.calls[len(calls) :] == ([] if traced else ["start", "stop"]) else 1)
         finally:
             os._exit(2)
-    trace._lock.release()
+    process.trace.lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert watched.tracer.running == (1 if traced else 0)
 
@@ -626,7 +627,7 @@ def test_raw_files_of_preparations_are_dropped(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     traces.mkdir()
     for number, (source, steps) in enumerate(
-        [(None, []), (windows.FORWARD, [[0, 1, 2]]), ("torch", [[0, 3, 4]])]
+        [(None, []), (training.FORWARD, [[0, 1, 2]]), ("torch", [[0, 3, 4]])]
     ):
         meta = {
             "framework": "torch",

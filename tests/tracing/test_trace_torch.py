@@ -35,7 +35,8 @@ if RAW:
     spec = importlib.util.spec_from_file_location(
         "_smaragdine_hook", HOOK + "/__init__.py", submodule_search_locations=[HOOK])
     sys.modules["_smaragdine_hook"] = importlib.util.module_from_spec(spec)
-    from _smaragdine_hook import trace_torch
+    from _smaragdine_hook.state import process
+    from _smaragdine_hook.torch import tracer
 
 class Attention(nn.Module):
     def __init__(self, width):
@@ -86,12 +87,12 @@ def train(model, steps=4, run=None):
     return marks
 
 def start():
-    return trace_torch.start() if RAW else None
+    return tracer.start() if RAW else None
 
 def stop(session, marks=()):
     if not RAW:
         return
-    facts = trace_torch.stop(session, RAW)
+    facts = tracer.stop(session, RAW)
     with open(RAW + ".meta", "w") as file:
         json.dump(dict({"steps": list(marks)}, **facts), file)
 
@@ -409,7 +410,7 @@ def test_a_forked_childs_own_profiler_records(tmp_path, library):
         return sum(event.name.startswith("aten::") for event in profiler.events())
     expected = own()
     if RAW and not {library}:
-        trace_torch.aside_torch._found = False  # the functions, as on other processors
+        process.torch.functions = False  # the functions, as on other processors
     session = start()
     reader, writer = os.pipe()
     pid = os.fork()
@@ -450,7 +451,7 @@ def test_nobody_waits_for_the_gpu_while_a_graph_is_captured(tmp_path):
     """Which would break it, in any thread."""
     body = """
     import threading
-    from _smaragdine_hook import captures_torch
+    from _smaragdine_hook.torch import graphs
     model, waited, here = Model(), [], []
     torch.cuda.is_initialized = lambda: True
     torch.cuda.is_current_stream_capturing = lambda: bool(here)
@@ -459,10 +460,10 @@ def test_nobody_waits_for_the_gpu_while_a_graph_is_captured(tmp_path):
         class CUDAGraph:
             def capture_begin(self, pool=None): pass
             def capture_end(self): raise RuntimeError
-    captures_torch.patch_graphs(Graphs)
+    graphs.patch_graphs(Graphs)
 
     def asked():
-        return [trace_torch.ready(), trace_torch.may_stop()]
+        return [tracer.ready(), tracer.may_stop()]
 
     here.append(1)
     captured = [asked()]
@@ -473,7 +474,7 @@ def test_nobody_waits_for_the_gpu_while_a_graph_is_captured(tmp_path):
     thread.join()
     captured.append(asked())
     called = []
-    take_back = trace_torch.at_next_call(lambda: called.append(1))
+    take_back = tracer.at_next_call(lambda: called.append(1))
     model(torch.randn(3, 5, 8))
     captured.append(list(called))
     try:

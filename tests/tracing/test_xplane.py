@@ -26,7 +26,8 @@ import hashlib, importlib, json, sys, time
 import numpy
 
 mode, folder, framework = sys.argv[1:4]
-tracer = importlib.import_module("smaragdine.tracing.hook.trace_" + framework)
+from smaragdine.tracing.hook import tracers
+tracer = tracers.named(framework)
 first = 150 if mode == "late" else 2
 last = first + 2
 seen = {"steps": [], "said": None}

@@ -35,7 +35,7 @@ class PerTraining(Generic[_T]):
         self._make = make
         self._count = 0
         # Before the framework's own trainer is called, which would not see it any more.
-        hook_module("marks").install_all()
+        hook_module("install").install_all()
 
     def begin(self) -> None:
         self.end()  # of a training that failed, and so did not say that it ended
@@ -51,7 +51,7 @@ class PerTraining(Generic[_T]):
 
 
 def traced_training(folder: str | None, options: Mapping[str, Any]) -> PerTraining[Trace]:
-    hook_module("windows").asked = True
+    hook_module("environment").ask_for_trace()
     return PerTraining(folder, lambda here: Trace(None, here, **options))
 
 

@@ -22,9 +22,8 @@ from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.session import Prepare, Recorded, RecordOptions, record_program
 from smaragdine.report.terminal import console, run_tables, shortest_path
+from smaragdine.tracing.hook.environment import QUIET, TraceSettings, trace_environment
 from smaragdine.tracing.hook.environment import environment as hook_environment
-from smaragdine.tracing.hook.environment import trace_environment
-from smaragdine.tracing.hook.windows import QUIET, TraceSettings
 
 _EXAMPLE = """\
   smaragdine run train.py --epochs 3

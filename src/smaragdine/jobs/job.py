@@ -222,9 +222,8 @@ def _recorded(request: Mapping[str, Any]) -> RunResult:
     from smaragdine.recording.asked import TraceAsked, asked
     from smaragdine.recording.command import build_command
     from smaragdine.recording.session import RecordOptions, record_program
+    from smaragdine.tracing.hook.environment import TraceSettings, trace_environment
     from smaragdine.tracing.hook.environment import environment as hook_environment
-    from smaragdine.tracing.hook.environment import trace_environment
-    from smaragdine.tracing.hook.windows import TraceSettings
 
     steps, skip = request["trace_steps"], request["trace_skip"]
 

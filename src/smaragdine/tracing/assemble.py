@@ -21,7 +21,7 @@ from smaragdine.recording.format import EDGES, TRACES_FOLDER, WINDOWS
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.writer import EventsWriter, write_edges, write_windows
 from smaragdine.tracing.coverage import Coverage, coverage_of, uneven_remark
-from smaragdine.tracing.hook.windows import FORWARD
+from smaragdine.tracing.hook.training import FORWARD
 from smaragdine.tracing.kineto.places import NO_STEPS, REMEDY
 from smaragdine.tracing.sockets import on_sockets, remarks_on
 

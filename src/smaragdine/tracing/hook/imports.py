@@ -3,11 +3,12 @@
 import sys
 
 from . import marks
+from .state import process
 
 
 def install(patches):
     """`patches`: {module name: function of the module}. What is imported already is patched at once."""
-    _Finder.patches.update(patches)
+    process.patches.update(patches)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     for name, patch in patches.items():
@@ -50,11 +51,9 @@ def _after(name, patch, loader):
 
 
 class _Finder:
-    patches = {}
-
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        patch = cls.patches.get(name)
+        patch = process.patches.get(name)
         if patch is None:
             return None
         spec = _find(name, path, target)

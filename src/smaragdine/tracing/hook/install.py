@@ -5,11 +5,12 @@ import os
 import sys
 
 from . import imports, marks, versions
+from .state import process
 
 # Keras 3, Keras 2 (its files moved twice) and tf_keras; torch; and the two names Lightning goes by.
 PATCHES = {
     "keras.src.callbacks.callback_list": "keras.patch_callbacks",
-    "keras.src.backend.tensorflow.core": "keras_scopes.patch_scopes",
+    "keras.src.backend.tensorflow.core": "tensorflow.scopes.patch_scopes",
     "keras.src.backend.tensorflow.trainer": "keras.patch_trainer",
     "keras.src.backend.jax.trainer": "keras.patch_trainer",
     "keras.src.backend.torch.trainer": "keras.patch_trainer",
@@ -23,22 +24,20 @@ PATCHES = {
     "tf_keras.src.callbacks": "keras.patch_callbacks",
     "tf_keras.src.engine.training": "keras.patch_trainer",
     "tf_keras.src.engine.training_v1": "keras.patch_trainer",
-    "torch.autograd.profiler": "profiler_torch.patch_profiler",
-    "torch.nn.modules.module": "torch.patch_module",
-    "torch.optim.optimizer": "torch.patch_optimizer",
-    "torch.utils.data.dataloader": "torch.patch_dataloader",
+    "torch.autograd.profiler": "torch.program_profiler.patch_profiler",
+    "torch.nn.modules.module": "torch.loop.patch_module",
+    "torch.optim.optimizer": "torch.loop.patch_optimizer",
+    "torch.utils.data.dataloader": "torch.loop.patch_dataloader",
     "transformers.trainer_callback": "transformers.patch_callbacks",
     "transformers.trainer": "transformers.patch_trainer",
     "lightning.pytorch.trainer.call": "lightning.patch_call",
     "pytorch_lightning.trainer.call": "lightning.patch_call",
-    "tensorflow.python.client.session": "tensorflow.patch_session",
-    "tensorflow.python.training.monitored_session": "tensorflow.patch_monitored_session",
+    "tensorflow.python.client.session": "tensorflow.sessions.patch_session",
+    "tensorflow.python.training.monitored_session": "tensorflow.sessions.patch_monitored_session",
 }
 
 # Whatever the program does with these, it may be worth a trace.
 FRAMEWORKS = ("torch", "jax", "tensorflow")
-
-_installed = False
 
 
 def start():
@@ -52,9 +51,8 @@ def start():
 
 
 def install_all():
-    global _installed
-    if not _installed:
-        _installed = True
+    if not process.installed:
+        process.installed = True
         atexit.register(_at_exit)
         patches = {name: _patch(target) for name, target in PATCHES.items()}
         patches.update({name: _patch("trace.framework_loaded") for name in FRAMEWORKS})
@@ -62,7 +60,7 @@ def install_all():
 
 
 def _patch(target):
-    file, function = target.split(".")
+    file, _, function = target.rpartition(".")
 
     def patch(module):
         name = "%s.%s" % (__package__, file)
@@ -74,9 +72,9 @@ def _patch(target):
 
 def _at_exit():
     try:
-        torch = sys.modules.get("%s.torch" % __package__)
-        if torch is not None:
-            torch.finish()
+        loop = sys.modules.get("%s.torch.loop" % __package__)
+        if loop is not None:
+            loop.finish()
         trace = sys.modules.get("%s.trace" % __package__)
         if trace is not None:
             trace.finish()

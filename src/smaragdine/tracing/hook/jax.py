@@ -11,16 +11,14 @@ the other. The profiler tells the executions of a program apart by itself.
 
 import functools
 import sys
-import threading
 
-from . import marks, windows, wrapping
-
-_nnx = threading.local()
+from . import environment, marks, wrapping
+from .state import process
 
 
 def patch_keras_layer(module):
     """`fit` on JAX calls the model's `call` and so leaves its own scope out."""
-    if windows.wanted() and module.backend.backend() == "jax":
+    if environment.trace_wanted() and module.backend.backend() == "jax":
         wrapping.replace(module.Layer, "stateless_call", _keras_root)
 
 
@@ -35,7 +33,7 @@ def _keras_root(original):
 
 def patch_nnx(module):
     """Modules are what their classes' `__call__` makes them; classes made later are told of by Python."""
-    if not windows.wanted():
+    if not environment.trace_wanted():
         return
     base = module.Module
     inherited = base.__init_subclass__.__func__
@@ -78,9 +76,9 @@ def _nnx_call(original):
 
 def _stack():
     """(module, its path from the outermost one being called, paths of all in that by identity)"""
-    if not hasattr(_nnx, "stack"):
-        _nnx.stack = []
-    return _nnx.stack
+    if not hasattr(process.nnx, "stack"):
+        process.nnx.stack = []
+    return process.nnx.stack
 
 
 def _enter(stack, module):

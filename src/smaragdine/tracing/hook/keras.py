@@ -15,14 +15,10 @@ import sys
 import time
 import weakref
 
-from . import marks, training, windows, wrapping
+from . import environment, marks, training, wrapping
+from .state import process
 
-# What is open: {"train" | "evaluate" | "predict": weak reference to the CallbackList that began it}.
-_open = {}
-# Of the open training: steps in the epochs before this one, steps seen so far, the last step that ended.
-_base = 0
-_done = 0
-_ended = None
+_state = process.keras
 
 
 def patch_callbacks(module):
@@ -63,7 +59,7 @@ def patch_trainer(module):
 
 def trained_model():
     """The model that is being trained, or None."""
-    callbacks = _open["train"]() if "train" in _open else None
+    callbacks = _state.open["train"]() if "train" in _state.open else None
     return getattr(callbacks, "model", None)
 
 
@@ -79,7 +75,7 @@ def steps_itself(model):
 def patch_optimizer(module):
     """On PyTorch a step of Keras' optimizers would be operations like others; the profiler is told of it as
     it is of PyTorch's own. Compiled code is left as it is."""
-    if windows.wanted() and module.backend.backend() == "torch":
+    if environment.trace_wanted() and module.backend.backend() == "torch":
         wrapping.replace(module.BaseOptimizer, "apply", _named_step)
 
 
@@ -104,7 +100,7 @@ def _closing(source, original):
 
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
-        before = dict(_open)
+        before = dict(_state.open)
         try:
             return original(self, *args, **kwargs)
         except BaseException:
@@ -116,8 +112,8 @@ def _closing(source, original):
 
 def _abandon(source, before):
     try:
-        for kind in [kind for kind in _open if _open[kind] is not before.get(kind)]:
-            callbacks = _open.pop(kind)()
+        for kind in [kind for kind in _state.open if _state.open[kind] is not before.get(kind)]:
+            callbacks = _state.open.pop(kind)()
             if kind == "train" and callbacks is not None:
                 training.end(callbacks)
             marks.mark(kind + "_end", source=source, detail={"error": wrapping.failing()})
@@ -127,31 +123,29 @@ def _abandon(source, before):
 
 def _begin(kind, source, callbacks, args, kwargs, total=None):
     # A list inside a list, or a model run by a callback of another of the same kind, is part of what is open.
-    if kind not in _open or _open[kind]() is None:
-        _open[kind] = weakref.ref(callbacks)
+    if kind not in _state.open or _state.open[kind]() is None:
+        _state.open[kind] = weakref.ref(callbacks)
         marks.mark(kind + "_begin", source=source, total=total)
 
 
 def _end(kind, source, callbacks, args, kwargs):
-    if kind in _open and _open[kind]() is callbacks:
-        del _open[kind]
+    if kind in _state.open and _state.open[kind]() is callbacks:
+        del _state.open[kind]
         if kind != "train" or training.end(callbacks):
             marks.mark(kind + "_end", source=source)
 
 
 def _train_begin(source, callbacks, args, kwargs):
-    global _base, _done, _ended
     if training.begin(callbacks):
-        _open.pop("train", None)
-        _base, _done, _ended = 0, 0, None
+        _state.open.pop("train", None)
+        _state.base, _state.done, _state.ended = 0, 0, None
         total = (getattr(callbacks, "params", None) or {}).get("epochs")
         _begin("train", source, callbacks, args, kwargs, total=total)
 
 
 def _epoch_begin(source, callbacks, args, kwargs):
-    global _base
     if training.owns(callbacks):
-        _base = _done
+        _state.base = _state.done
         marks.mark("epoch_begin", wrapping.argument(args, kwargs, 0, "epoch"), source=source)
 
 
@@ -161,22 +155,20 @@ def _epoch_end(source, callbacks, args, kwargs):
 
 
 def _step_begin(source, callbacks, args, kwargs):
-    global _done
     if training.owns(callbacks):
-        index = _base + wrapping.argument(args, kwargs, 0, "batch")
-        if index >= _done:
-            _done = index + 1
+        index = _state.base + wrapping.argument(args, kwargs, 0, "batch")
+        if index >= _state.done:
+            _state.done = index + 1
             marks.soon(time.time_ns(), "step_begin", index, source)
 
 
 def _step_end(source, callbacks, args, kwargs):
     # With steps_per_execution one call covers several steps, and its end names the last of them.
-    global _done, _ended
     if training.owns(callbacks):
-        index = _base + wrapping.argument(args, kwargs, 0, "batch")
-        if index != _ended:
-            _ended = index
-            _done = index + 1
+        index = _state.base + wrapping.argument(args, kwargs, 0, "batch")
+        if index != _state.ended:
+            _state.ended = index
+            _state.done = index + 1
             marks.soon(time.time_ns(), "step_end", index, source)
 
 

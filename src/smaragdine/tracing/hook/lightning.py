@@ -9,10 +9,9 @@ import functools
 import time
 
 from . import marks, training
+from .state import process
 
 SOURCE = "lightning"
-
-_step = 0
 
 
 def patch_call(module):
@@ -47,9 +46,8 @@ def _setup(trainer, args, kwargs):
 
 
 def _train_begin(trainer, args, kwargs):
-    global _step
     if training.begin(trainer):
-        _step = trainer.global_step
+        process.lightning_step = trainer.global_step
         epochs = trainer.max_epochs
         marks.mark("train_begin", source=SOURCE, total=epochs if epochs is not None and epochs >= 0 else None)
 
@@ -72,14 +70,13 @@ def _epoch_end(trainer, args, kwargs):
 
 def _step_begin(trainer, args, kwargs):
     if training.owns(trainer):
-        marks.soon(time.time_ns(), "step_begin", _step, SOURCE)
+        marks.soon(time.time_ns(), "step_begin", process.lightning_step, SOURCE)
 
 
 def _step_end(trainer, args, kwargs):
-    global _step
     if training.owns(trainer):
-        marks.soon(time.time_ns(), "step_end", _step, SOURCE)
-        _step += 1
+        marks.soon(time.time_ns(), "step_end", process.lightning_step, SOURCE)
+        process.lightning_step += 1
 
 
 def _exception(trainer, args, kwargs):

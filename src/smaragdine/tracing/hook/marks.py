@@ -6,47 +6,32 @@ A mark must cost a few microseconds and must never be felt: whatever goes wrong 
 import os
 import time
 
-_spool = None
-_file = None  # (pid, fd, device, inode) of the open file
-_rank = None  # (pid, rank)
-_torn = False  # the last line is incomplete: the next one must not be glued to it
-_quoted = {}
-_later = []  # (pid, t_ns, name, index, source) of marks that wait
-_waiting_since_ns = 0
-_LONGEST_WAIT_NS = 100000000
-_failed = set()
+from .state import process
 
-dropped = 0  # marks lost in this process
-follower = None  # told of every mark but the beginnings of steps, where somebody wants to know
+_state = process.marks
+
+_LONGEST_WAIT_NS = 100000000
+
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 def set_spool(path):
     """Send marks to this folder from now on; None stops them."""
-    global _spool, _file
-    handle, _file = _file, None
-    _spool = None if path is None else os.path.abspath(path)
+    handle, _state.file = _state.file, None
+    _state.spool = None if path is None else os.path.abspath(path)
     if handle is not None and handle[0] == os.getpid() and _ours(handle):
         os.close(handle[1])
 
 
 def wanted():
     """Whether somebody records."""
-    return _spool is not None
-
-
-def install_all():
-    """Patch the frameworks imported already, and those imported later."""
-    from . import install
-
-    install.install_all()
+    return _state.spool is not None
 
 
 def mark(name, index=None, *, source, total=None, t_ns=None, detail=None):
     """Append one mark; without a spool, nothing."""
-    global dropped
-    if _spool is None:
+    if _state.spool is None:
         return
     if t_ns is None:
         t_ns = time.time_ns()
@@ -59,32 +44,32 @@ def mark(name, index=None, *, source, total=None, t_ns=None, detail=None):
             line += ',"detail":' + _json(detail)
         _write(pid, (_waiting(pid) + line + "}\n").encode("ascii"))
     except Exception:
-        dropped += 1
+        _state.dropped += 1
+    follower = _state.follower
     if follower is not None:
-        follower.marked(name, index, source, t_ns)
+        follower(name, index, source, t_ns)
 
 
 def soon(t_ns, name, index, source):
     """A mark that may wait a tenth of a second: one of thousands. Whatever is marked next takes it along."""
-    global dropped, _waiting_since_ns
-    if _spool is None:
+    if _state.spool is None:
         return
     try:
         pid = os.getpid()
-        _later.append((pid, t_ns, name, index, source))
-        if t_ns - _waiting_since_ns > _LONGEST_WAIT_NS or len(_later) > 1000:
-            _waiting_since_ns = t_ns
+        _state.waiting.append((pid, t_ns, name, index, source))
+        if t_ns - _state.waiting_since_ns > _LONGEST_WAIT_NS or len(_state.waiting) > 1000:
+            _state.waiting_since_ns = t_ns
             _write(pid, _waiting(pid).encode("ascii"))
     except Exception:
-        dropped += 1
+        _state.dropped += 1
+    follower = _state.follower
     if follower is not None and name == "step_end":
-        follower.marked(name, index, source, t_ns)
+        follower(name, index, source, t_ns)
 
 
 def flush():
     """Write what waits; the process is about to end."""
-    global dropped
-    if _spool is None:
+    if _state.spool is None:
         return
     try:
         pid = os.getpid()
@@ -92,16 +77,16 @@ def flush():
         if data:
             _write(pid, data.encode("ascii"))
     except Exception:
-        dropped += 1
+        _state.dropped += 1
 
 
 def _waiting(pid):
     """The lines that wait. Other threads only append, so a prefix can be taken without a lock."""
-    count = len(_later)
+    count = len(_state.waiting)
     if not count:
         return ""
-    entries = _later[:count]
-    del _later[:count]
+    entries = _state.waiting[:count]
+    del _state.waiting[:count]
     # What a forked child finds here is its parent's.
     return "".join([_line(*entry) + "}\n" for entry in entries if entry[0] == pid])
 
@@ -109,18 +94,18 @@ def _waiting(pid):
 def _line(pid, t_ns, name, index, source):
     return '{"t_ns":%d,"name":%s,"index":%s,"rank":%d,"pid":%d,"source":%s' % (
         t_ns,
-        _quoted.get(name) or _quote(name),
+        _state.quoted.get(name) or _quote(name),
         "null" if index is None else "%d" % index,
         _rank_in(pid),
         pid,
-        _quoted.get(source) or _quote(source),
+        _state.quoted.get(source) or _quote(source),
     )
 
 
 def error(framework, exception):
     """Say once per framework that its marks may be incomplete, and why."""
-    if framework not in _failed:
-        _failed.add(framework)
+    if framework not in _state.failed:
+        _state.failed.add(framework)
         text = "%s: %s" % (type(exception).__name__, exception)
         mark("hook_error", source="hook", detail={"framework": framework, "error": text[:1000]})
 
@@ -149,16 +134,15 @@ def rank_of(environ):
 
 
 def _rank_in(pid):
-    known = _rank
+    known = _state.rank
     if known is None or known[0] != pid:
         known = _set_rank(pid, rank_of(os.environ))
     return known[1]
 
 
 def _set_rank(pid, rank):
-    global _rank
-    _rank = (pid, rank)
-    return _rank
+    _state.rank = (pid, rank)
+    return _state.rank
 
 
 def _json(value):
@@ -169,21 +153,20 @@ def _json(value):
 
 def _quote(text):
     quoted = '"%s"' % text if text.isidentifier() and text.isascii() else _json(text)
-    if len(_quoted) < 1000:
-        _quoted[text] = quoted
+    if len(_state.quoted) < 1000:
+        _state.quoted[text] = quoted
     return quoted
 
 
 def _write(pid, data):
-    global _torn
-    handle = _file
+    handle = _state.file
     if handle is None or handle[0] != pid or not _ours(handle):
         handle = _open(pid)
-    if _torn:
-        _torn = False
+    if _state.torn:
+        _state.torn = False
         data = b"\n" + data
     if os.write(handle[1], data) != len(data):
-        _torn = True
+        _state.torn = True
         raise OSError("short write")
 
 
@@ -200,10 +183,9 @@ def _ours(handle):
 def _open(pid):
     # No lock: one held by another thread during fork would hang the child. Two threads opening at once only
     # waste a descriptor. An inherited descriptor is not closed, for the reason given in _ours.
-    global _file, _torn
-    path = os.path.join(_spool, "marks-%d.jsonl" % pid)
+    path = os.path.join(_state.spool, "marks-%d.jsonl" % pid)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     status = os.fstat(fd)
-    _file = (pid, fd, status.st_dev, status.st_ino)
-    _torn = False
-    return _file
+    _state.file = (pid, fd, status.st_dev, status.st_ino)
+    _state.torn = False
+    return _state.file

@@ -12,13 +12,11 @@ import sys
 import time
 
 from . import install as installed
-from . import marks, tracers, training, windows
+from . import environment, marks, tracers, training, windows
+from .state import process
 
-_settings = None
-_plan = None  # the windows.Plan of this process
-_lock = _thread.RLock()  # it knows whose it is, from the instant it is taken: see _alone
-_postponed = []  # (plan, work) of signals' handlers
-_watching = None  # (process, settings) of the watch that runs
+_state = process.trace
+
 
 _SLICE_S = 1.0
 _SLICES = 5
@@ -32,55 +30,52 @@ _LEAST_LOAD = 0.1  # cores; a launcher that waits for others has nothing to trac
 
 def install():
     """Follow the steps of this process, as its environment says."""
-    settings = windows.settings_of(os.environ)
+    settings = environment.settings_of(os.environ)
     if settings is not None:
         begin(settings)
 
 
 def begin(settings):
     """Trace from now on; what was traced before is finished."""
-    global _settings, _plan
     finish()
-    _settings, _plan = settings, windows.WindowPlan(settings)
-    marks.follower = sys.modules[__name__]
+    _state.settings, _state.plan = settings, windows.WindowPlan(settings)
+    process.marks.follower = marked
     if any(name in sys.modules for name in installed.FRAMEWORKS):
         framework_loaded()
 
 
 def end():
     """Finish what is open, and follow no longer."""
-    global _settings
     finish()
-    _settings = None
-    marks.follower = None
+    _state.settings = None
+    process.marks.follower = None
 
 
 def framework_loaded(module=None):
     """A framework was imported: from now on somebody may have work to trace."""
-    global _watching
-    if _settings is not None and _watching != (os.getpid(), _settings):
-        if _watching is None:
+    if _state.settings is not None and _state.watching != (os.getpid(), _state.settings):
+        if _state.watching is None:
             # Registered after the framework's own, and so called before it: it cleans up what we still need.
             atexit.register(at_exit)
-        _watching = (os.getpid(), _settings)
+        _state.watching = (os.getpid(), _state.settings)
         # Not by threading: a program may join every thread it finds there.
-        _thread.start_new_thread(_watch, (_plan,))
+        _thread.start_new_thread(_watch, (_state.plan,))
 
 
 def marked(name, index, source, t_ns):
     """What the process says of its training."""
-    if _settings is None or not (name in _TELLING or name in _INTERRUPTING):
+    if _state.settings is None or not (name in _TELLING or name in _INTERRUPTING):
         return
-    plan = _plan if _plan.pid == os.getpid() else _plan_of_child()
+    plan = _state.plan if _state.plan.pid == os.getpid() else _plan_of_child()
     told = _alone(plan, lambda: _tell(plan, name, index, source, t_ns))
     # Calls of a model give way to its training, should there be one.
-    if told and plan.done and plan.window is None and plan.source != windows.FORWARD:
-        marks.follower = None  # from now on a step costs what it costs without us
+    if told and plan.done and plan.window is None and plan.source != training.FORWARD:
+        process.marks.follower = None  # from now on a step costs what it costs without us
 
 
 def finish():
     """What has been traced is kept, and nothing more is: the program ends, or the training."""
-    plan = _plan
+    plan = _state.plan
     if plan is not None and plan.pid == os.getpid():
         _alone(plan, lambda: _finish(plan))
 
@@ -89,7 +84,7 @@ def at_exit():
     # Left by a signal's exception, the process would end under a thread that is at work in the framework.
     while True:
         try:
-            detach = sys.modules.get("%s.detach_torch" % __package__)
+            detach = sys.modules.get("%s.torch.detach" % __package__)
             if detach is not None:
                 detach.program_ends()
             finish()
@@ -103,15 +98,14 @@ def at_exit():
 def _plan_of_child():
     """A forked child traces nothing where its parent did: that profiler is not its own. Nor is a lock it may
     find held."""
-    global _plan, _lock, _postponed
-    used = _plan.used()
-    _lock, _postponed = _thread.RLock(), []
-    _plan = windows.WindowPlan(_settings)
-    _plan.done = _plan.failed = used
+    used = _state.plan.used()
+    _state.lock, _state.postponed = _thread.RLock(), []
+    _state.plan = windows.WindowPlan(_state.settings)
+    _state.plan.done = _state.plan.failed = used
     if _is_worker():
         # It ends by _exit, without the functions registered by atexit.
         sys.modules["multiprocessing.util"].Finalize(None, _worker_ends, exitpriority=0)
-    return _plan
+    return _state.plan
 
 
 def _worker_ends():
@@ -141,13 +135,13 @@ def _finish(plan):
 def _alone(plan, work):
     """Whether it was done, by one thread at a time. A signal's handler may interrupt one that opens or closes
     a window, and would wait for itself: what it wants is done after that."""
-    if _lock._is_owned():
-        _postponed.append((plan, work))
+    if _state.lock._is_owned():
+        _state.postponed.append((plan, work))
         return False
-    with _lock:
+    with _state.lock:
         _try(plan, work)
-        while _postponed:
-            _try(*_postponed.pop(0))
+        while _state.postponed:
+            _try(*_state.postponed.pop(0))
     return True
 
 
@@ -168,7 +162,7 @@ def _watch(plan):
         while _follows(plan):
             time.sleep(_TICK_S)
             busy = load.cores() >= _LEAST_LOAD
-            with _lock:
+            with _state.lock:
                 if plan.overdue():
                     _try(plan, plan.close)
             if plan.source is not None or taken == _SLICES or time.monotonic() < next_s:
@@ -187,14 +181,16 @@ def _watch(plan):
 
 
 def _follows(plan):
-    return _plan is plan and _settings is plan.settings and plan.pid == os.getpid() and not plan.done
+    return (
+        _state.plan is plan and _state.settings is plan.settings and plan.pid == os.getpid() and not plan.done
+    )
 
 
 def _take_slice(plan, tracer):
     if _done_by(plan, tracer, lambda: plan.open(tracer), _LONGEST_WAIT_S):
         time.sleep(_SLICE_S)
         if not _done_by(plan, tracer, plan.close, _SLICE_S):
-            with _lock:
+            with _state.lock:
                 if plan.source is None:
                     _try(plan, plan.close)
 
@@ -205,7 +201,7 @@ def _done_by(plan, tracer, work, most_s):
 
     def guarded():
         # Reached from the program's own code: whoever holds the lock may be further up the same stack.
-        lock = _lock
+        lock = _state.lock
         if plan.pid != os.getpid() or lock._is_owned():
             return
         try:

@@ -4,6 +4,12 @@ import importlib
 import sys
 
 _TORCH = ("torch", "transformers", "lightning")
+_TRACERS = {
+    "torch": "torch.tracer",
+    "tensorflow": "tensorflow.tracer",
+    "session": "tensorflow.session_tracer",
+    "jax": "trace_jax",
+}
 
 
 class ProfilerBusy(RuntimeError):
@@ -27,7 +33,7 @@ def of_source(source):
 
 
 def named(framework):
-    return importlib.import_module("%s.trace_%s" % (__package__, framework))
+    return importlib.import_module("%s.%s" % (__package__, _TRACERS[framework]))
 
 
 def in_use():

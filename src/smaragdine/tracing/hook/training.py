@@ -8,36 +8,35 @@ import sys
 import weakref
 
 from . import marks
+from .state import process
 
-_owner = None  # (pid, weak reference to the object that trains)
+FORWARD = "torch:forward"  # the source of a model's calls, where nothing else announces steps
 
 
 def begin(trainer):
     """Claim the process for `trainer`; False where another one has it."""
-    global _owner
     if active():
         return False
-    _owner = (os.getpid(), weakref.ref(trainer))
+    process.trainer = (os.getpid(), weakref.ref(trainer))
     learn_rank()
     return True
 
 
 def end(trainer):
     """Give the process back; False where it was not `trainer`'s."""
-    global _owner
     if not owns(trainer):
         return False
-    _owner = None
+    process.trainer = None
     return True
 
 
 def owns(trainer):
-    return active() and _owner[1]() is trainer
+    return active() and process.trainer[1]() is trainer
 
 
 def active():
     # A trainer that died in an exception nobody told us about, or that was left behind by fork, owns nothing.
-    owner = _owner
+    owner = process.trainer
     return owner is not None and owner[1]() is not None and owner[0] == os.getpid()
 
 
@@ -52,4 +51,4 @@ def learn_rank():
 
 def model():
     """The model being trained, where its trainer calls parts of it and never the whole: Lightning's."""
-    return getattr(_owner[1](), "lightning_module", None) if active() else None
+    return getattr(process.trainer[1](), "lightning_module", None) if active() else None

@@ -8,11 +8,9 @@ import functools
 import time
 
 from . import marks, training, wrapping
+from .state import process
 
 SOURCE = "transformers"
-
-_epoch = 0
-_inside = {"evaluate": 0, "predict": 0}
 
 
 def patch_callbacks(module):
@@ -21,12 +19,11 @@ def patch_callbacks(module):
 
 def patch_trainer(module):
     wrapping.replace(module.Trainer, "train", _train)
-    for kind in _inside:
+    for kind in process.transformers.inside:
         wrapping.replace(module.Trainer, kind, functools.partial(_outermost, kind))
 
 
 def _before(handler, args, kwargs):
-    global _epoch
     event, state = args[0], args[2]
     if event == "on_train_begin":
         if training.begin(handler):
@@ -36,8 +33,8 @@ def _before(handler, args, kwargs):
     elif event == "on_step_end":
         marks.soon(time.time_ns(), "step_end", state.global_step - 1, SOURCE)
     elif event == "on_epoch_begin":
-        _epoch = int((state.epoch or 0) + 1e-6)
-        marks.mark("epoch_begin", _epoch, source=SOURCE)
+        process.transformers.epoch = int((state.epoch or 0) + 1e-6)
+        marks.mark("epoch_begin", process.transformers.epoch, source=SOURCE)
 
 
 def _after(handler, args, kwargs):
@@ -47,7 +44,7 @@ def _after(handler, args, kwargs):
             marks.soon(time.time_ns(), "step_begin", state.global_step, SOURCE)
     elif event == "on_epoch_end":
         if training.owns(handler):
-            marks.mark("epoch_end", _epoch, source=SOURCE)
+            marks.mark("epoch_end", process.transformers.epoch, source=SOURCE)
     elif event == "on_train_end" and training.end(handler):
         marks.mark("train_end", source=SOURCE)
 
@@ -69,14 +66,14 @@ def _outermost(kind, original):
     # The trainer has events for the end of these only, and calls itself for every one of several datasets.
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
-        if _inside[kind] == 0:
+        if process.transformers.inside[kind] == 0:
             marks.mark(kind + "_begin", source=SOURCE)
-        _inside[kind] += 1
+        process.transformers.inside[kind] += 1
         try:
             return original(self, *args, **kwargs)
         finally:
-            _inside[kind] -= 1
-            if _inside[kind] == 0:
+            process.transformers.inside[kind] -= 1
+            if process.transformers.inside[kind] == 0:
                 marks.mark(kind + "_end", source=SOURCE)
 
     return wrapper

@@ -1,19 +1,14 @@
-"""The windows of a process: which steps the profiler runs over."""
+"""The windows of a process: which steps the profiler runs over, what a window sees, and what it costs."""
 
+import json
 import os
+import shutil
+import tempfile
 import time
 
-from . import tracers
-from .cost import WindowCost
-from .window import Window
+from . import marks, tracers
+from .training import FORWARD
 
-FOLDER = "SMARAGDINE_TRACE_FOLDER"
-STEPS = "SMARAGDINE_TRACE_STEPS"
-SKIP = "SMARAGDINE_TRACE_SKIP"
-BUDGET = "SMARAGDINE_TRACE_BUDGET"
-QUIET = "SMARAGDINE_TRACE_QUIET_S"
-
-FORWARD = "torch:forward"  # a model's calls, where nothing else announces steps
 _FIRST_WINDOW_S = 4.0
 _MOST_BYTES = 64 << 20  # of a window's raw file; its events are in memory until then
 _OVERDUE_S = 10.0
@@ -23,37 +18,8 @@ _SILENT = 20  # steps of others in a row: whoever was followed has ended
 # Steps until the next attempt, where the program has a profiler of its own; twice as many each time.
 _FIRST_WAIT, _LONGEST_WAIT = 4, 64
 _MOST_BROKEN = 5  # windows; each one that the program's profiler ends has cost something
-
-
-asked = False  # by this process's own code, at any time from now on
-
-
-def wanted():
-    """Whether there may be a trace in this process, so that names are worth some care."""
-    return asked or bool(os.environ.get(FOLDER))
-
-
-class TraceSettings:
-    def __init__(self, folder, steps=10, skip=10, budget=None, quiet_s=15.0):
-        self.folder = folder
-        self.steps = steps  # 0: all
-        self.skip = skip
-        self.budget = budget  # the part of the time so far that tracing may cost; None: any
-        self.quiet_s = quiet_s  # without a step for this long, a program is taken to have none
-
-
-def settings_of(environ):
-    """None where nothing is to be traced."""
-    if not environ.get(FOLDER):
-        return None
-    budget = environ.get(BUDGET)
-    return TraceSettings(
-        environ[FOLDER],
-        int(environ.get(STEPS, "10")),
-        int(environ.get(SKIP, "10")),
-        float(budget) if budget else None,
-        float(environ.get(QUIET, "15")),
-    )
+_KEPT = 51  # lengths of untraced steps, of which the one in the middle counts
+_GUESSED_PAUSE_S = 0.5  # to start and stop a profiler that has not run yet
 
 
 class WindowPlan:
@@ -287,3 +253,133 @@ class WindowPlan:
         steps = min(left, _WORTHWHILE) if opening else 1
         cost_s = self.cost.forecast_s(steps + self._overlong(), opening)
         return cost_s <= budget * self.cost.elapsed_s(self._clock_ns())
+
+
+class Window:
+    def __init__(self, tracer, session, base, asked_ns, begin_ns):
+        self.tracer, self.session = tracer, session
+        self.path, self.noted = base + tracer.SUFFIX, base + ".meta.json"
+        self.asked_ns = asked_ns
+        self.begin_ns = self.last_ns = begin_ns
+        self.steps = []  # (index, begin, end)
+        self.complete = False
+
+    def add(self, index, t_ns):
+        """A step; its length."""
+        begin_ns, self.last_ns = self.last_ns, t_ns
+        self.steps.append((index, begin_ns, t_ns))
+        return (t_ns - begin_ns) * 1e-9
+
+    def note(self, source, end_ns, resumed_ns, stopped_ns, facts):
+        """What its file is of."""
+        meta = {
+            "framework": self.tracer.FRAMEWORK,
+            "format": self.tracer.FORMAT,
+            "suffix": self.tracer.SUFFIX,
+            "rank": marks.rank(),
+            "pid": os.getpid(),
+            "begin_ns": self.begin_ns,
+            "end_ns": end_ns,
+            "asked_ns": self.asked_ns,
+            "resumed_ns": resumed_ns,
+            "stopped_ns": stopped_ns,
+            "source": source,
+            "steps": self.steps,
+        }
+        meta.update(facts)
+        with open(self.noted, "w") as file:
+            json.dump(meta, file)
+
+    def remove(self):
+        """What it may have written: a disk that is full has better use for it."""
+        _remove(self.path, self.path + ".tmp", self.noted)
+
+    def discard(self):
+        """End it, and keep nothing."""
+        # Kineto says on stderr what it cannot write: it gets a folder that is there.
+        path = self.path
+        try:
+            folder = tempfile.mkdtemp()  # ours alone: nobody has put a link there
+            path = os.path.join(folder, os.path.basename(path))
+        except OSError:
+            folder = ""
+        try:
+            self.tracer.stop(self.session, path)
+        except Exception:
+            pass
+        _remove(path)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(*paths):
+    for path in paths:
+        try:
+            os.remove(path)
+        except OSError:
+            pass
+
+
+class WindowCost:
+    def __init__(self):
+        self.first_ns = None
+        self.last_ns = None
+        self.lengths_s = []  # of untraced steps, the latest ones
+        self.longest_s = 0.0
+        self.spent_s = 0.0
+        self.slower_s = None  # a traced step, than an untraced one
+        self.start_s = None  # how long the profiler took to start, the last time
+        self.stop_s = None
+
+    def untraced(self, t_ns):
+        """A step ended."""
+        if self.first_ns is None:
+            self.first_ns = t_ns
+        elif self.last_ns is not None:
+            length_s = (t_ns - self.last_ns) * 1e-9
+            self._saw(length_s)
+            self.lengths_s.append(length_s)
+            del self.lengths_s[:-_KEPT]
+        self.last_ns = t_ns
+
+    def traced(self, length_s):
+        self._saw(length_s)
+        self.slower_s = max(0.0, length_s - self.typical_s())
+        self.spent_s += self.slower_s
+
+    def started(self, length_s):
+        self.start_s = length_s
+        self._paused(length_s)
+
+    def stopped(self, length_s):
+        self.stop_s = length_s
+        self._paused(length_s)
+
+    def sliced(self, length_s):
+        """Nobody knows how much of it the program would have needed: it counts whole."""
+        self.spent_s += length_s
+
+    def of_other_steps(self):
+        """From now on steps are others, as long as they may be."""
+        self.last_ns, self.lengths_s, self.slower_s = None, [], None
+
+    def typical_s(self):
+        return sorted(self.lengths_s)[len(self.lengths_s) // 2] if self.lengths_s else 0.0
+
+    def elapsed_s(self, now_ns):
+        return 0.0 if self.first_ns is None else (now_ns - self.first_ns) * 1e-9
+
+    def forecast_s(self, steps, opening):
+        """What will have been spent after so many more steps and the window's end."""
+        slower_s = self.typical_s() if self.slower_s is None else self.slower_s
+        pause_s = _GUESSED_PAUSE_S if self.stop_s is None else self.stop_s
+        if opening and self.stop_s is not None:
+            pause_s += self.start_s
+        return self.spent_s + steps * slower_s + pause_s
+
+    def _paused(self, length_s):
+        self.spent_s += length_s
+        self.last_ns = None  # the step it happened in says nothing
+
+    def _saw(self, length_s):
+        self.longest_s = max(self.longest_s, length_s)

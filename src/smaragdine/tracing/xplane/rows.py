@@ -21,7 +21,7 @@ from smaragdine.tracing.xplane.hlo import NO_PROGRAM, Program
 
 # Operations that TensorFlow ran one by one, outside any function: their type is all the profiler tells.
 #
-# The hook's own events around them say where they are written; see hook/keras_scopes.py.
+# The hook's own events around them say where they are written; see hook/tensorflow/scopes.py.
 
 MARK = "smaragdine:"
 _OPERATION = "EagerLocalExecute: "

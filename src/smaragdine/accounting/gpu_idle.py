@@ -1,11 +1,11 @@
-"""What a GPU draws between kernels, and power sharpened by it.
+"""Finds what a GPU draws when idle, and uses it to sharpen the power that its sensor shows.
 
-A sensor sees 20 to 100 ms at once, and a GPU that waits for its processor is idle for half of them. Shared
-over time as it was sensed, its power would charge idle time with the kernels' energy. But what an idle GPU
-draws can be known: when the last step is done, and while the profiler stops, nothing runs on it; and a traced
-step runs the same kernels as an untraced one, takes longer, and idles meanwhile. So within each reading idle
-time is given that power, and the rest of the reading's energy goes to the time in which something ran. The
-energy of every reading stays what it was.
+A sensor averages over 20 to 100 ms, and a GPU that waits for its processor is idle for half of that. If we
+shared this mean over time as it is, idle time would be charged with the kernels' energy. But we can find out
+what the idle GPU draws: nothing runs on it after the last step, nor while the profiler stops; and a traced
+step runs the same kernels as an untraced one, takes longer, and idles the rest. So within each reading we
+give idle time that power, and the rest of the energy to the time in which something ran. Every reading keeps
+its energy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from smaragdine.accounting.engine import sum_by
+from smaragdine.accounting.integral import sum_by
 from smaragdine.accounting.power import PowerTrace, distinct
 from smaragdine.accounting.spans import Steps, mean_s, resumed_ns
 from smaragdine.accounting.uncertainty import Windows
@@ -23,16 +23,16 @@ from smaragdine.arrays import Ints
 from smaragdine.recording.reader import Recording
 
 _LEAST_NS = 50_000_000  # several readings of a sensor that averages over 20 or 25 ms
-# So much longer, a step and all of them together, that the difference is none of the sensor's making.
+# A traced step must be so much longer, alone and all together, that the sensor cannot explain the difference.
 _LONGER, _LONGER_S = 1.25, 0.2
-_NEAR = 3  # untraced steps for each traced one, those next to them: a GPU warms up
-_WORKED = 1.2  # times what steps say: whoever read so much was not idle all the while
+_NEAR = 3  # untraced steps per traced one, the nearest: a GPU warms up
+_WORKED = 1.2  # times what steps say: at more than that the GPU was not idle all the while
 
 
 def idle_w(recording: Recording, traces: Mapping[str, PowerTrace], steps: Steps | None) -> dict[str, float]:
-    """The power of each of these GPUs while nothing runs; of those left out, nobody could see it.
+    """The power of each GPU while nothing runs on it; GPUs of which nobody could see it are left out.
 
-    Only where one process traced: the others' work would go on.
+    Only if a single process traced: other processes' work would go on.
     """
     windows = [window for window in recording.windows.to_pylist() if window["steps"] and window["source"]]
     if steps is None or not traces or len({window["pid"] for window in windows}) != 1:
@@ -45,10 +45,10 @@ def idle_w(recording: Recording, traces: Mapping[str, PowerTrace], steps: Steps 
 
 
 def _idle_w(trace: PowerTrace, steps: Steps, quiet_ns: Sequence[tuple[int, int]]) -> float | None:
-    """By readings of spans in which a GPU may have been idle, and by its steps."""
+    """From readings of spans in which the GPU may have been idle, checked against its steps."""
     read_w = _lowest_w(trace, quiet_ns)
     if read_w is not None and read_w >= _mean_j(trace, steps.traced_ns) / mean_s(steps.traced_ns):
-        read_w = None  # it was at work
+        read_w = None  # the GPU was working
     steps_w = _from_steps_w(steps, trace)
     if read_w is None or steps_w is None:
         return steps_w if read_w is None else read_w
@@ -56,8 +56,8 @@ def _idle_w(trace: PowerTrace, steps: Steps, quiet_ns: Sequence[tuple[int, int]]
 
 
 def _lowest_w(trace: PowerTrace, spans_ns: Sequence[tuple[int, int]]) -> float | None:
-    """The mean power of that time, long enough for the sensor, in which it is lowest: elsewhere in these
-    spans the GPU may still have been working."""
+    """The lowest mean power within these spans over a time that is long enough for the sensor: at other times
+    the GPU may still have been working."""
     found_w: list[float] = []
     for begin_ns, end_ns in spans_ns:
         start_ns = trace.start_ns[(trace.start_ns >= begin_ns) & (trace.start_ns + _LEAST_NS <= end_ns)]
@@ -69,7 +69,7 @@ def _lowest_w(trace: PowerTrace, spans_ns: Sequence[tuple[int, int]]) -> float |
 
 
 def _from_steps_w(steps: Steps, trace: PowerTrace) -> float | None:
-    """What the energy of a traced step is above that of an untraced one, by what it is longer."""
+    """How much more energy a traced step takes than an untraced one, divided by how much longer it is."""
     if not len(steps.untraced_ns):
         return None
     traced_ns = steps.traced_ns
@@ -80,7 +80,7 @@ def _from_steps_w(steps: Steps, trace: PowerTrace) -> float | None:
         return None
     traced_j, near_j = _mean_j(trace, traced_ns), _mean_j(trace, near_ns)
     found_w = (traced_j - near_j) / longer_s
-    # Nothing draws less when busy: then something else differed, too.
+    # No GPU draws less when busy: if it seems so, something else differed too.
     return found_w if 0 < found_w < min(traced_j / mean_s(traced_ns), near_j / mean_s(near_ns)) else None
 
 
@@ -89,7 +89,7 @@ def _mean_j(trace: PowerTrace, spans_ns: Ints) -> float:
 
 
 def busy_spans(start_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
-    """When at least one of these events ran: beginnings and ends, in order and disjoint."""
+    """Beginnings and ends of the time in which at least one event ran, in order and disjoint."""
     order = np.argsort(start_ns, kind="stable")
     start_ns, reached_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
     first = np.ones(start_ns.size, dtype=np.bool_)
@@ -101,8 +101,8 @@ def busy_spans(start_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
 
 
 def sharpen(trace: PowerTrace, busy: tuple[Ints, Ints], idle_w: float, limit_w: float) -> PowerTrace:
-    """The same energy in every stretch, with idle time at `idle_w`: at less where there is not as much, at
-    more where busy time would be beyond `limit_w`."""
+    """Moves power within each stretch: `idle_w` while idle, the rest while busy. Idle time gets less if there
+    is not as much, and more if busy time would go beyond `limit_w`. No stretch changes its energy."""
     begin_ns, until_ns = busy
     inside = distinct(np.concatenate([trace.start_ns, trace.end_ns, begin_ns, until_ns]))
     start_ns, end_ns = inside[:-1], inside[1:]
@@ -129,7 +129,7 @@ def sharpen(trace: PowerTrace, busy: tuple[Ints, Ints], idle_w: float, limit_w: 
 
 
 def without_idle(seen: Windows, idle_w: float, limit_w: float) -> Windows:
-    """The same windows, of busy time alone: what the sensor says of it, idle power being known."""
+    """The same windows without their idle time: what the sensor says of busy time alone."""
     busy_s = sum_by(seen.window, seen.share_s, seen.energy_j.size)
     idle_s = np.maximum(seen.length_s - busy_s, 0.0)
     energy_j = seen.energy_j - idle_s * np.minimum(idle_w, seen.energy_j / seen.length_s)

@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from . import training
+from .. import training
 
 # Modules that only stand around the user's own, and what they call it.
 _WRAPPERS = {

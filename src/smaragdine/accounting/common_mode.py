@@ -1,13 +1,13 @@
-"""What runs have in common, and what a name does by itself.
+"""Tells what all names of a run have in common from what one name does by itself.
 
-Two runs of one program differ mostly as a whole: a warmer card, a busier processor, and every name takes a
-percent more. Of three runs on each side that alone hides a layer that takes a tenth more. So a name is also
-judged beside its company: at the level of its run, which is the ratio that half of the energy is above.
+Runs of one program differ mostly as a whole: on a warmer card, or beside a busier processor, every name takes
+a percent more. With three runs on each side, that alone hides a layer that takes a tenth more. So each name
+is also judged beside its company: relative to its run's level, the weighted median of the names' ratios.
 
-How far a name spreads about that level, three runs say badly. Names of one program that take as much spread
-alike, and all of them together say it better (the moderated t of Smyth, 2004: an inverse-χ² prior of relative
-variances, around a line over energy, fitted to all names of a side). Names also err together, which no such
-prior sees: it counts for no more than the runs themselves do.
+Three runs say little about how far one name spreads around that level. But names of one program that take
+about as much energy spread alike, and all of them together say more: the moderated t of Smyth (2004), an
+inverse-χ² prior of relative variances around a line over energy, fitted to all names of a side. Names also
+err together, which no such prior sees; so it never counts for more than the runs themselves.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import numpy as np
 from smaragdine.arrays import Floats
 from smaragdine.stats import StandardError, difference
 
-LEAST_NAMES = 5  # of fewer, what they have in common may be one of them
-_NOTHING = 1e-24  # of a relative variance: rounding
+LEAST_NAMES = 5  # with fewer, one of them may be all they have in common
+_NOTHING = 1e-24  # a relative variance below this is rounding
 
 
 @dataclass(frozen=True)
 class Beside:
-    """The difference of a name, beside its company."""
+    """How a name's difference splits into what all names share and what is its own."""
 
-    common_j: float  # what of it all names have in common
-    spread: StandardError  # of what is its own
+    common_j: float  # the part that all names have in common
+    spread: StandardError  # of the part that is its own
 
 
 def beside_company(a_j: Floats, b_j: Floats) -> list[Beside | None]:
-    """Of every name, from runs × names on either side; None where that says nothing.
+    """For every name, from matrices of runs × names; None if the runs say nothing.
 
-    A side of one run is taken to spread as the other's runs do.
+    If one side has a single run, we take it to spread as the other side's runs do.
     """
     count = a_j.shape[1]
     mean_j = (a_j.mean(axis=0) + b_j.mean(axis=0)) / 2
@@ -62,14 +62,14 @@ def beside_company(a_j: Floats, b_j: Floats) -> list[Beside | None]:
         ]
         spread = difference(*sides)
         if min(len(a_j), len(b_j)) == 1:
-            # Both sides rest on the runs of one.
+            # Both sides rest on the same few runs.
             spread = StandardError(spread.error, sides[0].freedom)
         found[name] = Beside(float(common_j[name]), spread)
     return found
 
 
 def _levels(side_j: Floats, mean_j: Floats) -> Floats:
-    """Per run the weighted median of its ratios to the mean: a layer that changed does not move it."""
+    """Per run, the weighted median of its names' ratios to the mean: one changed layer does not move it."""
     rows = np.flatnonzero(mean_j > 0)
     ratio = side_j[:, rows] / mean_j[rows]
     order = np.argsort(ratio, axis=1)
@@ -80,8 +80,8 @@ def _levels(side_j: Floats, mean_j: Floats) -> Floats:
 
 
 def _moderated(relative: Floats, log_j: Floats) -> tuple[list[float], float] | None:
-    """Relative variances of runs × names, each drawn towards what others of its energy say, and on how many
-    free values they rest. None where no name spreads."""
+    """Relative variances of all names, each drawn towards those of names with as much energy, and the number
+    of free values behind them. None if no name spreads."""
     own = len(relative) - 1
     variance = relative.var(axis=0, ddof=1)
     spreading = variance > _NOTHING
@@ -97,17 +97,17 @@ def _moderated(relative: Floats, log_j: Floats) -> tuple[list[float], float] | N
 
 
 def _line(log_j: Floats, log_variance: Floats) -> Floats:
-    """Small names spread more. Of few names, or of equal ones, the slope says nothing."""
+    """Small names spread more. With few names, or equal ones, the slope would say nothing."""
     if log_j.size < 2 * LEAST_NAMES or log_j.std() < 1e-6:
         return np.array([log_variance.mean()])
     return np.polyfit(log_j, log_variance, 1)
 
 
 def fit(log_variance: Floats, freedom: float) -> tuple[float, float]:
-    """The prior of these variances: the logarithm of the value around which they lie, and how many free
-    values it is worth.
+    """Fits the prior of these variances: the logarithm of their typical value, and how many free values it is
+    worth.
 
-    By the mean and the variance of their logarithms: log s² = log prior + log F(freedom, worth).
+    It compares the mean and the variance of their logarithms with log s² = log prior + log F(freedom, worth).
     """
     log = log_variance - _digamma(freedom / 2) + math.log(freedom / 2)
     mean, more = float(log.mean()), float(log.var(ddof=1)) - _trigamma(freedom / 2)

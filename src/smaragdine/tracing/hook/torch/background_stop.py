@@ -22,7 +22,11 @@ import time
 
 import torch
 
-from . import detach_torch, marks
+from .. import marks
+from ..state import process
+from . import detach
+
+_state = process.torch
 
 _STOP = "_ZN5torch8autograd8profiler15disableProfilerEv"
 _RESULT = "_ZN5torch8autograd8profiler14ProfilerResult"
@@ -38,7 +42,7 @@ _CUPTI_KINDS = (5, 4, 10, 1, 2, 39, 38, 17)
 
 _PYTHON = os.path.dirname(threading.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # The loops there never end; what they call does.
 _LOOPS = tuple(
     os.path.join(_TORCH, *folder) + os.sep for folder in (("utils", "data"), ("_inductor", "compile_worker"))
@@ -47,8 +51,6 @@ _GRACE_S = 0.02  # for records that are being written by threads without Python
 _PATIENCE_S = 1.0  # for operators of other threads to end
 _ASLEEP = 0.1  # the part of the time that a thread at work would surpass
 
-_found = None  # the functions; False where they are not to be had
-_looking = threading.RLock()  # by one thread at a time; a signal may have it look again
 _COLLECTS_ANYWHERE = sys.version_info < (3, 12)  # from then on between instructions only
 
 
@@ -62,10 +64,9 @@ def possible():
 
 
 def _functions():
-    global _found
-    if _found is None:
-        _found = _look() or False
-    return _found
+    if _state.functions is None:
+        _state.functions = _look() or False
+    return _state.functions
 
 
 def _look():
@@ -130,7 +131,7 @@ def _stacks():
     Python makes a frame's object when it is asked for. Before 3.12 that may collect garbage, whose end lets
     other threads run on: the object would be of a frame that is no more, and the process crash.
     """
-    with _looking:
+    with _state.looking:
         collects = _COLLECTS_ANYWHERE and gc.isenabled()
         if collects:
             gc.disable()
@@ -144,12 +145,12 @@ def _stacks():
 def before_fork():
     """Nobody looks while the process forks: the child would have the lock of a thread that it does not have,
     and its garbage would not be collected."""
-    _looking.acquire()
+    _state.looking.acquire()
 
 
 def after_fork():
     """In either process."""
-    _looking.release()
+    _state.looking.release()
 
 
 def _stack(frame):
@@ -215,7 +216,7 @@ def drain(inside):
 def _stop_and_save(path):
     stop, save, destroy, delete = _functions()[:4]
     result = (ctypes.c_void_p * 8)()  # one is used
-    with detach_torch.leaving():
+    with detach.leaving():
         stop(result)
     text = os.fsencode(path)
     kept = ctypes.create_string_buffer(text)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from smaragdine.accounting.account import account
 from smaragdine.accounting.device_power import DevicePower
-from smaragdine.accounting.idle import busy_spans, idle_w, sharpen
+from smaragdine.accounting.gpu_idle import busy_spans, idle_w, sharpen
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.run import Run
 from smaragdine.accounting.spans import step_table, steps_of

@@ -11,27 +11,26 @@ import threading
 import torch
 import torch.autograd.profiler as profiler
 
-from . import aside_torch, captures_torch, compiled_torch, detach_torch, forks, marks, profiler_torch
-from .calls_torch import Calls
-from .tracers import ProfilerBusy
+from .. import marks
+from ..state import process
+from . import background_stop, compiled, detach, forks, graphs, program_profiler
+from .calls import Calls
+from ..tracers import ProfilerBusy
 
-profiler_torch.patch_profiler(profiler)  # if it is not yet
-captures_torch.patch_graphs(torch.cuda.graphs)
+_state = process.torch
 
-current = None  # the Session that runs
-ending = None  # the aside_torch.Ending of the last one
-_forks_watched = False
+program_profiler.patch_profiler(profiler)  # if it is not yet
+graphs.patch_graphs(torch.cuda.graphs)
 
 
 def begun():
     """A session that runs; raises, having changed nothing, where the program would notice."""
-    global current
-    if current is not None or _program_profiles():
+    if _state.session is not None or _program_profiles():
         raise ProfilerBusy("a PyTorch profiler is already running, and there can be only one")
     _watch_forks()
     session = TorchSession()
     session.begin()
-    current = session
+    _state.session = session
     return session
 
 
@@ -42,14 +41,14 @@ def say_stopped():
 def _program_profiles():
     # Unlike _profiler_enabled, what its module says is true of the other threads too.
     said = getattr(profiler, "_is_profiler_enabled", False)
-    return said or torch.autograd._profiler_enabled() or profiler_torch.prepared
+    return said or torch.autograd._profiler_enabled() or _state.prepared
 
 
 class TorchSession:
     def __init__(self):
         self.abandoned = None  # the error that says why, where the program needed the profiler itself
         self.running = False
-        self.marked = not compiled_torch.used()
+        self.marked = not compiled.used()
         self.thread = threading.get_ident()
         self.calls = Calls()
         self.lock = threading.Lock()
@@ -77,7 +76,7 @@ class TorchSession:
     def begin(self):
         # Kineto reads its log level here; as it is, it would say on stderr that profiling begins and ends.
         if self.thread in threading._active:
-            captures_torch.wait_for_gpu()  # what was launched before would run into the window, for nobody
+            graphs.wait_for_gpu()  # what was launched before would run into the window, for nobody
         quiet = "KINETO_LOG_LEVEL" not in os.environ
         if quiet:
             os.environ["KINETO_LOG_LEVEL"] = "99"
@@ -89,7 +88,7 @@ class TorchSession:
         self.profile._start_trace()
         self.running = True
         try:
-            profiler_torch.listening.append(self.program_begins)
+            _state.listening.append(self.program_begins)
             if self.marked:
                 self.calls.follow()
             else:
@@ -100,9 +99,9 @@ class TorchSession:
 
     def program_begins(self, prepares):
         """A profiler of its own, or prepares to."""
-        if ending is not None:
-            ending.wait()
-        detach_torch.has_left()
+        if _state.ending is not None:
+            _state.ending.wait()
+        detach.has_left()
         self.abandon("the program began a profiler of its own")
         if not prepares:
             # It has said so before; to end ours says the contrary.
@@ -125,49 +124,47 @@ class TorchSession:
         if not self.everywhere and threading.get_ident() != self.thread:
             return None  # only its own thread could; here it would crash
         if not self.abandoned:
-            captures_torch.wait_for_gpu()
+            graphs.wait_for_gpu()
         if inside:
-            aside_torch.drain(inside)
+            background_stop.drain(inside)
         # With ours the program's own session would be left, which begins now.
-        with contextlib.nullcontext() if self.abandoned else detach_torch.leaving():
+        with contextlib.nullcontext() if self.abandoned else detach.leaving():
             results = torch.autograd._disable_profiler()
         say_stopped()
         return results
 
     def silence(self):
         """Threads that may be in an operator it has heard of; None where it has ended, or that cannot be."""
-        if not (self.everywhere and aside_torch.possible()):
+        if not (self.everywhere and background_stop.possible()):
             return None
         with self.lock:
             # Where the program has begun a profiler of its own, that is the one that listens.
-            return aside_torch.silence() if self.running else None
+            return background_stop.silence() if self.running else None
 
     def let_go(self):
         """Whether it ran. From now on nothing of the program's is marked any more."""
-        global current
         with self.lock:
             running, self.running = self.running, False
-        if current is self:
-            current = None
+        if _state.session is self:
+            _state.session = None
         self.calls.let_go()
         return running
 
     def forget(self):
         """The profiler has ended, or is about to: the program may begin one."""
         try:
-            profiler_torch.listening.remove(self.program_begins)
+            _state.listening.remove(self.program_begins)
         except ValueError:
             pass  # by another thread, or it never was
 
 
 def _watch_forks():
-    global _forks_watched
-    if not _forks_watched:
-        aside_torch.possible()  # looked for here: a child may find the loader's lock held
+    if not _state.forks_watched:
+        background_stop.possible()  # looked for here: a child may find the loader's lock held
         os.register_at_fork(
-            before=_before_fork, after_in_parent=aside_torch.after_fork, after_in_child=_after_fork
+            before=_before_fork, after_in_parent=background_stop.after_fork, after_in_child=_after_fork
         )
-        _forks_watched = True
+        _state.forks_watched = True
         try:
             forks.watch()
         except Exception as exception:
@@ -176,16 +173,15 @@ def _watch_forks():
 
 def _before_fork():
     # The child would find the profiler's locks held by a thread it does not have.
-    if ending is not None:
-        ending.wait()
-    aside_torch.before_fork()
+    if _state.ending is not None:
+        _state.ending.wait()
+    background_stop.before_fork()
 
 
 def _after_fork():
     # A DataLoader's worker would go on recording for as long as it lives, for nobody.
-    global current
-    aside_torch.after_fork()
-    session, current = current, None
+    background_stop.after_fork()
+    session, _state.session = _state.session, None
     if session is None:
         return
     try:
@@ -195,9 +191,9 @@ def _after_fork():
         session.calls.forget_threads()
         session.let_go()
         session.forget()
-        if not (aside_torch.possible() and aside_torch.unhear()):
+        if not (background_stop.possible() and background_stop.unhear()):
             torch._C._autograd._enable_record_function(False)
-            profiler_torch.listening.append(_record_again)
+            _state.listening.append(_record_again)
         say_stopped()
     except Exception:
         pass
@@ -205,5 +201,5 @@ def _after_fork():
 
 def _record_again(prepares):
     # A profiler of the child's own would see nothing.
-    profiler_torch.listening.remove(_record_again)
+    _state.listening.remove(_record_again)
     torch._C._autograd._enable_record_function(True)

@@ -3,6 +3,10 @@ may be fused with something that is written elsewhere."""
 
 import weakref
 
+from ..state import process
+
+_state = process.tensorflow
+
 _MOST_OPERATIONS = 200000
 _NO_FLOW = frozenset({"Const", "Placeholder", "ReadVariableOp", "VarHandleOp", "NoOp", "Shape"})
 _PRODUCTS = frozenset(
@@ -10,24 +14,24 @@ _PRODUCTS = frozenset(
 )
 _LONGEST_FUSION = 4  # product, bias, sum, activation
 
-_roots = weakref.WeakKeyDictionary()  # graph → names of outermost scopes
-_known = weakref.WeakKeyDictionary()  # graph → its facts
+_state.roots = weakref.WeakKeyDictionary()
+_state.graph_facts = weakref.WeakKeyDictionary()
 
 
 def note(graph, root):
     """A function is being written, its gradients are wanted, and `root` is a scope of it."""
-    _roots.setdefault(graph, set()).add(root)
+    _state.roots.setdefault(graph, set()).add(root)
 
 
 def facts():
     """edges: [[source, target], …] between siblings. fusions: {operation: [[product, …], …]}, the chains of
     operations that lead from a product to one in another scope."""
     edges, fusions = {}, {}
-    for graph, roots in list(_roots.items()):
-        if graph not in _known:
-            _known[graph] = _facts(graph, roots)
-        edges.update(_known[graph][0])
-        fusions.update(_known[graph][1])
+    for graph, roots in list(_state.roots.items()):
+        if graph not in _state.graph_facts:
+            _state.graph_facts[graph] = _facts(graph, roots)
+        edges.update(_state.graph_facts[graph][0])
+        fusions.update(_state.graph_facts[graph][1])
     return {"edges": [list(edge) for edge in edges], "fusions": fusions}
 
 

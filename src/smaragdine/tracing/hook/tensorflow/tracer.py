@@ -7,9 +7,11 @@ import sys
 import tempfile
 import time
 
-from . import edges_keras, graph_tensorflow, keras, keras_scopes, marks
-from .trace_xplane import FORMAT, SUFFIX, XplaneSession, check_unused, write
-from .tracers import ProfilerBusy
+from .. import keras, marks
+from ..state import process
+from . import edges, graph, scopes
+from ..trace_xplane import FORMAT, SUFFIX, XplaneSession, check_unused, write
+from ..tracers import ProfilerBusy
 
 FRAMEWORK = "tensorflow"
 __all__ = ["FORMAT", "FRAMEWORK", "SUFFIX", "start", "stop"]
@@ -66,9 +68,9 @@ def _facts():
     """What the raw file does not tell: whose code a step is, and how data flows through the model."""
     try:
         model = keras.trained_model()
-        facts = graph_tensorflow.facts()
-        facts["edges"] += [] if model is None else edges_keras.edges(model)
-        return dict(facts, keras=keras.steps_itself(model), exact_scopes=keras_scopes.exact)
+        facts = graph.facts()
+        facts["edges"] += [] if model is None else edges.edges(model)
+        return dict(facts, keras=keras.steps_itself(model), exact_scopes=process.tensorflow.exact)
     except Exception as exception:
         marks.error(FRAMEWORK, exception)
         return {}
@@ -76,7 +78,7 @@ def _facts():
 
 def _events():
     try:
-        return keras_scopes.Events()
+        return scopes.Events()
     except Exception as exception:
         marks.error(FRAMEWORK, exception)
         return None

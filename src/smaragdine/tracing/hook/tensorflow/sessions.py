@@ -2,10 +2,13 @@
 
 import functools
 import re
-import threading
 import time
 
-from . import marks, trace_session, training, wrapping
+from .. import marks, training, wrapping
+from ..state import process
+from . import session_tracer
+
+_state = process.tensorflow
 
 SOURCE = "tensorflow"
 
@@ -15,9 +18,6 @@ _HOUSEKEEPING = re.compile(
 )
 
 _RUN_ARGUMENTS = {"fetches", "feed_dict", "options", "run_metadata"}
-
-_thread = threading.local()  # depth: runs inside runs; step: the outermost is one
-_steps = 0
 
 
 def patch_session(module):
@@ -36,16 +36,16 @@ def patch_monitored_session(module):
 def _run(is_step, original):
     @functools.wraps(original)
     def run(self, *args, **kwargs):
-        depth = getattr(_thread, "depth", 0)
+        depth = getattr(_state.thread, "depth", 0)
         step = depth == 0 and _counts(is_step, args, kwargs)
         if depth == 0:
-            _thread.step = step
-        _thread.depth = depth + 1
+            _state.thread.step = step
+        _state.thread.depth = depth + 1
         begin_ns = time.time_ns()
         try:
             result = original(self, *args, **kwargs)
         finally:
-            _thread.depth = depth
+            _state.thread.depth = depth
         # Marked when done: the run that finds the input exhausted, and raises, was no step.
         if step:
             _mark(begin_ns, time.time_ns())
@@ -59,15 +59,15 @@ def _traced(original):
 
     @functools.wraps(original)
     def run(self, *args, **kwargs):
-        window = trace_session.current()
-        if window is None or not getattr(_thread, "step", False):
+        window = session_tracer.current()
+        if window is None or not getattr(_state.thread, "step", False):
             return original(self, *args, **kwargs)
         theirs = wrapping.argument(args, kwargs, 3, "run_metadata")
         ours = None
         try:
             options = wrapping.argument(args, kwargs, 2, "options")
             if len(args) <= 4 and not set(kwargs) - _RUN_ARGUMENTS:
-                ours = trace_session.options_for(window, self, options)
+                ours = session_tracer.options_for(window, self, options)
         except Exception as exception:
             window.error = exception
         if ours is None:
@@ -78,7 +78,7 @@ def _traced(original):
             self, *args[:1], feed_dict=feed_dict, options=ours[0], run_metadata=ours[1], **fetches
         )
         try:
-            trace_session.keep(window, ours[1], theirs)
+            session_tracer.keep(window, ours[1], theirs)
         except Exception as exception:
             window.error = exception
         return result
@@ -95,9 +95,8 @@ def _counts(is_step, args, kwargs):
 
 
 def _mark(begin_ns, end_ns):
-    global _steps
-    index = _steps
-    _steps += 1
+    index = _state.steps
+    _state.steps += 1
     marks.soon(begin_ns, "step_begin", index, SOURCE)
     marks.soon(end_ns, "step_end", index, SOURCE)
 

@@ -5,9 +5,12 @@ import weakref
 
 import torch
 
-from . import marks, wrapping
+from .. import marks, wrapping
+from ..state import process
 
-_graphs = weakref.WeakSet()  # those that are; one that nobody ends is forgotten with its object
+_state = process.torch
+
+_state.capturing = weakref.WeakSet()  # those that are; one that nobody ends is forgotten with its object
 
 
 def patch_graphs(module):
@@ -18,7 +21,9 @@ def patch_graphs(module):
 
 def going_on():
     # PyTorch itself knows of the thread that asks only, but also of captures that are not begun in Python.
-    return torch.cuda.is_initialized() and (bool(_graphs) or torch.cuda.is_current_stream_capturing())
+    return torch.cuda.is_initialized() and (
+        bool(_state.capturing) or torch.cuda.is_current_stream_capturing()
+    )
 
 
 def wait_for_gpu():
@@ -31,13 +36,13 @@ def _begin(original):
     @functools.wraps(original)
     def capture_begin(self, *args, **kwargs):
         try:
-            _graphs.add(self)
+            _state.capturing.add(self)
         except Exception as exception:
             marks.error("torch", exception)
         try:
             return original(self, *args, **kwargs)
         except BaseException:
-            _graphs.discard(self)
+            _state.capturing.discard(self)
             raise
 
     return capture_begin
@@ -49,6 +54,6 @@ def _end(original):
         try:
             return original(self, *args, **kwargs)
         finally:
-            _graphs.discard(self)
+            _state.capturing.discard(self)
 
     return capture_end

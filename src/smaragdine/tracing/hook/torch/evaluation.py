@@ -8,7 +8,7 @@ of the step: only where all optimizers have stepped more than once since the las
 import time
 import weakref
 
-from . import marks
+from .. import marks
 
 
 class Evaluation:

@@ -15,7 +15,10 @@ import time
 
 import torch
 
+from ..state import process
 from . import forks
+
+_state = process.torch
 
 _TOLD = "TEARDOWN_CUPTI"
 _TASKS = "/proc/self/task"
@@ -23,16 +26,10 @@ _NAME, _SET_NAME = "kineto-leaves", 15
 _NEXT_S, _END_S = 0.05, 1.0  # for how long CUDA is called, before the next session and at the program's end
 _PAUSE_S = 0.0005
 
-_telling = False
-_program_ends = False
-_threads = ()  # Kineto's that may still wait
-_patience_s = 0.0
-
 
 @contextlib.contextmanager
 def leaving():
     """Around the call that stops Kineto."""
-    global _threads, _patience_s
     if not torch.cuda.is_initialized():
         yield
         return
@@ -42,23 +39,21 @@ def leaving():
         yield
     finally:
         own = str(threading.get_native_id())
-        _threads = [thread for thread in _tasks() if thread != own and _name(thread) == _NAME]
-        _patience_s = _NEXT_S
+        _state.leaving = [thread for thread in _tasks() if thread != own and _name(thread) == _NAME]
+        _state.patience_s = _NEXT_S
         _renamed(name)
         _take_back()
 
 
 def program_ends():
     """A session that is about to stop stays attached: it is of no use any more."""
-    global _program_ends
-    _program_ends = True
+    _state.program_ends = True
     _take_back()
 
 
 def has_left():
     """Whether CUPTI has been left, so that another session may begin. The program waits for it once only."""
-    global _patience_s
-    most_s, _patience_s = _patience_s, 0.0
+    most_s, _state.patience_s = _state.patience_s, 0.0
     return _left_within(most_s)
 
 
@@ -69,11 +64,10 @@ def leave():
 
 
 def _left_within(most_s):
-    global _threads
     until_s = time.monotonic() + most_s
     while True:
-        _threads = [thread for thread in _threads if _name(thread) == _NAME]
-        if not _threads:
+        _state.leaving = [thread for thread in _state.leaving if _name(thread) == _NAME]
+        if not _state.leaving:
             return True
         try:
             torch.cuda.cudart().cudaMemGetInfo(torch.cuda.current_device())
@@ -86,18 +80,16 @@ def _left_within(most_s):
 
 def _tell():
     """Unless the program says what it wants. Before CUDA 12.6 programs with CUDA graphs might crash."""
-    global _telling
     version = torch.version.cuda or "0"
-    if [int(part) for part in version.split(".")[:2]] < [12, 6] or _TOLD in os.environ or _program_ends:
+    if [int(part) for part in version.split(".")[:2]] < [12, 6] or _TOLD in os.environ or _state.program_ends:
         return
     os.environ[_TOLD] = "1"
-    _telling = True
+    _state.told_to_leave = True
 
 
 def _take_back():
-    global _telling
-    if _telling:
-        _telling = False
+    if _state.told_to_leave:
+        _state.told_to_leave = False
         if os.environ.get(_TOLD) == "1":  # else the program has set it since
             os.environ.pop(_TOLD, None)
 

@@ -1,9 +1,9 @@
-"""Events × power → energy: the integral of P(t) / n(t) over every event, exactly.
+"""Integrates power over events: each event gets ∫ P(t) / n(t) dt, where n(t) events run at once. Exact.
 
-With F(t) = ∫ P/n an event's energy is F(end) − F(start). Events are taken in chunks in the order of their
-starts; what still runs at a chunk's end enters the next one, so that memory does not grow with the number of
-events while their disorder is bounded, and a stable sort of nearly sorted boundaries is near linear. Chunks
-are summed by two threads: numpy releases the interpreter lock.
+With F(t) = ∫ P/n, an event's energy is F(end) − F(start). Events come nearly in the order of their starts, so
+we cut them into chunks of time; what still runs at a chunk's end goes on in the next one. That keeps memory
+flat, and sorting nearly sorted boundaries takes nearly linear time. Two threads work on chunks at once,
+because numpy releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ import numpy.typing as npt
 from smaragdine.accounting.power import PowerTrace, distinct
 from smaragdine.arrays import Floats, Ints
 
-# The engine's inner loop, compiled: the same sums as `engine.share`, several times faster.
+# The inner loop, compiled: the same sums as `share`, several times faster.
 #
-# Needs numba (`pip install smaragdine[fast]`). Loading it takes as long as it saves on some ten million
-# events, so only larger traces ask for it. It takes chunks in which no lane has overlapping events and
-# declines others; these, and machines without numba, go through numpy.
+# It needs numba (`pip install smaragdine[fast]`). Loading takes as long as it saves on some ten million
+# events, so only larger traces use it. It declines chunks in which events of one lane overlap; numpy does
+# those, and everything on machines without numba.
 
-# starts, ends, lanes, keys, begin, until, edges, power per level, how many an earlier chunk had, all keys
-# → energies of events; energy, busy time and count of keys; idle energy; whether some lane overlaps
+# Takes starts, ends, lanes, keys, begin, until, edges, power per level, how many an earlier chunk had, and
+# the number of keys. Returns energies of events; energy, busy time and count of keys; idle energy; and
+# whether events of a lane overlap.
 Sweep = Callable[
     [Ints, Ints, Ints, Ints, int, int, Ints, Floats, int, int],
     tuple[Floats, Floats, Floats, Ints, float, bool],
@@ -39,18 +40,18 @@ Sweep = Callable[
 
 WORTH_LOADING = 10_000_000  # events
 MOST_DIGIT_BITS = 13
-MOST_CONCURRENT = 64  # up to so many at a time, 1/n comes from a table: a division takes longer
+MOST_CONCURRENT = 64  # up to so many, 1/n comes from a table, which is faster than to divide
 
 
 def sweep_for(events: int) -> Sweep | None:
-    """The compiled loop where it is worth it: for many events, or when it is loaded anyway."""
+    """The compiled loop, if it is worth loading: for many events, or if it is loaded anyway."""
     worth = events >= WORTH_LOADING or compiled_sweep.cache_info().currsize > 0
     return compiled_sweep() if worth else None
 
 
 @cache
 def compiled_sweep() -> Sweep | None:
-    """The compiled loop, loaded; None where numba is not installed or does not work."""
+    """The compiled loop; None if numba is not installed or does not work."""
     if importlib.util.find_spec("numba") is None:
         return None
     try:
@@ -58,7 +59,7 @@ def compiled_sweep() -> Sweep | None:
         sweep: Sweep = numba.njit(_sweep, nogil=True, cache=True, error_model="numpy")
         none = np.zeros(0, dtype=np.int64)
         sweep(none, none, none, none, 0, 0, none, np.zeros(1), 0, 1)
-    except Exception:  # an accelerator that fails must not stop what works without it
+    except Exception:  # it only makes things faster
         return None
     return sweep
 
@@ -77,13 +78,13 @@ def _sweep(
 ) -> tuple[Floats, Floats, Floats, Ints, float, bool]:
     """Energy of every event within [begin, until), sums per key, idle energy, and whether a lane overlaps.
 
-    `edge_ns` are those after begin, and `power_w[i]` holds after `i` of them have passed. Lanes are small
-    numbers, below 0 for none. Written for numba: plain loops over arrays.
+    `edge_ns` are the edges after begin; after `i` of them power is `power_w[i]`. Lanes are small numbers,
+    below 0 for none. Plain loops over arrays, as numba likes them.
     """
     count = start_ns.size
     energy_j = np.zeros(count)
-    # Every event's end and start as one number: time since begin, and which it is. The sort keeps ends before
-    # starts of the same instant, so that an event ends before the next of its lane begins.
+    # Each boundary becomes one number: time since begin, then which event. Sorted, an end comes before a
+    # start of the same instant, so an event ends before the next of its lane begins.
     packed = np.empty(2 * count, dtype=np.int64)
     bits = 1
     while (1 << bits) < 2 * count:
@@ -105,7 +106,7 @@ def _sweep(
     used *= 2
     packed = packed[:used]
     other = np.empty(used, dtype=np.int64)
-    # A radix sort of the time, by as many bits at once as have their counters in the first-level cache.
+    # A radix sort by time, with as many bits at once as the first-level cache has room for.
     time_bits = 1
     while (highest >> time_bits) > 0:
         time_bits += 1
@@ -180,18 +181,18 @@ def _sweep(
     return energy_j, key_j, key_ns, key_count, idle_j, overlap
 
 
-# Who pays when events of one lane lie inside each other: only the leaf.
+# When events of one lane lie inside each other, only the innermost pays.
 #
-# An event lies inside another of the same device and lane when its interval does; of two equal intervals the
-# later one in the input lies inside. While an event runs that lies inside it, the outer one pays nothing;
-# events of a lane that merely overlap are concurrent and both pay. So every event pays for its own interval
-# less those inside it: the *pieces* below.
+# An event lies inside another of the same device and lane if its interval does; of two equal intervals, the
+# later one in the input lies inside. The outer one pays nothing meanwhile. Events of a lane that merely
+# overlap are concurrent, and both pay. So each event pays for its interval without those inside it: these are
+# its *pieces*.
 
 PAIRS_AT_ONCE = 1 << 20
 
 
 class Pieces(NamedTuple):
-    """Stretches in which one event pays: positions into the events, begin and end."""
+    """Stretches in which one event pays: the event's position, begin and end."""
 
     event: Ints
     start_ns: Ints
@@ -199,24 +200,24 @@ class Pieces(NamedTuple):
 
 
 def overlapping_lanes(start_ns: Ints, end_ns: Ints, lane: Ints) -> npt.NDArray[np.bool_] | None:
-    """Which events are in a lane where some event begins before another ended; None: nowhere."""
+    """Marks the events in lanes where an event begins before another has ended; None if there are none."""
     low, high = int(lane.min()), int(lane.max())
     if high < 0:
         return None
-    # numpy sorts 16-bit numbers by radix, many times faster than wider ones.
+    # numpy sorts 16-bit numbers by radix, many times faster.
     codes = (lane - low).astype(np.uint16) if high - low < 1 << 16 else lane
     order = np.argsort(codes, kind="stable")
     overlaps = _overlaps(start_ns, end_ns, lane, order)
     if overlaps is not None:
-        # Perhaps they only came out of order.
+        # They may only be out of order: sort, and look again.
         order = np.lexsort((end_ns, start_ns, lane))
         overlaps = _overlaps(start_ns, end_ns, lane, order)
     return None if overlaps is None else np.isin(lane, overlaps)
 
 
 def _overlaps(start_ns: Ints, end_ns: Ints, lane: Ints, order: Ints) -> Ints | None:
-    """Lanes with an event that begins before the one before it ended. If there is none, then in this order
-    all ends rise too, and nothing overlaps at all."""
+    """Lanes in which an event begins before the one before it has ended. If there is none, all ends rise in
+    this order too, so nothing overlaps."""
     early = start_ns[order[1:]] < end_ns[order[:-1]]
     lanes = lane[order]
     early &= (lanes[1:] == lanes[:-1]) & (lanes[1:] >= 0)
@@ -226,10 +227,9 @@ def _overlaps(start_ns: Ints, end_ns: Ints, lane: Ints, order: Ints) -> Ints | N
 def leaf_pieces(start_ns: Ints, end_ns: Ints, lane: Ints, begin_ns: int, until_ns: int) -> Pieces:
     """The pieces of events in lanes that overlap, cut to [begin, until).
 
-    `start_ns` and `end_ns` are whole intervals, also where they reach beyond the cut: what lies inside what
-    does not depend on where a trace is cut.
+    `start_ns` and `end_ns` are the uncut intervals: what lies inside what must not depend on the cut.
     """
-    # An event without length pays nothing and hides nobody.
+    # An event of no length pays nothing and hides nobody.
     kept = np.flatnonzero(end_ns > start_ns)
     order = kept[np.lexsort((kept, -end_ns[kept], start_ns[kept], lane[kept]))]
     start_ns, end_ns, lane = start_ns[order], end_ns[order], lane[order]
@@ -242,9 +242,9 @@ def leaf_pieces(start_ns: Ints, end_ns: Ints, lane: Ints, begin_ns: int, until_n
 
 
 def _laminar(start_ns: Ints, end_ns: Ints, lane: Ints) -> Pieces | None:
-    """Pieces where any two events of a lane are disjoint or one inside the other; None where some cross.
+    """Pieces if any two events of a lane are either disjoint or nested; None if some cross.
 
-    Then the running events of a lane are a stack, and the leaf is its top: after a start the event itself,
+    If so, the running events of a lane are a stack, and its top pays: after a start that is the event itself,
     after an end the parent of what ended.
     """
     count = start_ns.size
@@ -252,35 +252,35 @@ def _laminar(start_ns: Ints, end_ns: Ints, lane: Ints) -> Pieces | None:
     span_ns = int(end_ns.max()) - first_ns + 1
     _, lane_rank = np.unique(lane, return_inverse=True)
     if span_ns * (int(lane_rank[-1]) + 1) >= 1 << 62:
-        return None  # one number for lane and time would overflow; the general way needs none
+        return None  # lane and time do not fit one number; `_crossing` needs none
     start_key = lane_rank * span_ns + (start_ns - first_ns)
     end_key = lane_rank * span_ns + (end_ns - first_ns)
     position = np.arange(count, dtype=np.int64)
     depth = position - np.searchsorted(np.sort(end_key, kind="stable"), start_key, side="right")
     parent = np.full(count, -1, dtype=np.int64)
     inner = np.flatnonzero(depth > 0)
-    # The parent is the latest earlier event one level up.
+    # The parent is the latest earlier event one level up the stack.
     by_depth = np.argsort(depth, kind="stable")
     levels = depth[by_depth] * count + by_depth
     above = np.searchsorted(levels, (depth[inner] - 1) * count + inner, side="right") - 1
     parent[inner] = by_depth[above]
     if (end_ns[inner] > end_ns[parent[inner]]).any():
         return None
-    # At one instant: ends before starts, and inner ends before outer ones, so that the last of them leaves
-    # the right event on top.
+    # At the same instant ends come before starts, and inner ends before outer ones: then the right event ends
+    # up on top.
     inside_out = np.argsort(-depth, kind="stable")
     order = np.argsort(np.concatenate([end_key[inside_out], start_key]), kind="stable")
     leaf = np.concatenate([parent[inside_out], position])[order]
     time_ns = np.concatenate([end_ns[inside_out], start_ns])[order]
-    running = np.flatnonzero(leaf[:-1] >= 0)  # after the last end nothing runs
+    running = np.flatnonzero(leaf[:-1] >= 0)  # nothing runs after the last end
     return Pieces(leaf[running], time_ns[running], time_ns[running + 1])
 
 
 def _crossing(start_ns: Ints, end_ns: Ints, lane: Ints) -> Pieces:
-    """Pieces of any events: each one's interval less the union of those inside it, pair by pair."""
+    """Pieces of any events: each interval without those inside it, pair by pair."""
     count = start_ns.size
     position = np.arange(count, dtype=np.int64)
-    # What lies inside an event begins after it and before its end: a row of neighbours.
+    # Events inside another begin after it and before its end: they are its next neighbours.
     lane_end = np.searchsorted(lane, lane, side="right")
     reach = np.empty(count, dtype=np.int64)
     for begin in np.flatnonzero(np.concatenate([[True], lane[1:] != lane[:-1]])):
@@ -303,8 +303,8 @@ def _own_time(start_ns: Ints, end_ns: Ints, neighbours: Ints, first: int, last: 
     inner = outer + 1 + np.arange(outer.size) - np.repeat(begins, neighbours[first:last])
     inside = end_ns[inner] <= end_ns[outer]
     outer, inner = outer[inside], inner[inside]
-    # Per outer event: hidden until the latest end so far of those inside it. The events themselves stand
-    # first in their row, hidden until their own start.
+    # For each outer event, how far the events inside have hidden it so far. The event itself comes first in
+    # its row.
     row = np.concatenate([np.arange(first, last), outer])
     order = np.argsort(row, kind="stable")
     row = row[order]
@@ -317,7 +317,7 @@ def _own_time(start_ns: Ints, end_ns: Ints, neighbours: Ints, first: int, last: 
 
 
 def _running_max(row: Ints, value: Ints) -> Ints:
-    """The largest value so far within each row; rows are contiguous and rise."""
+    """The largest value so far within each row. Rows follow each other and rise."""
     rank = np.unique(value, return_inverse=True)[1] + 1
     level = (row - row[0]) * (int(rank.max()) + 1)
     so_far = np.maximum.accumulate(level + rank) - level
@@ -333,24 +333,24 @@ ALL_LATER = (1 << 63) - 1
 
 
 class Block(NamedTuple):
-    """Some events of one device, in any order; those of later blocks all start at `later_ns` or after."""
+    """Some events of one device, in any order. Events of later blocks start at `later_ns` or after."""
 
     start_ns: Ints
     end_ns: Ints
-    key: Ints  # which row an event belongs to
+    key: Ints  # the row that the event belongs to
     lane: Ints  # below 0: none
     step: Ints  # below 0: none
     later_ns: int
-    later_step: int  # nor has any of them a step below this
+    later_step: int  # and have no step below this
 
 
 class Chunk(NamedTuple):
-    """All that runs within [begin, until), and some that only begin later: whole intervals, in any order."""
+    """The events that run within [begin, until), uncut and in any order; some may begin later."""
 
     begin_ns: int
     until_ns: int
-    carried: int  # so many of them, the first ones, were in an earlier chunk too
-    done_step: int  # no event of a later chunk has a step below this
+    carried: int  # the first so many were in an earlier chunk too
+    done_step: int  # later chunks have no step below this
     start_ns: Ints
     end_ns: Ints
     key: Ints
@@ -360,30 +360,30 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Levels:
-    """A power trace as a row of levels: after `i` edges have passed it is `power_w[i]`; 0 where unknown."""
+    """Power as levels: `power_w[i]` after `i` edges have passed, 0 where it is not known."""
 
     edge_ns: Ints
     power_w: Floats
 
 
 class Boundaries(NamedTuple):
-    """A chunk's instants in order, with what is true from each to the next."""
+    """The instants of a chunk in order, and what holds from each to the next."""
 
     t_ns: Ints  # since the chunk's begin
     running: Ints
-    power_w: Floats  # one fewer: between instants
-    order: Ints  # which boundary each instant is: a piece's start, then the pieces' ends, then others
+    power_w: Floats  # between instants: one fewer
+    order: Ints  # the boundary at each instant: starts of pieces first, then ends, then others
 
 
 class Shares(NamedTuple):
-    """Who pays what in a chunk. A piece is a stretch in which one event pays (see `nesting`)."""
+    """Who pays what in a chunk, piece by piece."""
 
-    event: Ints | None  # of each piece; None: every event is one piece
+    event: Ints | None  # of each piece; None: each event is one piece
     energy_j: Floats  # of each piece
     idle_j: float
 
     def of_pieces(self, column: Ints) -> Ints:
-        """A column of the events, for every piece."""
+        """Spreads a column of events over their pieces."""
         return column if self.event is None else column[self.event]
 
 
@@ -393,14 +393,14 @@ def levels(trace: PowerTrace) -> Levels:
         return Levels(edge_ns, np.zeros(1))
     i = np.searchsorted(trace.start_ns, edge_ns, side="right") - 1
     known = edge_ns < trace.end_ns[i]
-    # One more level than edges: before the first one, position 0, nothing is known either.
+    # One level more than edges: nothing is known before the first edge either.
     return Levels(edge_ns, np.concatenate([[0.0], np.where(known, trace.power_w[i], 0.0)]))
 
 
 def chunks(blocks: Iterable[Block], begin_ns: int, until_ns: int) -> Iterator[Chunk]:
-    """Cut a device's events into chunks, one after the other in time, over all of [begin, until).
+    """Cuts a device's events into chunks that follow each other over all of [begin, until).
 
-    An event that does not end within a chunk, or has not even begun, enters the next one too.
+    An event that has not ended in a chunk, or not even begun, goes on in the next one.
     """
     waiting: list[Block] = []
     running: Chunk | None = None
@@ -412,13 +412,13 @@ def chunks(blocks: Iterable[Block], begin_ns: int, until_ns: int) -> Iterator[Ch
             continue
         pool = _joined(waiting)
         if 2 * int(np.count_nonzero(pool.start_ns < block.later_ns)) < held:
-            waiting, enough = [pool], 2 * held  # much disorder: look again only when that pays
+            waiting, enough = [pool], 2 * held  # much disorder: wait until it pays to look again
             continue
         cut_ns = min(max(int(block.later_ns), begin_ns), until_ns)
         chunk = _chunk(running, pool, begin_ns, cut_ns)
         running, begin_ns = _running_on(chunk), cut_ns
         yield chunk._replace(done_step=min(block.later_step, _lowest(running.step)))
-        # As many new events as still run, or a crowd of long ones would be sorted over and over.
+        # Take as many new events as still run; else we would sort a crowd of long ones over and over.
         waiting, held, enough = [], 0, max(CHUNK, running.start_ns.size)
     yield _chunk(running, _joined(waiting), begin_ns, until_ns)
 
@@ -481,17 +481,17 @@ def boundaries(chunk: Chunk, paying: Pieces, power: Levels) -> Boundaries:
     t_ns, order = _in_order(t_ns)
     change = np.zeros(t_ns.size, dtype=np.int8)
     change[:count], change[count : 2 * count] = 1, -1
-    # Where several boundaries are at an edge's instant, nothing lasts between them: any place will do.
+    # If several boundaries share an instant, nothing lasts between them: any of their places will do.
     lengths = np.diff(np.searchsorted(t_ns, edge_ns), prepend=0, append=t_ns.size - 1)
     power_w = np.repeat(power.power_w[first : last + 1], lengths)
     return Boundaries(t_ns, np.cumsum(change[order], dtype=np.int64), power_w, order)
 
 
 def _in_order(t_ns: Ints) -> tuple[Ints, Ints]:
-    """Instants sorted, and which each was.
+    """Sorts instants, and says which each was.
 
-    Time and origin in one number where they fit: sorting values is faster than sorting positions. Starts and
-    ends rise nearly everywhere, so that timsort has little more to do than to merge them.
+    If time and origin fit one number, we sort that: values sort faster than positions. Starts and ends mostly
+    rise already, so timsort has little to do but merge them.
     """
     bits = t_ns.size.bit_length()
     if int(t_ns[-1]).bit_length() + bits > 62:
@@ -509,7 +509,7 @@ def share(chunk: Chunk, power: Levels) -> Shares:
     energy_j = np.diff(at.t_ns) * 1e-9
     energy_j *= at.power_w
     running = at.running[:-1]
-    # A table of 1/n, 0 for n = 0, is faster than dividing.
+    # A table of 1/n (0 for n = 0) is faster than division.
     among = np.arange(int(at.running.max()) + 1, dtype=np.float64)
     np.divide(1.0, among, out=among, where=among > 0)
     idle_j = float((energy_j * (running == 0)).sum())
@@ -523,7 +523,7 @@ def share(chunk: Chunk, power: Levels) -> Shares:
 def at_pieces(
     value: npt.NDArray[Number], at: Boundaries, paying: Pieces
 ) -> tuple[npt.NDArray[Number], npt.NDArray[Number]]:
-    """Of a value at every instant: at the start and at the end of every piece."""
+    """A value that is known at every instant, at the start and at the end of every piece."""
     unsorted = np.empty_like(value)
     unsorted[at.order] = value
     count = paying.start_ns.size
@@ -535,10 +535,10 @@ def sum_by(code: Ints, weight: npt.NDArray[np.number[Any]], size: int) -> Floats
 
 
 def in_threads(work: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-    """`map` with a thread per core, in order, holding only a few tasks at a time."""
+    """`map` with one thread per core, in order, a few tasks at a time."""
     threads = max(1, min(2, len(os.sched_getaffinity(0))))
-    # Freeing one large block teaches glibc to keep what it gets back; else every temporary array costs a
-    # round of page faults, as much again as the work itself.
+    # Freeing one large block teaches glibc to keep what it gets back. Else each temporary array costs page
+    # faults that take as long as the work itself.
     np.empty(24 << 20, dtype=np.uint8)
     if threads == 1:
         yield from map(work, tasks)

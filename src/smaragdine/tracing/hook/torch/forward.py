@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from . import marks, training, windows
+from .. import marks, training
 
 
 def announce(model):
@@ -14,7 +14,7 @@ def announce(model):
     def called(module, args, output):
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or training.active():
             return
-        marks.soon(time.time_ns(), "step_end", count[0], windows.FORWARD)
+        marks.soon(time.time_ns(), "step_end", count[0], training.FORWARD)
         count[0] += 1
 
     return model.register_forward_hook(called).remove

@@ -36,16 +36,16 @@ def idle(folder: Path, busy: float = 0.1, program: float = 0.0, gpu: float = 0.0
     "said", [{"asked": asked(BASELINE), "command": ["sleep", "9"]}, {"command": ["baseline"]}]
 )
 def test_a_baseline_is_known_by_what_it_was_asked_for(tmp_path: Path, said: dict[str, Any]) -> None:
-    assert Run(idle(tmp_path / "quiet", **said)).at_rest.remarks == []
-    assert Run(idle(tmp_path / "busy", 4.0, 1.0, **said)).at_rest.remarks == [BUSY]
-    assert Run(idle(tmp_path / "gpu", gpu=30.0, **said)).at_rest.remarks == [
+    assert Run(idle(tmp_path / "quiet", **said)).idle_machine.remarks == []
+    assert Run(idle(tmp_path / "busy", 4.0, 1.0, **said)).idle_machine.remarks == [BUSY]
+    assert Run(idle(tmp_path / "gpu", gpu=30.0, **said)).idle_machine.remarks == [
         "baseline: gpu:0 was 30% busy: what it drew is not its idle power"
     ]
 
 
 def test_a_recording_of_a_program_that_waits_is_said_to_be_one(tmp_path: Path) -> None:
     quiet = idle(tmp_path / "quiet", asked=asked("run"), command=["sleep", "10"])
-    assert Run(quiet).at_rest.remarks == [
+    assert Run(quiet).idle_machine.remarks == [
         "baseline: it is a recording of sleep 10, not one that smaragdine baseline made"
     ]
 

@@ -6,10 +6,10 @@ nobody. A second profiler in it takes the place of the first, and to stop the fi
 
 import functools
 
-from . import wrapping
+from .. import wrapping
+from ..state import process
 
-prepared = False  # and not begun
-listening = []  # functions to call before, with whether it is prepared only
+_state = process.torch
 
 
 def patch_profiler(module):
@@ -20,12 +20,11 @@ def patch_profiler(module):
 def _noting(done, original):
     @functools.wraps(original)
     def wrapper(*args, **kwargs):
-        global prepared
-        for tell in listening.copy():
+        for tell in _state.listening.copy():
             tell(done)
-        prepared = False
+        _state.prepared = False
         result = original(*args, **kwargs)
-        prepared = done
+        _state.prepared = done
         return result
 
     return wrapper

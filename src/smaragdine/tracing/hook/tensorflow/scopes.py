@@ -13,19 +13,21 @@ event of their own around what is done in them.
 import functools
 import re
 
-from . import graph_tensorflow, marks, windows, wrapping
+from .. import environment, marks, wrapping
+from ..state import process
+from . import graph
+
+_state = process.tensorflow
 
 MARK = "smaragdine:"
 BACKWARD = "gradient_tape"
 
-exact = False  # scopes have kept their names: in a function with gradients, or by events of ours
-_event = None  # what makes an event of the profiler, while ours runs
 _VALID = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
 
 
 def patch_scopes(module):
     """`module`: keras.src.backend.tensorflow.core."""
-    if windows.wanted():
+    if environment.trace_wanted():
         from tensorflow.python import pywrap_tfe
 
         wrapping.replace(module.name_scope, "__enter__", functools.partial(_enter, module.tf, pywrap_tfe))
@@ -35,7 +37,6 @@ def patch_scopes(module):
 def _enter(tensorflow, pywrap_tfe, original):
     @functools.wraps(original)
     def enter(self):
-        global exact
         eager = True
         try:
             eager = tensorflow.executing_eagerly()
@@ -43,16 +44,16 @@ def _enter(tensorflow, pywrap_tfe, original):
             if not (eager or pywrap_tfe.TFE_Py_TapeSetIsEmpty()) and _VALID.fullmatch(self.name):
                 above = tensorflow.get_current_name_scope()
                 whole = above + "/" + self.name if above else self.name
-                graph_tensorflow.note(tensorflow.compat.v1.get_default_graph(), whole.partition("/")[0])
+                graph.note(tensorflow.compat.v1.get_default_graph(), whole.partition("/")[0])
                 self._tf_name_scope = tensorflow.name_scope(whole + "/")
-                exact = True
+                _state.exact = True
         except Exception as exception:
             marks.error("keras", exception)
         result = original(self)
-        event = _event
+        event = _state.event
         if event is not None and eager and getattr(self, "_pop_on_exit", False):
             self._smaragdine_event = event(MARK + tensorflow.get_current_name_scope())
-            exact = True
+            _state.exact = True
         return result
 
     return enter
@@ -73,18 +74,16 @@ class Events:
     """Events of scopes and of gradients, from now until they are closed."""
 
     def __init__(self):
-        global _event
         from tensorflow.python.eager import backprop
         from tensorflow.python.profiler.internal import _pywrap_traceme
 
         self._tape = backprop.GradientTape
         self._original = self._tape.gradient
-        _event = _pywrap_traceme.TraceMe
-        self._wrapper = self._tape.gradient = _gradient(_event, self._original)
+        _state.event = _pywrap_traceme.TraceMe
+        self._wrapper = self._tape.gradient = _gradient(_state.event, self._original)
 
     def close(self):
-        global _event
-        _event = None
+        _state.event = None
         if self._tape.gradient is self._wrapper:
             self._tape.gradient = self._original
 

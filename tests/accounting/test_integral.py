@@ -15,12 +15,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smaragdine.accounting import account as account_module
-from smaragdine.accounting import engine, ledger
-from smaragdine.accounting import engine as nesting
+from smaragdine.accounting import integral, ledger
+from smaragdine.accounting import integral as nesting
 from smaragdine.accounting import ledger as columns
 from smaragdine.accounting.account import account
-from smaragdine.accounting.engine import Chunk, compiled_sweep, levels
 from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.integral import Chunk, compiled_sweep, levels
 from smaragdine.accounting.ledger import entry_compiled
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.errors import UserError
@@ -146,7 +146,7 @@ def stretches_of(draw: st.DrawFn) -> list[Stretch]:
 
 @pytest.fixture(params=[1, 3, 1 << 15], ids=["chunks of 1", "chunks of 3", "one chunk"])
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    for module in (engine, columns, account_module):
+    for module in (integral, columns, account_module):
         monkeypatch.setattr(module, "CHUNK", request.param)
     monkeypatch.setattr(columns, "WAITING_BLOCKS", 2)
     return request.param
@@ -165,7 +165,7 @@ def test_agrees_with_the_definition(
     events: list[Event], stretches: list[Stretch], size: int, waiting: int, compiled: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (engine, columns, account_module):
+        for module in (integral, columns, account_module):
             patch.setattr(module, "CHUNK", size)
         patch.setattr(columns, "WAITING_BLOCKS", waiting)
         patch.setattr(account_module, "sweep_for", lambda _: compiled_sweep() if compiled else None)
@@ -184,7 +184,7 @@ def test_crossing_events_of_one_lane(events: list[Event], pairs: int, size: int)
     stretches = [(0, 40, 3), (40, 70, 5), (80, 130, 1)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nesting, "PAIRS_AT_ONCE", pairs)
-        for module in (engine, columns, account_module):
+        for module in (integral, columns, account_module):
             patch.setattr(module, "CHUNK", size)
         agrees(account(table(events), {"gpu:0": power(stretches)}), events, stretches)
 
@@ -235,7 +235,7 @@ def test_shuffled_is_the_same_as_sorted() -> None:
     kept = account(table(events), {"gpu:0": power(stretches)})
     random.shuffle(events)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (engine, columns, account_module):
+        for module in (integral, columns, account_module):
             patch.setattr(module, "CHUNK", 64)
         mixed = account(table(events), {"gpu:0": power(stretches)})
     by_name = [{row["name"]: row["energy_j"] for row in found.rows.to_pylist()} for found in (kept, mixed)]
@@ -268,7 +268,7 @@ def test_missing_power_is_said_and_costs_nothing() -> None:
 
 
 def test_many_names_need_no_column_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (engine, columns, account_module):
+    for module in (integral, columns, account_module):
         monkeypatch.setattr(module, "CHUNK", 4)
     monkeypatch.setattr(ledger, "CHUNK", 4)
     events = [Event(f"op{i}", 3 * i, 5, step=i % 3) for i in range(40)]
@@ -315,7 +315,7 @@ def test_a_parent_that_pays_between_its_children_only_is_not_measured_in_time() 
 
 
 def test_a_long_event_without_a_step_keeps_no_step_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (engine, columns, account_module):
+    for module in (integral, columns, account_module):
         monkeypatch.setattr(module, "CHUNK", 8)
     most = 0
     add = ledger.Ledger.add

@@ -7,16 +7,16 @@ import gc
 import re
 import sys
 
+from ..state import process
+
+_state = process.torch
+
 # Of a generated `call`, only these lines matter: what is called, and the nodes of the program's graph behind.
 _LINE = re.compile(
     r"\s*(# Topologically Sorted Source Nodes: |# Source Nodes: |.*\w\.run\(|.*extern_kernels\.|.*torch\.ops)"
 )
 _ROOT = re.compile(r"[LG]\['[^']*'\](?:\.(.*))?$")
 _MOST_BYTES = 4 << 20
-
-_read = None  # (how much was compiled then, the facts)
-_around = []  # what lies around calls of compiled modules, the innermost first
-_call = None  # what it lies around
 
 
 def facts():
@@ -25,13 +25,12 @@ def facts():
 
     A path is below the module that was compiled; one that begins with "/" starts at a module's class.
     """
-    global _read
     compiled = frames()
     if not compiled:
         return None
-    if _read is None or _read[0] != compiled:
-        _read = (compiled, _facts())
-    return _read[1]
+    if _state.compiled_facts is None or _state.compiled_facts[0] != compiled:
+        _state.compiled_facts = (compiled, _facts())
+    return _state.compiled_facts[1]
 
 
 def frames():
@@ -51,23 +50,22 @@ def used():
 def around_calls(make):
     """Put `make(original)` around calls of modules that were given to torch.compile; a function to take it
     back. Unlike a hook it lies outside of what is compiled, and no guard sees it."""
-    global _call
-    if not _around:
-        _call = sys.modules["torch._dynamo.eval_frame"].OptimizedModule.__call__
-    _around.append(make)
+    if not _state.compiled_around:
+        _state.compiled_call = sys.modules["torch._dynamo.eval_frame"].OptimizedModule.__call__
+    _state.compiled_around.append(make)
     _wrap()
 
     def take_back():
-        if make in _around:
-            _around.remove(make)
+        if make in _state.compiled_around:
+            _state.compiled_around.remove(make)
             _wrap()
 
     return take_back
 
 
 def _wrap():
-    call = _call
-    for make in _around:
+    call = _state.compiled_call
+    for make in _state.compiled_around:
         call = make(call)
     sys.modules["torch._dynamo.eval_frame"].OptimizedModule.__call__ = call
 

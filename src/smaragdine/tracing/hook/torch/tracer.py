@@ -11,25 +11,27 @@ import time
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from . import aside_torch, captures_torch, compiled_torch, detach_torch, marks, session_torch
+from .. import marks
+from ..state import process
+from . import background_stop, compiled, detach, graphs, sessions
 
 FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
 
-_hooked = False  # what waits for the next call does so by a hook
+_state = process.torch
 
 
 def ready():
     """Whether a profiler may begin: the last one is over, and what it has heard of too."""
-    if captures_torch.going_on():
+    if graphs.going_on():
         return False
-    ending = session_torch.ending
+    ending = _state.ending
     if ending is not None:
         ending.wait()
-    return detach_torch.has_left() and (ending is None or ending.forgotten())
+    return detach.has_left() and (ending is None or ending.forgotten())
 
 
 def may_stop():
-    return not captures_torch.going_on()
+    return not graphs.going_on()
 
 
 def start():
@@ -38,7 +40,7 @@ def start():
         raise RuntimeError("another thread is in one operator since the last window")
     if [int(part) for part in torch.__version__.split(".")[:2]] < [2, 2]:
         raise NotImplementedError("PyTorch %s; operations are traced from 2.2 on" % torch.__version__)
-    return session_torch.begun()
+    return sessions.begun()
 
 
 def at_next_call(work):
@@ -46,12 +48,11 @@ def at_next_call(work):
 
     Begun by another thread than the one that imported PyTorch, Kineto complains on stderr.
     """
-    global _hooked
 
     def once(module, args):
         if torch.compiler.is_compiling() or threading.current_thread() is not threading.main_thread():
             return
-        if captures_torch.going_on():
+        if graphs.going_on():
             return  # at a later one
         take_back()
         work()
@@ -64,16 +65,16 @@ def at_next_call(work):
 
         return __call__
 
-    _hooked = not compiled_torch.used()
+    _state.hooked = not compiled.used()
     take_back = (
-        register_module_forward_pre_hook(once).remove if _hooked else compiled_torch.around_calls(around)
+        register_module_forward_pre_hook(once).remove if _state.hooked else compiled.around_calls(around)
     )
     return take_back
 
 
 def still_safe():
     """Whether what waits for the next call may go on waiting: torch.compile would see a hook."""
-    return not (_hooked and compiled_torch.used())
+    return not (_state.hooked and compiled.used())
 
 
 def stop(session, path):
@@ -94,10 +95,10 @@ def stop_aside(session, path, then):
     if inside is None or not session.let_go():
         return None
     if torch.cuda.is_initialized():
-        captures_torch.wait_for_gpu()
-        aside_torch.leave_gpu()
+        graphs.wait_for_gpu()
+        background_stop.leave_gpu()
     facts = _facts(session)
-    session_torch.say_stopped()
+    sessions.say_stopped()
     resumed_ns = time.time_ns()
 
     def written():
@@ -107,8 +108,8 @@ def stop_aside(session, path, then):
         if not exists:
             raise OSError("the profiler could not write %s" % path)
 
-    session_torch.ending = aside_torch.Ending(inside, path, written)
-    return session_torch.ending
+    _state.ending = background_stop.Ending(inside, path, written)
+    return _state.ending
 
 
 def _facts(session):
@@ -119,9 +120,9 @@ def _facts(session):
     if calls.whole_ns is not None:
         facts["begin_ns"] = calls.whole_ns
     try:
-        compiled = compiled_torch.facts()
-        if compiled is not None:
-            facts["compiled"] = compiled
+        known = compiled.facts()
+        if known is not None:
+            facts["compiled"] = known
     except Exception as exception:
         marks.error("torch", exception)
     return facts

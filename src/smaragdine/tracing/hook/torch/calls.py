@@ -15,7 +15,11 @@ import torch.autograd.profiler as profiler
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs as _with_kwargs
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from . import compiled_torch, edges_torch, marks, paths_torch
+from .. import marks
+from ..state import process
+from . import compiled, edges, paths
+
+_state = process.torch
 
 PREFIX = "smaragdine:"
 # OptimizedModule warns when there are hooks like ours; with -W error the warning would end the program.
@@ -27,10 +31,6 @@ _FILTER = (
     0,
 )
 
-_followed = None  # the Calls that are annotated
-_edges_done = set()  # outermost modules whose dataflow is known in this process
-_edges = {}  # that dataflow, which every window tells: one that is thrown away later must lose none
-
 
 class Calls:
     """What one window learns of the modules called in it."""
@@ -39,28 +39,25 @@ class Calls:
         self.threads = threading.local()
         self.callers = {}  # thread that calls modules -> its calls under way: (module, path, annotation)
         self.whole_ns = None  # when the first outermost call began
-        self.paths = paths_torch.Paths()
-        self.edges = _edges
+        self.paths = paths.Paths()
+        self.edges = _state.edges
         self.handles = []
         self.take_back = None
 
     def follow_compiled(self):
-        global _followed
-        self.take_back = compiled_torch.around_calls(_around)
-        _followed = self
+        self.take_back = compiled.around_calls(_around)
+        _state.calls = self
 
     def follow(self):
-        global _followed
         warnings.filters.insert(0, _FILTER)  # filterwarnings would show again what was shown once
         self.handles.append(register_module_forward_pre_hook(_enter))
         self.handles.append(register_module_forward_hook(_leave, with_kwargs=True, always_call=True))
-        _followed = self
+        _state.calls = self
 
     def let_go(self):
         """From now on nothing of the program's is annotated any more."""
-        global _followed
-        if _followed is self:
-            _followed = None
+        if _state.calls is self:
+            _state.calls = None
         while self.handles:
             handle = self.handles.pop()
             handle.remove()
@@ -83,7 +80,7 @@ class Calls:
             return self.threads.state
         except AttributeError:
             stack = self.callers.setdefault(threading.get_ident(), [])
-            self.threads.state = (stack, edges_torch.Edges(_edges_done, self.edges))
+            self.threads.state = (stack, edges.Edges(_state.edges_done, self.edges))
             return self.threads.state
 
 
@@ -96,24 +93,24 @@ def _enter(module, args):
     # A constant under torch.compile, which then sees an empty function.
     if torch.compiler.is_compiling():
         return
-    calls = _followed
+    calls = _state.calls
     try:
         if calls is not None and torch._C._get_tracing_state() is None:
             stack, edges = calls.thread_state()
-            if calls.whole_ns is None and not stack and not paths_torch.calls_under_way():
+            if calls.whole_ns is None and not stack and not paths.calls_under_way():
                 calls.whole_ns = time.time_ns()
             path = calls.paths.of(module, stack)
             edges.enter(path, args, len(stack))
             _push(calls, stack, module, path)
     except Exception as exception:
-        if _followed is calls:  # or another thread has ended it meanwhile, and emptied the stack
+        if _state.calls is calls:  # or another thread has ended it meanwhile, and emptied the stack
             marks.error("torch", exception)
 
 
 def _leave(module, args, *rest):
     if torch.compiler.is_compiling():
         return
-    calls = _followed
+    calls = _state.calls
     try:
         if calls is not None:
             stack, edges = calls.thread_state()
@@ -126,15 +123,15 @@ def _leave(module, args, *rest):
                     edges.leave(path, rest[0] if len(rest) > 1 else None, rest[-1], depth)
                     break
     except Exception as exception:
-        if _followed is calls:  # or another thread has ended it meanwhile, and emptied the stack
+        if _state.calls is calls:  # or another thread has ended it meanwhile, and emptied the stack
             marks.error("torch", exception)
 
 
 def _around(original):
     @functools.wraps(original)
     def __call__(self, *args, **kwargs):
-        calls = None if torch.compiler.is_compiling() else _followed
-        if calls is None or paths_torch.in_call():
+        calls = None if torch.compiler.is_compiling() else _state.calls
+        if calls is None or paths.in_call():
             return original(self, *args, **kwargs)
         depth = _begin(calls, self)
         try:
@@ -161,7 +158,7 @@ def _push(calls, stack, module, path):
     annotation = _annotation(PREFIX + path)
     annotation.__enter__()
     stack.append((module, path, annotation))
-    if _followed is not calls:  # another thread has ended it meanwhile
+    if _state.calls is not calls:  # another thread has ended it meanwhile
         _unwind(stack, 0)
 
 

@@ -17,10 +17,11 @@ from _thread import get_ident
 
 import torch
 
-from . import marks, training, wrapping
-from .evaluation_torch import Evaluation
+from .. import marks, training, wrapping
+from ..state import process
+from .evaluation import Evaluation
 
-_current = None  # the _Loop of this process
+_state = process.torch
 
 
 def patch_optimizer(module):
@@ -70,16 +71,15 @@ def after_step(optimizer, args, kwargs):
 
 def finish():
     """The program ends: so does its last epoch."""
-    if _current is not None and _current.pid == os.getpid():
-        _current.close_epoch()
+    if _state.loop is not None and _state.loop.pid == os.getpid():
+        _state.loop.close_epoch()
 
 
 def _loop():
     # A forked child starts afresh: the parent's open step and epoch are not its own.
-    global _current
-    if _current is None or _current.pid != os.getpid():
-        _current = _Loop()
-    return _current
+    if _state.loop is None or _state.loop.pid != os.getpid():
+        _state.loop = _Loop()
+    return _state.loop
 
 
 def _iter(original):
@@ -133,7 +133,7 @@ def _train(original):
     # It calls itself for every module inside, and mostly there is nothing to end.
     @functools.wraps(original)
     def train(self, mode=True):
-        loop = None if torch.compiler.is_compiling() else _current
+        loop = None if torch.compiler.is_compiling() else _state.loop
         if loop is not None and loop.evaluation.switched and mode:
             _switched(self, True)
         return original(self, mode)
@@ -143,7 +143,7 @@ def _train(original):
 
 def _switched(module, trains):
     try:
-        loop = _current
+        loop = _state.loop
         if loop is None or loop.latest is None or loop.pid != os.getpid() or training.active():
             return
         if trains:

@@ -1,13 +1,13 @@
-"""The interval of any set of rows: a layer's, a phase's, the whole program's.
+"""Groups rows by layer, phase or another name, and tells how far the sum of any rows may be off.
 
-What errs inside a sensor's window cancels inside it: an operation that is charged too little has company that
-is charged too much. So a set's half-width is not the sum of its rows' half-widths. It is the least of three:
+Errors cancel inside a sensor's window: if one operation is charged too little, its neighbours are charged too
+much. So the error of a group is less than the sum of its rows' errors. Its half-width is the least of three:
 
     the sum of its rows' half-widths
-    the sum of all other rows' half-widths, and how far all rows together may be off
+    the sum of all other rows' half-widths, plus how far all rows together may be off
     what the joint posterior of all rows says (`uncertainty`)
 
-This is the one place that computes it; whoever shows a sum of rows asks here.
+Whoever shows a sum of rows gets its half-width here.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ By = Literal["name", "layer", "phase"]
 NO_PHASE = "(no phase)"
 
 Key = tuple[str, str | None]  # name, phase
-_AT_ONCE = 64  # directions: memory for so many numbers per row
+_AT_ONCE = 64  # directions at a time, to bound the memory
 
 
 @dataclass(frozen=True)
 class Joint:
-    """What is known together about the rows of one device. All but `vector_of` adds up over rows."""
+    """What is known about the rows of one device together. Everything but `vector_of` adds up over rows."""
 
     row: Mapping[Key, int]
-    vectors_j: Floats  # a set is off by the length of the sum of its rows' vectors
-    vector_of: Ints  # per row: which vector; -1: none
-    weight: Floats  # per row: how much of it
-    own_var_j2: Floats  # per row: off by itself
-    bias_j: Floats  # row × look: how far equal sharing is off, with its sign
-    chance_j: Floats  # a deviation that may be the same in every row
+    vectors_j: Floats  # a group is off by the length of the sum of its rows' vectors
+    vector_of: Ints  # per row: its vector; -1: none
+    weight: Floats  # per row: how much of that vector
+    own_var_j2: Floats  # per row: its error that is independent of others
+    bias_j: Floats  # row × look: how far equal sharing is off, signed
+    chance_j: Floats  # an error that may be the same in every row
 
     def scaled(self, factor: float) -> Joint:
         return dataclasses.replace(
@@ -58,11 +58,11 @@ class Joint:
 def joint_of(
     looks: Sequence[Look], widths: Widths, ledger: Ledger, keys: Ints, names: Sequence[Key]
 ) -> Joint | None:
-    """Of the rows `keys`, which are called `names`; None where no window was looked at."""
+    """For the rows `keys`, called `names`; None if no window was looked at."""
     if not looks or looks[0].together is None:
         return None
     clocks, together = looks[0], looks[0].together
-    # What was looked at stands for all of it.
+    # The windows we looked at stand for all.
     scale = np.divide(
         ledger.energy_j, clocks.equal_j, out=np.zeros_like(ledger.energy_j), where=clocks.equal_j > 0
     )
@@ -84,9 +84,9 @@ def joint_of(
 
 
 def half_widths_j(footprint: Footprint, order: Ints, begin: Ints, end: Ints) -> Floats:
-    """Of the sets of rows `order[begin[i]:end[i]]`; nan where one of its rows is not known.
+    """For each group of rows `order[begin[i]:end[i]]`; nan if one of its rows is not known.
 
-    Sensors err each for itself, and how is not known: the half-widths of devices add up.
+    Sensors of two devices err independently, in ways we do not know: their half-widths add up.
     """
     rows = footprint.rows
     width_j = np.zeros(begin.size)
@@ -107,12 +107,12 @@ def _of_device(footprint: Footprint, device: str, order: Ints, begin: Ints, end:
     width_j = inside_j.copy()
     total = footprint.devices.get(device)
     if total is not None and total.uncertainty_j is not None:
-        all_j = column(footprint.device_rows(device), "uncertainty_j").sum()  # nan: there is no outside
+        all_j = column(footprint.device_rows(device), "uncertainty_j").sum()  # nan: others are not known
         width_j = np.fmin(width_j, np.maximum(all_j - inside_j, 0.0) + total.uncertainty_j)
     joint = footprint.joints.get(device)
     if joint is not None:
         width_j = np.minimum(width_j, _by_joint(footprint, joint, order, begin, end))
-    # A row alone has its own: measured, or by its own posterior.
+    # A row alone keeps its own half-width.
     width_j = np.where(end - begin == 1, inside_j, width_j)
     return np.where(unknown, np.nan, width_j)
 
@@ -136,13 +136,13 @@ def _by_joint(footprint: Footprint, joint: Joint, order: Ints, begin: Ints, end:
 
 
 def _sums(values: Floats, begin: Ints, end: Ints) -> Floats:
-    """Over ranges, by differences of running sums."""
+    """The sum of each range, from running sums."""
     running = np.concatenate([np.zeros((1, *values.shape[1:])), np.cumsum(values, axis=0)])
     return running[end] - running[begin]
 
 
 def sum_half_width_j(footprint: Footprint, device: str) -> float | None:
-    """How far all rows of a device together may be off; None where nobody can say better than row by row."""
+    """How far all rows of a device together may be off; None if we know no better than row by row."""
     joint = footprint.joints.get(device)
     rows = np.flatnonzero(footprint.rows["device"].to_numpy(zero_copy_only=False) == device)
     if joint is None or not rows.size:
@@ -154,8 +154,8 @@ def sum_half_width_j(footprint: Footprint, device: str) -> float | None:
 
 
 def joined(footprint: Footprint, rows: pa.Table, devices: Sequence[str] | None = None) -> Footprint:
-    """The same energy in fewer rows. `rows` are those of the footprint under other names (or devices): those
-    of the same device, name and phase become one."""
+    """Joins rows of the same device, name and phase, and keeps the energy. `rows` are the footprint's own,
+    with other names or devices."""
     groups = group(rows)
     order = np.argsort(groups.of_row, kind="stable")
     end = np.cumsum(groups.size)
@@ -172,7 +172,7 @@ def joined(footprint: Footprint, rows: pa.Table, devices: Sequence[str] | None =
 
 
 def _regrouped(footprint: Footprint, joint: Joint, device: str, rows: pa.Table) -> Joint:
-    """The joint knowledge of a device's rows under their new names."""
+    """What is known of a device's rows together, under their new names."""
     here = np.flatnonzero(rows["device"].to_numpy(zero_copy_only=False) == device)
     old, new = (table.select(["name", "phase"]).take(pa.array(here)) for table in (footprint.rows, rows))
     called: dict[Key, int] = {}
@@ -201,7 +201,7 @@ def _regrouped(footprint: Footprint, joint: Joint, device: str, rows: pa.Table) 
 
 
 def grouped(footprint: Footprint, by: By, depth: int = 3) -> Footprint:
-    """The same energy in fewer rows. By layer: the first `depth` parts of the path, less the operation."""
+    """Rows by name, phase or layer: a layer is the first `depth` parts of the path, without the operation."""
     if by == "name":
         return footprint
     rows = footprint.rows
@@ -214,6 +214,6 @@ def grouped(footprint: Footprint, by: By, depth: int = 3) -> Footprint:
 
 
 def _layer(name: str, depth: int) -> str:
-    """An operation that is in no layer is its own."""
+    """An operation outside of all layers stands for itself."""
     *layers, operation = name.split("/")
     return "/".join(layers[: max(depth, 1)]) if layers else operation

@@ -10,13 +10,15 @@ import tempfile
 import threading
 import time
 
+from ..state import process
+
+_state = process.tensorflow
+
 FRAMEWORK = "tensorflow"
 FORMAT = "step_stats"
 SUFFIX = ".step_stats.pb"
 
 _SOFTWARE, _FULL = 1, 3  # RunOptions.TraceLevel
-
-_window = None  # the Window that is open in this process
 
 
 class SessionWindow:
@@ -50,18 +52,16 @@ class SessionWindow:
 
 def start():
     """Begin to ask; raises, having changed nothing, where a window is open already."""
-    global _window
     if current() is not None:
         raise RuntimeError("a trace of ours is running already")
-    _window = SessionWindow()
-    return _window
+    _state.window = SessionWindow()
+    return _state.window
 
 
 def stop(window, path):
     """End it and write the raw file; raises where there is nothing to write."""
-    global _window
-    if _window is window:
-        _window = None
+    if _state.window is window:
+        _state.window = None
     try:
         with window.lock:
             window.file.close()
@@ -80,7 +80,7 @@ def stop(window, path):
 
 def current():
     """The open window. A forked child has none: its parent's file is not its own."""
-    window = _window
+    window = _state.window
     return window if window is not None and window.pid == os.getpid() else None
 
 

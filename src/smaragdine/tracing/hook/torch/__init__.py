@@ -1,0 +1,1 @@
+"""PyTorch: steps of its programs, and windows of its profiler."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from smaragdine.accounting.run import Run
 from smaragdine.recording.format import MARKS, WINDOWS, channel_to_dict
 from smaragdine.recording.marks import marks_table
 from smaragdine.recording.reader import Recording, open_recording
@@ -315,18 +316,20 @@ def recordings(folder: Path) -> dict[str, list[Recording]]:
 
 def main(target: Path) -> None:
     from smaragdine.report.figures.draw import FIGURES, alt_text, save
-    from smaragdine.report.figures.runs import runs_of
+    from smaragdine.report.figures.runs import labelled
 
     lines = [
         "# Gallery",
         "",
-        "Every figure that `smaragdine report RUN… --figures DIR` draws, at the width of a column (84 mm) or",
-        "of a page (174 mm), of recordings of a GPU that never was: `python docs/make_gallery.py` makes all.",
-        "Each is saved as PDF, SVG and PNG, with its alt text inside; names that had to be shortened stand",
-        "there in full, and in `captions.md`. Colours are those of Okabe and Ito, and a scale of one hue.",
+        "This page shows every figure that `smaragdine report RUN… --figures DIR` draws, at the width of a",
+        "column (84 mm) or of a page (174 mm). The recordings are simulated: `python docs/make_gallery.py`",
+        "makes them and draws all figures. Each one is saved as PDF, SVG and PNG, with its alt text in it.",
+        "Names that had to be shortened are in full in the alt text and in `captions.md`. Colours are those",
+        "of Okabe and Ito, and a scale of one hue.",
     ]
     with tempfile.TemporaryDirectory() as folder:
-        runs = {name: runs_of(found) for name, found in recordings(Path(folder)).items()}
+        made = recordings(Path(folder)).items()
+        runs = {name: labelled([Run(each) for each in found]) for name, found in made}
         for name, (of, text) in SHOWN.items():
             figure = FIGURES[name](runs[of])
             (file,) = save(figure, target / "gallery", name, ("png",))

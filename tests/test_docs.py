@@ -1,4 +1,4 @@
-"""The documentation: what it links to is there, and its commands have only options that there are."""
+"""The documentation: all that it links to and names is there, and its commands have only known options."""
 
 from __future__ import annotations
 
@@ -75,6 +75,25 @@ def test_links_are_found() -> None:
     assert "settings.md" in {Path(target).name for target in links(ROOT / "README.md")}
     assert "a-sensor-of-your-own" in anchors(ROOT / "CONTRIBUTING.md")
     assert not (ROOT / "docs" / "nothing.md").exists()
+
+
+def missing(page: Path) -> Iterator[str]:
+    """Files and modules of ours that its text names, and that are not there."""
+    package = ROOT / "src" / "smaragdine"
+    for _, code in _INLINE.findall(_CODE.sub("", text_of(page))):
+        if re.fullmatch(r"[a-z]\w*(/[\w-]+)+\.(py|md|sh|js|mjs|yaml)", code):
+            first = code.split("/")[0]
+            for place in (ROOT, package):
+                if (place / first).is_dir() and not (place / code).exists():
+                    yield code
+        module = re.fullmatch(r"python -m smaragdine((?:\.\w+)+)", code)
+        if module and not (package / f"{module[1][1:].replace('.', '/')}.py").exists():
+            yield code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_it_names_is_there(page: Path) -> None:
+    assert list(missing(page)) == []
 
 
 def commands(page: Path) -> Iterator[list[str]]:

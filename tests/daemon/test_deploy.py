@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -200,10 +201,15 @@ def test_the_image_is_made_by_the_same_script() -> None:
     assert runs[0].startswith("sh /src/deploy/install.sh --prefix /opt/smaragdine ")
     options = set(re.findall(r"--[a-z-]+", runs[0]))
     assert options <= set(re.findall(r"--[a-z-]+", (DEPLOY / "install.sh").read_text()))
+    copied: set[str] = set()
     for step, words in steps:
         if step == "COPY" and not words.startswith("--from"):
             for source in words.split()[:-1]:
                 assert (REPOSITORY / source).exists(), source
+                copied.add(source)
+    # Without these the wheel cannot be built.
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert copied > set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
 
 
 def test_containers_get_nothing_they_do_not_need() -> None:

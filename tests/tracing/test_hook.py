@@ -118,7 +118,7 @@ def test_program_is_as_without(tmp_path, python, way):
     gained = set(with_hook.pop("modules")) - set(bare.pop("modules"))
     ours = {name for name in gained if name.split(".")[0] == "_smaragdine_hook"}
     assert ours == {"_smaragdine_hook"} | {
-        f"_smaragdine_hook.{name}" for name in ("install", "imports", "marks", "state", "versions")
+        f"_smaragdine_hook.{name}" for name in ("install", "marks", "state")
     }
     assert gained - ours <= {"atexit"}
     # The one folder more is the package's own, where its files are looked for.
@@ -378,11 +378,11 @@ def test_imports(tmp_path):
         """
         import importlib.util, sys
         import early
-        from _smaragdine_hook import imports
+        from _smaragdine_hook import install
         patched = []
         names = ("plain", "lazy", "early", "only_found", "space", "space.inner", "fails", "absent", "math")
         patch = lambda module: patched.append((module.__name__, module.value))
-        imports.install({name: patch for name in names})
+        install.after_import({name: patch for name in names})
         assert patched == [("early", 1)]
 
         import plain

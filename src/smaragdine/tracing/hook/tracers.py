@@ -7,8 +7,8 @@ _TORCH = ("torch", "transformers", "lightning")
 _TRACERS = {
     "torch": "torch.tracer",
     "tensorflow": "tensorflow.tracer",
-    "session": "tensorflow.session_tracer",
-    "jax": "trace_jax",
+    "session": "tensorflow.sessions",
+    "jax": "jax",
 }
 
 

@@ -19,7 +19,6 @@ import torch
 
 from .. import marks, training, wrapping
 from ..state import process
-from .evaluation import Evaluation
 
 _state = process.torch
 
@@ -67,6 +66,19 @@ def after_step(optimizer, args, kwargs):
         _loop().step_end(optimizer)
     except Exception as exception:
         marks.error("torch", exception)
+
+
+def announce(model):
+    """Mark the end of every call without gradients; a function that stops it."""
+    count = [0]
+
+    def called(module, args, output):
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or training.active():
+            return
+        marks.soon(time.time_ns(), "step_end", count[0], training.FORWARD)
+        count[0] += 1
+
+    return model.register_forward_hook(called).remove
 
 
 def finish():
@@ -280,3 +292,30 @@ class _Loop:
         self.epoch = iteration
         marks.mark("epoch_begin", self.epochs, source="torch.dataloader", t_ns=iteration.begin_ns)
         self.epochs += 1
+
+
+class Evaluation:
+    def __init__(self):
+        self.switched = {}  # since the last step: id of a module -> (weak reference, when it went to eval)
+        self.end_ns = 0
+        self._counted = {}  # source -> its steps, when the last one was over
+        self._apart = False  # the last one was no part of a step
+
+    def begins(self, module):
+        self.switched[id(module)] = (weakref.ref(module), time.time_ns())
+
+    def ends(self, module, counts):
+        """The module is trained again; `counts` are the optimizers' (source, steps) so far."""
+        known, begin_ns = self.switched.get(id(module), (None, 0))
+        if known is None or known() is not module:
+            return
+        self.switched.clear()
+        since = [steps - self._counted.get(source, 0) for source, steps in counts]
+        stepped = [steps for steps in since if steps]
+        if stepped:  # or it goes on: a second data set, say
+            self._apart = min(stepped) > 1
+            self._counted = dict(counts)
+        if self._apart:
+            self.end_ns = time.time_ns()
+            marks.mark("evaluate_begin", source="torch", t_ns=begin_ns)
+            marks.mark("evaluate_end", source="torch", t_ns=self.end_ns)

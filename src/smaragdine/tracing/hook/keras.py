@@ -1,11 +1,11 @@
 """Marks of Keras 3 (TensorFlow, JAX and PyTorch backends), Keras 2 and tf_keras.
 
-No callback is added. In Keras 3 one that is `async_safe` runs on a pool of threads, at a later time, and one
-that is not stops the asynchronous dispatch of all others; in tf_keras one that handles batches can have every
-batch's logs copied to the host. But `fit` tells its CallbackList of every batch, on its own thread, whether
-anybody listens or not. So the methods of the list itself are wrapped: stamps are of the training thread,
-taken after the callbacks of a batch's beginning and before those of its end, and neither the user's callbacks
-nor the model know of it.
+We add no callback. In Keras 3, an `async_safe` one runs on a pool of threads, later; any other stops the
+asynchronous dispatch of all callbacks. In tf_keras, one that handles batches can have every batch's logs
+copied to the host. But `fit` tells its CallbackList of every batch, on its own thread, whether anybody
+listens or not. So we wrap the methods of the list itself. The training thread takes the stamps, after the
+callbacks of a batch's beginning and before those of its end, and neither the user's callbacks nor the model
+know of it.
 
 Where a backend only enqueues work (JAX, GPUs), a step's marks say when it was handed to the device.
 """
@@ -83,8 +83,8 @@ def layer_edges(model):
 
 
 def patch_optimizer(module):
-    """On PyTorch a step of Keras' optimizers would be operations like others; the profiler is told of it as
-    it is of PyTorch's own. Compiled code is left as it is."""
+    """Tells PyTorch's profiler of steps of Keras' optimizers, as PyTorch's own optimizers do. Else they would
+    be operations like any other. Compiled code stays as it is."""
     if environment.trace_wanted() and module.backend.backend() == "torch":
         wrapping.replace(module.BaseOptimizer, "apply", _named_step)
 
@@ -106,7 +106,7 @@ def _source(module):
 
 
 def _closing(source, original):
-    """End what an exception leaves open, so that the next training is seen again."""
+    """Ends what an exception leaves open, so that we see the next training again."""
 
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
@@ -132,7 +132,7 @@ def _abandon(source, before):
 
 
 def _begin(kind, source, callbacks, args, kwargs, total=None):
-    # A list inside a list, or a model run by a callback of another of the same kind, is part of what is open.
+    # A list inside a list is part of what is open, and so is a model that a callback of another one runs.
     if kind not in _state.open or _state.open[kind]() is None:
         _state.open[kind] = weakref.ref(callbacks)
         marks.mark(kind + "_begin", source=source, total=total)
@@ -173,7 +173,7 @@ def _step_begin(source, callbacks, args, kwargs):
 
 
 def _step_end(source, callbacks, args, kwargs):
-    # With steps_per_execution one call covers several steps, and its end names the last of them.
+    # With steps_per_execution, one call covers several steps and its end names the last of them.
     if training.owns(callbacks):
         index = _state.base + wrapping.argument(args, kwargs, 0, "batch")
         if index != _state.ended:

@@ -1,8 +1,12 @@
 """What the tracers of JAX and TensorFlow share: both profilers give XPlane files.
 
-Their sessions are opened directly. Through jax.profiler or tf.profiler.experimental ours would be the one
-session a process may have, and a program that starts its own meanwhile would fail. So the program goes first:
-when it opens a session, ours is dropped.
+We open their sessions directly. Opened through jax.profiler or tf.profiler.experimental, ours would be the
+one session that a process may have, and a program that starts its own meanwhile would fail. So the program
+goes first: when it opens a session, we drop ours.
+
+An XPlane file numbers its lines by a hash of the C library's handles of threads. Python knows no handle of a
+thread that is not its own. But for each thread the kernel keeps the address of a field of what the handle
+points to (glibc: the list of robust mutexes), and that is equally far from the handle in all threads.
 """
 
 import ctypes
@@ -42,7 +46,8 @@ def check_unused(module):
 
 
 def write(session, path, export):
-    """`export(profiler, path)` ends the profile and writes it: whole or not at all. What else is known."""
+    """Write the file whole or not at all; returns what else is known. `export` ends the profile and writes it
+    to a path."""
     part = path + ".part"
     try:
         if session.profiler is None:
@@ -65,8 +70,8 @@ def _facts():
 
 
 def _handles():
-    """[[thread, handle], …] of this process, in the numbers of the kernel and of the C library; none where
-    that cannot be told."""
+    """[[thread, handle], …] of this process, as the kernel and the C library number them; none where we
+    cannot tell."""
     number = _GET_ROBUST_LIST.get(os.uname().machine)
     if number is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         return []
@@ -88,7 +93,7 @@ def _handles():
     distance = own - threading.get_ident()
     fields = [(thread, field_of(thread)) for thread in map(int, os.listdir("/proc/self/task"))]
     found = {thread: field - distance for thread, field in fields if field is not None}
-    # Python knows the handles of its own threads: where one differs, the C library is another.
+    # Python knows the handles of its own threads: where one differs, this is another C library.
     if any(found.get(thread.native_id, thread.ident) != thread.ident for thread in threading.enumerate()):
         return []
     return [[thread, handle] for thread, handle in found.items()]

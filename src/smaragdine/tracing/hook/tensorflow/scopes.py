@@ -8,7 +8,8 @@ TensorFlow numbers the operations in it instead. Functions without gradients sta
 those that are saved and served.
 
 Where nothing is made into a function, TensorFlow's profiler knows no scopes: while it runs, they leave an
-event of their own around what is done in them."""
+event of their own around what is done in them.
+"""
 
 import functools
 import re

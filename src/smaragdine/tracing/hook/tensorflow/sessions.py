@@ -1,7 +1,8 @@
 """TensorFlow 1 sessions, plain and monitored: their steps as marks, and windows over them.
 
 While a window is open, we ask each run of a step for its statistics, and hide them from the program. Without
-GPUs software statistics will do. They need no profiler, so the program may run one of its own meanwhile."""
+GPUs software statistics will do. They need no profiler, so the program may run one of its own meanwhile.
+"""
 
 import functools
 import os

@@ -7,12 +7,13 @@ The path of a module is its place in the outermost module called, by the name it
 
 Dataflow comes from one call of each outermost module. What a module returns is known by its node in the
 autograd graph, or by itself where it has none. From what another module is given, we walk the graph back to
-the nearest nodes so known: their modules feed this one. Nothing is kept when the outermost call ends."""
+the nearest nodes so known: their modules feed this one. Nothing is kept when the outermost call ends.
+"""
 
 import functools
 import re
-import threading
 import sys
+import threading
 import time
 import warnings
 import weakref

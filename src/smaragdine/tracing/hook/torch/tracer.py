@@ -4,7 +4,8 @@ Kineto records operators and kernels. It does not know modules: `modules.py` ann
 
 A process has one session of Kineto. Beginning a second one ends the first, and whoever loses its session
 crashes on stopping it (torch 2.13). So we never begin beside the program's own profiler, and end ours the
-moment the program begins one."""
+moment the program begins one.
+"""
 
 import contextlib
 import functools
@@ -119,7 +120,6 @@ def stop_aside(session, path, then):
     if inside is None or not session.let_go():
         return None
     if torch.cuda.is_initialized():
-        conflicts.wait_for_gpu()
         background_stop.leave_gpu()
     facts = _facts(session)
     _say_stopped()

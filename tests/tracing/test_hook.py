@@ -208,6 +208,22 @@ def test_uv_run(tmp_path):
     assert done.stdout == "True\n", done.stderr
 
 
+def test_frameworks_are_the_programs_own(tmp_path):
+    """Not the hook's folders and files of the same names."""
+    names = ("torch", "tensorflow", "jax", "keras", "lightning", "transformers")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("mine = True")
+    hooked(
+        tmp_path,
+        f"""
+        import importlib, os
+        for name in {names}:
+            module = importlib.import_module(name)
+            assert module.mine and os.path.dirname(module.__file__) == os.path.dirname(__file__), name
+        """,
+    )
+
+
 def test_errors_look_the_same(tmp_path):
     bare = run([sys.executable, "-c", "import sys; sys.exit(1 / 0)"])
     with_hook = run([sys.executable, "-c", "import sys; sys.exit(1 / 0)"], spool=tmp_path)

@@ -57,8 +57,9 @@ def soon(t_ns, name, index, source):
         return
     try:
         pid = os.getpid()
-        _state.waiting.append((pid, t_ns, name, index, source))
-        if t_ns - _state.waiting_since_ns > _LONGEST_WAIT_NS or len(_state.waiting) > 1000:
+        waiting = _state.waiting
+        waiting.append((pid, t_ns, name, index, source))
+        if t_ns - _state.waiting_since_ns > _LONGEST_WAIT_NS or len(waiting) > 1000:
             _state.waiting_since_ns = t_ns
             _write(pid, _waiting(pid).encode("ascii"))
     except Exception:
@@ -83,23 +84,25 @@ def flush():
 
 def _waiting(pid):
     """Takes the lines that wait. Other threads only append, so taking the first ones needs no lock."""
-    count = len(_state.waiting)
+    waiting = _state.waiting
+    count = len(waiting)
     if not count:
         return ""
-    entries = _state.waiting[:count]
-    del _state.waiting[:count]
+    entries = waiting[:count]
+    del waiting[:count]
     # A forked child finds those of its parent here, which writes them itself.
     return "".join([_line(*entry) + "}\n" for entry in entries if entry[0] == pid])
 
 
 def _line(pid, t_ns, name, index, source):
+    quoted = _state.quoted
     return '{"t_ns":%d,"name":%s,"index":%s,"rank":%d,"pid":%d,"source":%s' % (
         t_ns,
-        _state.quoted.get(name) or _quote(name),
+        quoted.get(name) or _quote(name),
         "null" if index is None else "%d" % index,
         _rank_in(pid),
         pid,
-        _state.quoted.get(source) or _quote(source),
+        quoted.get(source) or _quote(source),
     )
 
 

@@ -2,10 +2,11 @@
 
     python bench/accounting.py [--sizes 1e5,1e6,1e7,1e8] [--rounds 3]
 
-Events of 8 lanes, 1.5 to 15 µs long, 500 names, under 20 ms power samples: *near-sorted* as a profiler writes
-them (by their ends), and shuffled. Beside each, in the same round, `np.sort(kind="stable")` of the events' 2N
-boundaries, shuffled; and for small sizes Algorithm 2 of the paper, literally. Every measurement is a process
-of its own, so that the highest memory it ever held (above what held the input) is its own too.
+Events of 8 lanes, 1.5 to 15 µs long, 500 names, under 20 ms power samples: *near-sorted* as a profiler
+writes them (by their ends), and shuffled. Beside each stands, from the same round, `np.sort(kind="stable")`
+of the events' 2N boundaries, shuffled; and for small sizes Algorithm 2 of the paper, literally. Every
+measurement is a process of its own, so that the highest memory it ever held (above what held the input) is
+its own too.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def make_power(until_ns: int) -> Any:
 def measure_account(count: int, shuffled: bool, compiled: bool = True) -> dict[str, float]:
     from smaragdine.accounting import account as module
     from smaragdine.accounting.account import account
-    from smaragdine.accounting.engine import compiled_sweep
+    from smaragdine.accounting.integral import compiled_sweep
 
     events = make_events(count, shuffled)
     last_ns = int(events["start_ns"].to_numpy()[-min(count, 64 * LANES) :].max()) if not shuffled else None
@@ -161,7 +162,7 @@ def main() -> None:
     if options.measure:
         print(json.dumps(MEASURES[options.measure](options.count)))
         return
-    from smaragdine.accounting.engine import compiled_sweep
+    from smaragdine.accounting.integral import compiled_sweep
 
     print(f"inner loop: {'compiled (numba)' if compiled_sweep() else 'numpy alone'}")
     print(f"{'events':>11} {'order':12} {'ns an event':>24} {'events a second':>16} {'÷ np.sort of 2N':>24}"

@@ -1,10 +1,10 @@
-"""Whether steps are slower after the profiler has stopped than before it began (PyTorch on CUDA).
+"""Measures whether steps are slower after the profiler has stopped than before it began (PyTorch on CUDA).
 
     python bench/after_tracing.py [--rounds 4] [--steps 60] [--traced 3]
 
-One process, BERT-base 32×128 in bfloat16: untraced steps, a traced window, steps while its trace is written
-beside them, untraced steps, and so on. With TEARDOWN_CUPTI=0 Kineto stays
-attached, for comparison.
+One process trains BERT-base 32×128 in bfloat16: untraced steps, a traced window, steps while the window's
+trace is written beside them, untraced steps, and so on. With TEARDOWN_CUPTI=0 Kineto stays attached, for
+comparison.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python bench/bert_jax.py [--steps 50] [--layers 12] [--hidden 768] [--batch 32] [--json FILE] [--plain]
 
-`--json` keeps [begin_ns, end_ns] of every step (unix; each waits for its result). The modules are Flax's;
-with `--plain`, or where there is no Flax, the same model in named scopes of JAX alone. It
-knows nothing of Smaragdine.
+`--json` keeps [begin_ns, end_ns] of every step (Unix time; each step waits for its result). The modules are
+Flax's. With `--plain`, or without Flax, it is the same model in named scopes of JAX alone. It knows nothing
+of Smaragdine.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ if nn is not None:
 
 
 def plain_weights(layers: int, hidden: int) -> dict[str, Any]:
-    """Keyed as Flax's are."""
+    """The weights, with the same keys as Flax's."""
     keys = iter(jax.random.split(jax.random.key(0), 8 * layers + 8))
 
     def matrix(*shape: int) -> Any:

@@ -1,10 +1,10 @@
-"""Training a BERT with random weights, as a program to be measured: it knows nothing of Smaragdine.
+"""Trains a BERT with random weights, as a program to be measured. It knows nothing of Smaragdine.
 
     python bench/bert_torch.py --steps 500 --json steps.json                              # BERT-base, 32×128
     python bench/bert_torch.py --steps 5 --layers 2 --hidden 64 --batch 2 --length 16     # on a laptop
 
-On CUDA in bfloat16 by autocast. Steps are stamped on the CPU without waiting for the device; only the whole
-is synchronised.
+On CUDA it runs in bfloat16 by autocast. Steps are stamped on the CPU without waiting for the device; only the
+end of the whole training waits for it.
 """
 
 from __future__ import annotations

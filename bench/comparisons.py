@@ -1,22 +1,23 @@
-"""How often a comparison claims a change that is none, and how often it finds one that is.
+"""Measures how often a comparison claims a change that is none, and how often it finds a real one.
 
     python bench/comparisons.py [--pairs 200] [--first 0] [--only "processor, fickle"]
 
-Programs in simulated time (tests/simulated_runs.py), recorded by the real writer and read, accounted and
-compared as `smaragdine compare A1 A2 A3 --against B1 B2 B3` does it: training on a GPU, on a processor, and
-on a processor beside a neighbour that keeps some of its CPUs busy. A steady one keeps as many busy in all
-runs; a fickle one as many as it likes, from moment to moment and from run to run. Every pair is a program of
-its own.
+The programs run in simulated time (tests/simulated_runs.py). The real writer records them, and they are
+read, accounted and compared as `smaragdine compare A1 A2 A3 --against B1 B2 B3` does it: training on a GPU,
+on a processor, and on a processor beside a neighbour that keeps some of its CPUs busy. A steady neighbour
+keeps the same number busy in all runs; a fickle one another number from moment to moment and from run to
+run. Every pair is a program of its own.
 
-Equal programs, three runs against three: how many pairs are said to have changed, by any claim at all (`any`:
-of the sum, of idle time, of a device, of one name), and by which; `layers`: by any claim with --by layer;
-`unknown`: beside neighbours that differ too much to say.
+First, equal programs, three runs against three: how many pairs claim any change at all (`any`: of the sum, of
+idle time, of a device, of one name), and which claim it is; `layers`: any claim with --by layer; `unknown`:
+beside neighbours that differ too much to tell.
 
-One layer has 10 % more to do (it takes 10 % longer, at the same power): how many are found, which is to say
-that with --by layer that layer is said to take more (`layer`), that one of its names is (`a name`), that
-names with half of its energy are (`half`). `wrong`: of all names said to have changed, those of other layers.
+Then one layer has 10 % more to do (it takes 10 % longer, at the same power): how many pairs find it. Found
+means that with --by layer this layer takes more (`layer`), that one of its names does (`a name`), or that
+names with half of its energy do (`half`). `wrong`: of all names said to have changed, those of other
+layers.
 
-One run against one: how many pairs claim anything.
+Last, one run against one: how many pairs claim anything.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from simulated_runs import Neighbour, layer_of, three_sides
 from smaragdine.accounting.comparison import Change, Comparison, compare
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.joint import grouped
+from smaragdine.accounting.grouping import grouped
 
 SETTINGS: dict[str, tuple[str, Neighbour]] = {
     "GPU": ("gpu:0", "none"),
@@ -48,7 +49,7 @@ CLAIMS = ("more", "less")
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one program."""
+    """What the comparisons of one program said."""
 
     changed: bool  # three equal runs against three
     by_sum: bool
@@ -115,7 +116,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0, help="the first program's number: others than before")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=0,
+        help="number of the first program; another number gives other programs",
+    )
     parser.add_argument("--only", choices=SETTINGS)
     options = parser.parse_args()
     programs = range(options.first, options.first + options.pairs)

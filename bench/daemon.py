@@ -1,13 +1,14 @@
-"""What a daemon's load costs: many sessions at 4 ms against one, each with a reader that follows it.
+"""Measures what a daemon costs under load: many sessions at 4 ms against one, each with a reader.
 
     python bench/daemon.py [--sessions 64] [--seconds 60] [--rounds 1]      (as root)
 
-A powercap tree of two packages (six counters), a program that sleeps per session. CPU time is that of all the
-daemon's processes over the measured time, as a share of one core; memory likewise, a sixth of the way in and
-at the end (the log has 2 MiB of it and not 16, so that it is full by the first look). Missed are readings
-that were skipped because the loop came too late; dropped are batches that a reader asked for and that were
-gone. Readers count what they get in a process of their own. Catching up is one reader that asks for the whole
-backlog of a session at the end. Others is what the rest of the machine did meanwhile, in cores.
+There is a powercap tree of two packages (six counters), and a program that sleeps for each session. CPU
+time is that of all the daemon's processes over the measured time, as a share of one core. Memory is theirs
+too, a sixth of the way in and at the end (the log has 2 MiB and not 16, so that it is full by the first
+look). *Missed* counts readings that were skipped because the loop came too late; *dropped* counts batches
+that a reader asked for and that were gone. Readers count what they get in a process of their own. *Catching
+up* is one reader that asks for the whole backlog of a session at the end. *Others* is what the rest of the
+machine did meanwhile, in cores.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def busy_s() -> float:
-    """CPU time of the whole machine, what the host took from it included."""
+    """CPU time of the whole machine, with what the host took from it."""
     user, nice, system, _, _, irq, soft_irq, stolen = map(
         int, Path("/proc/stat").read_text().split(None, 9)[1:9]
     )
@@ -64,7 +65,7 @@ def busy_s() -> float:
 
 
 def memory_mib(pids: list[int]) -> float:
-    """Pages that several of them share count once."""
+    """Memory of these processes. Pages that several of them share count once."""
     total_kib = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -146,7 +147,7 @@ def ask(reader: subprocess.Popen[str]) -> dict[str, int]:
 
 
 def read(path: str, session_ids: list[str]) -> None:
-    """Follow all of these, a connection each, and tell on demand how much came."""
+    """Follow all these sessions, with a connection each, and say on demand how much came."""
     readings = [0] * len(session_ids)
     dropped = [0] * len(session_ids)
 

@@ -1,12 +1,13 @@
-"""What it costs a program that a daemon samples it every 4 ms.
+"""Measures what it costs a program that a daemon samples it every 4 ms.
 
     python bench/decoupling.py [--groups 100] [--piece-s 0.4]      (as root; needs PyTorch and a second core)
 
-First the daemon's own CPU time over the machine's (cores × wall), by the kernel's clocks of all its
-processes, while it follows the program. Then the program itself: a single-threaded training loop, pinned to
-one core, that does the same work over and over. Pieces with and without the daemon take turns, ABBA; without,
-its processes are stopped (SIGSTOP) and so cost nothing at all. The ratio is that of a group's two pieces
-each, its middle the median over all groups in which the second core was free.
+First it measures the daemon's own CPU time over the machine's (cores × wall), by the kernel's clocks of all
+the daemon's processes, while the daemon follows the program. Then it measures the program itself: a
+single-threaded training loop, pinned to one core, that does the same work over and over. Pieces with and
+without the daemon take turns (ABBA). In the pieces without, the daemon's processes are stopped (SIGSTOP)
+and cost nothing at all. A group gives the ratio of its two pieces with to its two without; the middle is
+the median over all groups in which the second core was free.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Piece:
 
 
 class Program:
-    """The training loop; `run` has it make so many steps."""
+    """The training loop; `run` tells it how many steps to make."""
 
     def __init__(self, core: int) -> None:
         self.process = subprocess.Popen(
@@ -80,7 +81,7 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
 
 
 def others_s(pids: list[int]) -> float:
-    """CPU time that neither these processes nor the idle loop had, of the whole machine."""
+    """CPU time of everything on the machine but these processes and the idle loop."""
     fields = [int(word) for word in Path("/proc/stat").read_text().split(None, 9)[1:9]]
     user, nice, system, _, _, irq, soft_irq, stolen = fields
     busy = user + nice + system + irq + soft_irq + stolen
@@ -89,7 +90,7 @@ def others_s(pids: list[int]) -> float:
 
 @dataclass(frozen=True)
 class Groups:
-    """Group by group, the two pieces with the daemon and the two without."""
+    """For each group, the two pieces with the daemon and the two without."""
 
     sampled: list[Piece]
     alone: list[Piece]

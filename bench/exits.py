@@ -1,9 +1,10 @@
-"""Whether programs that end right after a traced window do end, many of them at a time.
+"""Measures whether programs that end right after a traced window do end, many of them at a time.
 
     python bench/exits.py [--programs 30] [--at-once 10]      # a GPU is needed to say something
 
-Every third does something else for three seconds before it ends. Beside them, *kineto*: PyTorch's profiler
-alone, told to leave CUPTI as we tell it, in a program that calls CUDA no more before it ends.
+Every third program does something else for three seconds before it ends. Beside them, *kineto* is PyTorch's
+profiler alone, told to leave CUPTI as we tell it, in a program that does not call CUDA any more before it
+ends.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ STEPS = (21, 22, 24, 30, 60, 120)  # the window ends with step 21, the writing o
 
 
 def took_s(folder: Path, kind: str, number: int) -> float | None:
-    """None: it did not end."""
+    """How long it took to end; None: it did not end."""
     command = [sys.executable, str(folder / "kineto.py")]
     if kind == "smaragdine":
         later_s = 0 if number % 3 else LATER_S

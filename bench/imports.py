@@ -1,8 +1,8 @@
-"""What it costs to start: `import smaragdine` and `smaragdine --help` against `import numpy`.
+"""Measures what it costs to start: `import smaragdine` and `smaragdine --help` against `import numpy`.
 
     python bench/imports.py [--rounds 15]
 
-Each round runs all commands in turn; imports are taken above the bare interpreter's start.
+Each round runs all commands in turn. The start of the bare interpreter is subtracted from imports.
 """
 
 from __future__ import annotations

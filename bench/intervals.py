@@ -1,11 +1,11 @@
-"""How often a 95 % interval covers the true energy, and how wide it is: of rows, and of groups of rows.
+"""Measures how often a 95 % interval covers the true energy, and how wide it is: for rows, and for groups.
 
     python bench/intervals.py [--programs 60]
 
-On programs whose operations have a known power (bench/programs.py), seen by a sensor that gives means over 5,
-20 and 100 ms. Beside our interval of a row the one that a mean over steps alone would give. Then groups of
-the rows of models made of layers: layers, phases, kinds of operations, halves taken at random, the whole.
-Beside our interval of a group the sum of its rows' intervals.
+The operations of the programs have a known power (bench/programs.py), and a sensor sees means over 5, 20
+and 100 ms. Beside our interval of a row stands the one that a mean over steps alone would give. Then come
+groups of the rows of models made of layers: layers, phases, kinds of operations, halves taken at random,
+the whole. Beside our interval of a group stands the sum of its rows' intervals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from programs import IDLE_W, LIMIT_W, make_model, make_program, watch
 
 from smaragdine.accounting.account import account
 from smaragdine.accounting.device_power import DevicePower
-from smaragdine.accounting.joint import half_widths_j
+from smaragdine.accounting.grouping import half_widths_j
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.arrays import Floats
 from smaragdine.stats import t_quantile
@@ -74,7 +74,7 @@ class GroupOutcome:
 
 
 def watch_models(models: int, window_ms: float) -> dict[str, GroupOutcome]:
-    """By what the groups are."""
+    """The outcome of every group, by the kind of group."""
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for seed in range(models):
         program, operations = make_model(seed)
@@ -94,7 +94,7 @@ def watch_models(models: int, window_ms: float) -> dict[str, GroupOutcome]:
 
 
 def groups_of(keys: list[tuple[str, str]], seed: int) -> Iterator[tuple[str, list[int]]]:
-    """What a group is, and its rows: at least two."""
+    """The kind of a group, and its rows: at least two."""
     groups: dict[tuple[str, str], list[int]] = {}
     for i, (name, phase) in enumerate(keys):
         _, layer, kind = name.split("/")

@@ -1,11 +1,13 @@
-"""A training of hours or days on a simulated clock, written as a run writes it: two sockets with memory at
-4 ms, a GPU with samples, counter and telemetry, ten steps a second, epochs, an evaluation, a traced window.
+"""Makes a training of hours or days on a simulated clock, and writes it as a run does.
+
+It has two sockets with memory at 4 ms, a GPU with samples, counter and telemetry, ten steps a second, epochs,
+an evaluation and a traced window.
 
     make_run(folder, hours)                     # readings are thinned as the run goes on
     make_run(folder, hours, keep_all=True)      # all readings stay
 
-What is thinned is as much whatever the readings' period was: all but the last half hour is written every
-`old_period_ms`, so that a week is made in half an hour.
+Thinning gives as many rows whatever the period of the readings was. So all but the last half hour is written
+every `old_period_ms`, and a week is made in half an hour.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def make_run(
 
 
 def finish_run(folder: Path) -> None:
-    """What `run` does when the program has ended, but for its table."""
+    """Does what `run` does after the program has ended, except for printing the table."""
     info = open_recording(folder).info
     thinned = read_thinned(folder)
     marks = read_spool(folder, None if thinned is None else thinned.state.spool)
@@ -144,7 +146,7 @@ def run_info(of: list[Channel]) -> dict[str, Any]:
 
 
 class _Machine:
-    """Counters that go on from second to second; every second by itself, whatever the length of a run."""
+    """Counters that go on from second to second. A second is the same whatever the length of the run."""
 
     def __init__(self) -> None:
         self._totals = np.zeros(11)
@@ -198,7 +200,7 @@ def _mark(spool: Any, at_s: float, name: str, **more: Any) -> None:
 
 
 def step_ends_s(begin_s: int, end_s: int) -> Floats:
-    """Ten a second; a checkpoint of three seconds each hour makes one far longer."""
+    """Ten steps a second; each hour a checkpoint of three seconds makes one step far longer."""
     ends_s = (np.arange(begin_s * STEPS_A_S, end_s * STEPS_A_S) + 1) / STEPS_A_S
     ends_s = ends_s[(ends_s > 1.0) & ~((ends_s % 3600 > 100) & (ends_s % 3600 < 103))]
     return ends_s + 0.004 * np.sin(ends_s * 13)

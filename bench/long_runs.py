@@ -1,9 +1,10 @@
-"""What it takes to read a training of an hour, a day and a week: time, memory and room on disk.
+"""Measures what it takes to read a training of an hour, a day and a week: time, memory and room on disk.
 
     python bench/long_runs.py [--hours 1,24,168] [--folder DIR]
 
-Two sockets with memory every 4 ms, a GPU, ten steps a second, on a simulated clock (bench/long_run.py); a
-week takes half an hour to make. Those that are in the folder already are not made again.
+The trainings have two sockets with memory every 4 ms, a GPU and ten steps a second, on a simulated clock
+(bench/long_run.py). A week takes half an hour to make. Trainings that are in the folder already are not
+made again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The same stretches of work measured by Smaragdine and by the tools that people use today.
+"""Measures the same stretches of work by Smaragdine and by the tools that people use today.
 
-    pip install codecarbon perun pyJoules zeus          # each that is there is compared
+    pip install codecarbon perun pyJoules zeus          # each that is installed is compared
     python bench/others.py [--rounds 2] [--seconds 0.15,1,5] [--simulated]
 
 Each tool has a process of its own, in random order, and measures regions of a GPU's work by its own means,
-with its defaults. Truth: the mean power of ten seconds of the same work by the card's energy counter, between
-two of its changes; `--simulated`, without a GPU: the exact integral of a load that the tests' NVML has.
-Between regions the GPU works on, so that its power is the same throughout; no setting of it is changed.
+with its defaults. The truth is the mean power of ten seconds of the same work, by the card's energy
+counter, between two of its changes. With `--simulated`, which needs no GPU, it is the exact integral of a
+load that the tests' NVML has. Between regions the GPU works on, so that its power is the same throughout;
+no setting is changed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Work = Callable[[float], None]  # keeps the GPU at work for so many seconds
 
 
 class Measured:
-    """What a tool said of its regions."""
+    """What a tool said about its regions."""
 
     def __init__(self, work: Work, regions: int, seconds: float) -> None:
         self._work, self._regions, self._seconds = work, regions, seconds
@@ -45,7 +46,7 @@ class Measured:
         self.idle_cpu_s = 0.0
 
     def take(self, begin: Callable[[int], object], end: Callable[[int], float | None]) -> None:
-        """`end` gives the joules of a region, unless the tool says them all at its own end."""
+        """`end` gives the joules of a region, unless the tool gives all of them at its own end."""
         for n in range(self._regions):
             self._work(random.uniform(0.05, 0.25))
             called_s = time.perf_counter()
@@ -67,7 +68,7 @@ class Measured:
 
 
 def cpu_s() -> float:
-    """Of this process and all below it."""
+    """CPU time of this process and all below it."""
     import psutil
 
     here = psutil.Process()
@@ -134,7 +135,7 @@ def measure_perun(measured: Measured, folder: Path) -> None:
 
 
 def perun_energy_j(folder: Path, seconds: float) -> float:
-    """Of a region, the mean over all of them: power by its report, while the function ran."""
+    """The energy of a region, as the mean over all: the power in its report, while the function ran."""
     found: list[dict[str, Any]] = []
 
     def walk(node: Any) -> None:
@@ -183,7 +184,7 @@ def gpu_work() -> Work:
 
 
 def reference_w(work: Work) -> float:
-    """By the card's own counter, from one of its changes to another."""
+    """The mean power by the card's own counter, from one of its changes to another."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -233,7 +234,7 @@ def simulation() -> Iterator[tuple[dict[str, str], Callable[[int, int], float]]]
 
 
 def run(tool: str, regions: int, seconds: float, environment: dict[str, str], simulated: bool) -> Any:
-    """What the child of a tool has written; a string says why there is nothing."""
+    """What the child process of a tool has written; a string says why there is nothing."""
     with tempfile.TemporaryDirectory() as name:
         words = [__file__, "--child", tool, "--regions", str(regions), "--seconds", str(seconds)]
         words += ["--folder", name, *(["--simulated"] if simulated else [])]
@@ -269,7 +270,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", default="0.15,1,5", help="how long the regions are, to 10 %%")
-    parser.add_argument("--simulated", action="store_true", help="a GPU that is none, and exact truth")
+    parser.add_argument(
+        "--simulated", action="store_true", help="a simulated GPU, whose energy is known exactly"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--regions", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

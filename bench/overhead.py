@@ -1,9 +1,9 @@
-"""What `smaragdine run` costs the program: a single-threaded training loop with and without it.
+"""Measures what `smaragdine run` costs the program: a single-threaded training loop with and without it.
 
     python bench/overhead.py [--pairs 20]
 
-Pairs run in turn and in random order; the program times its own loop. Needs a free core beside the
-program's own, and PyTorch.
+The two of a pair run one after the other, in random order, and the program times its own loop. This needs
+PyTorch, and a free core beside the program's own.
 """
 
 from __future__ import annotations

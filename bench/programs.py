@@ -1,7 +1,7 @@
-"""Programs whose operations have a known power, and a sensor that sees only means over its window.
+"""Makes programs whose operations have a known power, and a sensor that sees only means over its window.
 
-The generator behind the coverage figures of docs/uncertainty.md. Seeds are fixed; nothing in it knows how the
-uncertainty is computed.
+The coverage figures of docs/uncertainty.md rest on these programs. Seeds are fixed, and nothing here knows
+how the uncertainty is computed.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _true_power(start_ns: Ints, end_ns: Ints, extra_w: Floats) -> tuple[Ints, Fl
 
 
 def watch(program: Program, window_ms: float, seed: int) -> PowerTrace:
-    """Means over windows of about `window_ms`, in whole watts, in no step with the program."""
+    """Means over windows of about `window_ms`, in whole watts, out of step with the program."""
     random = np.random.default_rng(seed + 10_000)
     window_ns = int(window_ms * 1e6)
     begin, end = int(program.edge_ns[0]) - 10 * window_ns, int(program.edge_ns[-1]) + 10 * window_ns

@@ -1,8 +1,8 @@
-"""What it costs to read events: Chrome JSON (Kineto's shape), the same gzipped, XPlane and Parquet.
+"""Measures what it costs to read events: Chrome JSON (as Kineto writes it), gzipped too, XPlane and Parquet.
 
     python bench/reading.py [--events 1000000] [--rounds 3]
 
-Each round reads every file once; the ratio is to `json.load` of the Chrome JSON in the same round.
+Each round reads every file once. The ratio is to `json.load` of the Chrome JSON in the same round.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPERATOR = '"Record function id": 0, "Sequence number": %d, "Fwd thread id": 0, 
 
 
 def write_kineto(path: Path, count: int) -> None:
-    """Two operators to a kernel, seven microseconds apart, a step every ten thousand."""
+    """Two operators for each kernel, seven microseconds apart; a step every ten thousand."""
     with path.open("w") as out:
         out.write(f'{{"schemaVersion": 1, "baseTimeNanoseconds": {BASE_NS}, "traceEvents": [\n')
         for i in range(count):

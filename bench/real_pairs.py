@@ -1,11 +1,11 @@
-"""Ten real comparisons: a small PyTorch training, recorded three times on either side.
+"""Makes ten real comparisons: a small PyTorch training, recorded three times on either side.
 
     python bench/real_pairs.py FOLDER
 
-Five pairs are of equal programs, five have a hidden layer that is twice as wide on side B. The last two of
-each run beside a neighbour of our own making, that keeps one CPU busy for some seconds and rests for some.
-Sides are recorded in turn, as one should. FOLDER keeps the recordings; those that are there already are not
-made again.
+In five pairs the programs are equal; in five, side B has a hidden layer that is twice as wide. The last two
+pairs of each kind run beside a neighbour of our own making, which keeps one CPU busy for some seconds and
+rests for some. The two sides are recorded in turn, as they should be. FOLDER keeps the recordings; those
+that are there already are not made again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What the sampler costs: its own CPU time at 4 ms, exactly, as a share of one core.
+"""Measures what the sampler costs: its own CPU time at 4 ms, exactly, as a share of one core.
 
     python bench/sampler.py [--seconds 10] [--rounds 5]
 
-A powercap tree of two sockets (package, core and dram each: six counters), a program of 20 threads, and
-the estimate where no counter is. The figure is the process's CPU clock over the sampling, start-up apart;
-the rounds take turns, with the bare cost of waking up beside them.
+It samples a powercap tree of two sockets (package, core and dram each: six counters) and a program of 20
+threads, and, in other rounds, the estimate that is used without counters. The figure is the CPU clock of
+the process over the sampling, without its start-up. The rounds take turns, and the bare cost of waking up
+stands beside them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""How a GPU's power samples follow its power: which electronics explain recordings best.
+"""Finds how a GPU's power samples follow its power: which electronics explain recordings best.
 
     python bench/sensor_response.py RUN…
 
-Of each recording with traced kernels, every sample is explained by what ran before it (forward, backward,
-optimizer, anything else, nothing), each at a power of its own: seen through a mean over a window or a
-low-pass of first order, late by so much, at the times of the stamps or of an even rhythm. Printed are the
-deviation of what is left, as the mean over recordings, and by how much each explanation is less likely than
-the best, as a logarithm. What is found for an architecture belongs in sensors/nvml/power.py.
+It takes recordings with traced kernels, and explains every sample by what ran before it (forward, backward,
+optimizer, anything else, nothing), each at a power of its own. The sample sees this through a mean over a
+window or a low-pass of first order, with some delay, at the times of the stamps or of an even rhythm. For
+each such explanation it prints the deviation of what is left, as the mean over recordings, and how much
+less likely it is than the best one, as a logarithm. What it finds for an architecture belongs in
+sensors/nvml/power.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ GROUPS = ("forward", "backward", "optimizer")
 
 
 class Seen(NamedTuple):
-    """Who had which part of the time in every step of history, and the samples."""
+    """Which kind of work had which part of the time in every step of history, and the samples."""
 
     parts: Floats
     at: dict[str, Ints]  # the step in which each sample was taken, by its stamp and by the rhythm
@@ -57,7 +58,7 @@ def seen(recording: smaragdine.Recording) -> Seen:
 
 
 def responses() -> Iterator[tuple[str, float, Floats]]:
-    """Name, lag and weights of what lies behind a sample."""
+    """Name, lag and weights of each way in which a sample may see what ran before it."""
     behind_ms = np.arange(LONGEST) * STEP_NS * 1e-6
     for lag_ms in LAGS_MS:
         for window_ms in WINDOWS_MS:
@@ -69,8 +70,8 @@ def responses() -> Iterator[tuple[str, float, Floats]]:
 
 
 def left_over(one: Seen, weights: Floats) -> dict[str, tuple[float, int]]:
-    """Of the samples, at their stamps and in their rhythm: the deviation of what is not explained, and how
-    many they are."""
+    """For the samples, at their stamps and in their rhythm: the deviation of what is not explained, and how
+    many samples there are."""
     parts = one.parts[one.parts.mean(axis=1) > LEAST_PART]
     shown = np.array([np.convolve(part, weights)[: part.size] for part in parts])
     found: dict[str, tuple[float, int]] = {}

@@ -1,12 +1,12 @@
-"""Does the energy come out right? Square-wave loads on a real GPU, each route against the energy counter.
+"""Measures whether energy comes out right: square-wave loads on a real GPU, each route against the counter.
 
     python bench/square_wave.py [--seconds 40] [--out DIR]
 
-Needs an NVIDIA GPU and PyTorch; changes no setting of the card. Each load is recorded by `smaragdine run`;
-beside it a second process polls the instant and the average power every 4 ms, as other tools do.
+It needs an NVIDIA GPU and PyTorch, and changes no setting of the card. `smaragdine run` records each load.
+Beside it, a second process polls the instant and the average power every 4 ms, as other tools do.
 
-Truth for "while on" and "while off" comes from the counter alone: two runs of the same period and different
-duty give two equations for the two powers.
+The truth for "while on" and "while off" comes from the counter alone: two runs of the same period and
+different duty give two equations for the two powers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def poll(seconds: float, log: str) -> None:
 
 
 def _poll(seconds: float, stopped: list[int]) -> list[tuple[int, int, int]]:
-    """What polling tools see: (t, instant, average) every 4 ms, with the time of the call."""
+    """What polling tools see: (time, instant, average) every 4 ms, and how long the call took."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -1,10 +1,10 @@
-"""What tracing costs and explains: a training with and without it, in turn.
+"""Measures what tracing costs and explains: a training with and without it, in turn.
 
     python bench/tracing.py [--rounds 2] [--trace-steps 20] [--program bench/bert_jax.py] [its options]
 
-*Beyond*: how much longer the run took than its steps, traced ones as they were and all others at their
-median. It is not zero without tracing either: steps vary. The rest is what starting, stopping and writing
-cost.
+*Beyond* is how much longer the run took than its steps, with traced steps as they were and all others at
+their median. It is not zero without tracing either, because steps vary. The rest is what starting, stopping
+and writing cost.
 
 The program writes its steps' times with --json (see bert_torch.py, bert_jax.py). On a CPU give it something
 small: --steps 200 --layers 2 --hidden 64 --batch 4 --length 32.
@@ -29,7 +29,7 @@ from smaragdine.arrow import pc
 
 
 def run(program: Sequence[str], folder: Path, options: Sequence[str]) -> list[tuple[int, int]]:
-    """Beginning and end of each step, unix ns."""
+    """Beginning and end of each step, in Unix nanoseconds."""
     times = folder.with_suffix(".json")
     command = [sys.executable, "-m", "smaragdine", "run", "-o", str(folder), *options, *program]
     done = subprocess.run([*command, "--json", str(times)], capture_output=True, text=True, check=False)
@@ -43,7 +43,7 @@ def run(program: Sequence[str], folder: Path, options: Sequence[str]) -> list[tu
 
 
 def apart(steps: Sequence[tuple[int, int]], recording: smaragdine.Recording) -> list[float]:
-    """Lengths, ms, of steps that the profiler did not touch; the first ones compile and allocate."""
+    """Lengths, in ms, of steps that the profiler did not touch, without the first ones, which compile."""
     windows = recording.windows.to_pylist()
     return [
         (end - begin) * 1e-6
@@ -53,7 +53,7 @@ def apart(steps: Sequence[tuple[int, int]], recording: smaragdine.Recording) -> 
 
 
 def unplaced(recording: smaragdine.Recording, kind: str) -> float | None:
-    """The part of the time of all events on such devices that has no place."""
+    """The part of the time of all events on these devices that is `unplaced`."""
     events = recording.events
     there = events.filter(pc.starts_with(events["device"].cast("string"), kind))
     if not there.num_rows:
@@ -63,7 +63,7 @@ def unplaced(recording: smaragdine.Recording, kind: str) -> float | None:
 
 
 def beyond(steps: Sequence[tuple[int, int]], recording: smaragdine.Recording, median_ms: float) -> float:
-    """What is left of the run when all its steps are taken away, as a part of it."""
+    """What is left of the run without all its steps, as a part of the run."""
     traced = [step for window in recording.windows.to_pylist() for step in window["steps"]]
     traced_s = sum(step["end_ns"] - step["begin_ns"] for step in traced) * 1e-9
     plain_s = (len(steps) - 5 - len(traced)) * median_ms * 1e-3
@@ -72,7 +72,7 @@ def beyond(steps: Sequence[tuple[int, int]], recording: smaragdine.Recording, me
 
 
 def meanwhile(steps: Sequence[tuple[int, int]], recording: smaragdine.Recording) -> str:
-    """Steps while a trace was written beside them: how many, and their median."""
+    """Steps during which a trace was written: how many, and their median."""
     spans = [(resumed_ns(w), w["stopped_ns"]) for w in recording.windows.to_pylist()]
     found = [(b - a) * 1e-6 for a, b in steps if any(a < end and b > begin for begin, end in spans)]
     return f"{len(found)} × {statistics.median(found):.1f}" if found else "–"
@@ -104,7 +104,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--trace-steps", type=int, default=20)
-    parser.add_argument("--keep", metavar="DIR", help="leave the recordings there")
+    parser.add_argument("--keep", metavar="DIR", help="keep the recordings in this folder")
     parser.add_argument("--program", default=str(Path(__file__).with_name("bert_torch.py")))
     options, rest = parser.parse_known_args()
     print(

@@ -1,8 +1,8 @@
-"""A program to be measured: a single-threaded training loop, as many steps at a time as a line of input says.
+"""A program to be measured: a single-threaded training loop. A line of input says how many steps to make.
 
     echo 2000 | python bench/training_loop.py [WIDTH BATCH]      (needs PyTorch)
 
-Says `ready`, and for each line how long that took: seconds of wall and of CPU time.
+It prints `ready`, and for each line how long the steps took: seconds of wall time and of CPU time.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Draws docs/gallery from recordings that it makes itself: a BERT on a GPU that never was, from a fixed seed.
+"""Draws docs/gallery from recordings that it makes itself: a BERT on a simulated GPU, from a fixed seed.
 
 python docs/make_gallery.py [FOLDER]
 """
@@ -36,7 +36,7 @@ CHANNELS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """A training, or a prediction, on one GPU."""
+    """A training or a prediction on one GPU."""
 
     layers: int = 12
     hidden: int = 768
@@ -121,7 +121,7 @@ def edges(setting: Setting) -> list[tuple[str, str]]:
 
 
 def record(folder: Path, setting: Setting, seed: int) -> Recording:
-    """A whole recording: what a run of that setting would have left."""
+    """Write a whole recording, as a run of that setting would have left it."""
     chance = np.random.default_rng(seed)
     step = list(operations(setting))
     length_ns: list[int] = []  # of stretches of constant power, one after the other
@@ -219,7 +219,7 @@ def _write(
     marks: list[dict[str, object]],
     chance: np.random.Generator,
 ) -> None:
-    """Readings of that power as sensors give them: samples of 20 ms with jitter, counters now and then."""
+    """Write readings of that power as sensors give them: samples of 20 ms with jitter, counters at times."""
     edge_ns = BEGIN_NS + np.concatenate([[0], np.cumsum(length_ns)])
     used_j = np.concatenate([[0.0], np.cumsum(power_w * length_ns * 1e-9)])
     end_ns = int(edge_ns[-1])
@@ -337,7 +337,7 @@ def main(target: Path) -> None:
 
 
 def _shrink(file: Path) -> None:
-    """A page of many pictures: few colours take a third of the bytes."""
+    """Save with few colours: the page has many pictures, and they take a third of the bytes this way."""
     from PIL import Image
 
     with Image.open(file) as image:

@@ -1,8 +1,8 @@
-"""Train a small BERT on made-up sentences for about a minute, with whichever backend Keras is told to use.
+"""Train a small BERT on generated sentences for about a minute, with whichever backend Keras is told to use.
 
     KERAS_BACKEND=jax smaragdine run examples/bert.py
 
-Nothing here knows of Smaragdine: epochs and steps are found by themselves.
+Nothing here knows of Smaragdine: it finds epochs and steps by itself.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def sentences(count, seed=0):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Train a small BERT on made-up sentences.")
+    parser = argparse.ArgumentParser(description="Train a small BERT on generated sentences.")
     parser.add_argument("--seconds", type=float, default=50, help="roughly how long to train")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=32)

@@ -142,7 +142,7 @@ def test_the_magic_records_a_cell(shell: Any, capsys: pytest.CaptureFixture[str]
     assert "cpu:0" in out
     measured = shell.user_ns["_energy"]
     assert measured.recording.path.name == "one"
-    assert measured.overview.summary.duration_s >= 0.3
+    assert measured.run.summary.duration_s >= 0.3
     assert measured.footprint is None
     assert "cpu:0" in measured._repr_html_()
     assert shell.user_ns["end"] > 0, "names of the cell are the notebook's"

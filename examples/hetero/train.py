@@ -1,6 +1,6 @@
 """A ResNet on unequal GPUs: see README.md beside this file.
 
-python train.py --batch-size 128                                      # one GPU; what gets profiled
+python train.py --batch-size 128                                      # on one GPU; this is what gets profiled
 torchrun --nproc-per-node 2 train.py --allocation allocation.json     # as smaragdine allocate has it
 torchrun --nproc-per-node 2 train.py --split 1874,2222
 """
@@ -94,16 +94,16 @@ def data(options: argparse.Namespace):
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--batch-size", type=int, help="of one GPU alone")
-    how.add_argument("--split", help="samples of each rank: 1874,2222")
-    how.add_argument("--allocation", help="a file of smaragdine allocate --json")
+    how.add_argument("--batch-size", type=int, help="batch size, to train on one GPU alone")
+    how.add_argument("--split", help="samples for each rank: 1874,2222")
+    how.add_argument("--allocation", help="a file that smaragdine allocate --json wrote")
     parser.add_argument("--shape", choices=SHAPES, default="cifar100")
     parser.add_argument("--data", help="folder with the real files (synthetic tensors without it)")
-    parser.add_argument("--samples", type=int, help="of the synthetic data")
+    parser.add_argument("--samples", type=int, help="how many samples the synthetic data has")
     parser.add_argument("--norm", choices=("group", "batch"), default="group")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--amp", action="store_true", help="bfloat16 where it can be")
+    parser.add_argument("--amp", action="store_true", help="use bfloat16 if the device can")
     parser.add_argument("--limits", action="store_true", help="set the allocation's power limits")
     return parser.parse_args()
 

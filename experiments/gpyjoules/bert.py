@@ -2,8 +2,9 @@
 
     smaragdine run experiments/gpyjoules/bert.py --epochs 3 --batch 32 --precision bf16
 
-Weights and tokenizer are those of --model (a name or a folder of Hugging Face), otherwise random, of the same
-shape. Sentences are those of --data FILE (lines of label TAB sentence; needs --model), otherwise made up.
+Weights and tokenizer come from --model (a name or a folder of Hugging Face); otherwise they are random, of
+the same shape. Sentences come from --data FILE (lines of label TAB sentence; needs --model); otherwise they
+are generated.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def model_of(options):
 
 
 def batches(options, vocabulary, device):
-    """An epoch: token ids and labels of every step."""
+    """One epoch: token ids and labels of every step."""
     count = (options.steps or SENTENCES // options.batch) * options.batch
     if options.data:
         with open(options.data, encoding="utf-8") as file:
@@ -66,8 +67,8 @@ def main():
     parser.add_argument("--steps", type=int, help=f"steps in an epoch (default: {SENTENCES} sentences once)")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
     parser.add_argument("--size", choices=tuple(SIZES), default="base")
-    parser.add_argument("--model", help="of Hugging Face: bert-base-uncased, or a folder")
-    parser.add_argument("--data", help="lines of label TAB sentence")
+    parser.add_argument("--model", help="a model of Hugging Face: bert-base-uncased, or a folder")
+    parser.add_argument("--data", help="a file with lines of label TAB sentence")
     options = parser.parse_args()
     if options.data and not options.model:
         parser.error("--data needs --model, for its tokenizer")

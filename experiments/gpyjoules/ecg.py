@@ -2,8 +2,8 @@
 
     smaragdine run experiments/gpyjoules/ecg.py --epochs 10
 
-The signals are those of --data FOLDER (the training folder of the PhysioNet challenge 2017: A00001.mat … and
-REFERENCE.csv; needs scipy), otherwise made up, of the same shape: 30 s at 300 Hz, four rhythms.
+The signals come from --data FOLDER (the training folder of the PhysioNet challenge 2017: A00001.mat … and
+REFERENCE.csv; needs scipy). Otherwise they are generated, in the same shape: 30 s at 300 Hz, four rhythms.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def _normal(x, name):
 
 
 def signals(folder, count):
-    """Signals of unit variance, a rhythm for every step, and where they are from."""
+    """Signals of unit variance, a rhythm for every step, and where they come from."""
     if folder:
         return (*_recorded(Path(folder), count), folder)
     rng = np.random.default_rng(0)

@@ -2,8 +2,8 @@
 
     smaragdine run experiments/gpyjoules/mnist.py --width 512 --batch 128 --epochs 10
 
-The digits are those of --data FILE (mnist.npz), or of Keras' own cache; --download fetches them; otherwise
-they are made up, of the same shape.
+The digits come from --data FILE (mnist.npz) or from Keras' own cache; --download fetches them. Otherwise
+they are generated, in the same shape.
 """
 
 import argparse
@@ -22,7 +22,7 @@ TRAINING, PIXELS, DIGITS = 60_000, 784, 10
 
 
 def digits(options):
-    """Pixels from 0 to 1, labels, and where they are from."""
+    """Pixels from 0 to 1, labels, and where they come from."""
     cached = Path.home() / ".keras" / "datasets" / "mnist.npz"
     path = Path(options.data) if options.data else cached
     if options.download and not options.data:

@@ -1,18 +1,18 @@
-"""What the models are trained on: endless batches of numpy arrays, the same for the same seed.
+"""The data that the models are trained on: endless batches of numpy arrays, the same for the same seed.
 
     batches(options)  →  (iterator of {name: array}, the line `data: …` that says what they are)
 
 Pre-training   input_ids, token_type_ids, attention_mask (batch × length)
                labels (batch × length): −100 where nothing is predicted
-               masked_positions, masked_ids, masked_weights (batch × most predicted): the same in the way of
-               BERT's reference
+               masked_positions, masked_ids, masked_weights (batch × most predicted): the same, as BERT's
+               reference has it
                next_sentence_label (batch): 0 where the second part follows the first, 1 where it does not
                (BERT: it is of another text; ALBERT: the parts are swapped)
 Fine-tuning    input_ids, token_type_ids, attention_mask; labels (batch): 1 is acceptable
 Prediction     the same without labels
 
-All are int32 but masked_weights. Real text is used where --data has it: for pre-training .txt files with a
-sentence a line and a blank line between documents, otherwise CoLA's .tsv files, as published or as in GLUE.
+All are int32 except masked_weights. If --data has real text, it is used: for pre-training, .txt files with a
+sentence a line and a blank line between documents; otherwise CoLA's .tsv files, as published or as in GLUE.
 """
 
 import functools
@@ -53,7 +53,7 @@ def batches(options):
 
 
 def tokens_of(vocabulary, folder=None):
-    """WordPiece where the folder has a vocabulary."""
+    """How text becomes tokens: by WordPiece if the folder has a vocabulary, else by hashing."""
     path = folder / "vocab.txt" if folder else None
     if path is None or not path.is_file():
         special = {word: number for number, word in enumerate(SPECIAL)}
@@ -72,7 +72,7 @@ def most_predicted(length):
 def mask(ids, special, vocabulary, rng):
     """What the model sees instead of `ids`, and the positions to predict, in order.
 
-    Of these 80 % show [MASK], 10 % a random word and 10 % what was there.
+    80 % of these positions show [MASK], 10 % a random word and 10 % what was there.
     """
     candidates = np.flatnonzero(~np.isin(ids, [special[CLS], special[SEP], special[PAD]]))
     count = min(most_predicted(len(ids)), max(1, round(MASKED * np.count_nonzero(ids != special[PAD]))))
@@ -211,7 +211,7 @@ def _stacked(examples, count):
 
 
 def _passage(document, tokens, rng):
-    """Sentences in a row with so many tokens at least, where the document has them."""
+    """Sentences in a row with at least so many tokens, if the document has them."""
     lengths = np.array([len(sentence) for sentence in document])
     left = lengths[::-1].cumsum()[::-1]
     start = rng.integers(max(1, np.count_nonzero(left >= tokens)))
@@ -220,7 +220,7 @@ def _passage(document, tokens, rng):
 
 
 def _parts(sentences, rng):
-    """Cut in two between sentences; a single one in its middle."""
+    """Cut in two between sentences; a single sentence is cut in its middle."""
     if len(sentences) == 1:
         middle = len(sentences[0]) // 2
         return sentences[0][:middle], sentences[0][middle:]
@@ -229,7 +229,7 @@ def _parts(sentences, rng):
 
 
 def _shortened(first, second, room, rng):
-    """Tokens are taken off the longer part, at either end."""
+    """Take tokens off the longer part, at either end."""
     while (over := len(first) + len(second) - room) > 0:
         longer = first if len(first) > len(second) else second
         off = min(over, max(1, abs(len(first) - len(second))))
@@ -261,7 +261,7 @@ def _padded(values, length, padding):
 def _document(length, vocabulary, rng):
     """A text of one topic.
 
-    What can be learned of it: common words, the topic's words, pairs of words that follow each other, and a
+    A model can learn from it: common words, the topic's words, pairs of words that follow each other, and a
     word at the beginning of each sentence that says how far the text has got.
     """
     topic, first = int(rng.integers(TOPICS)), len(SPECIAL) + COUNTING
@@ -290,7 +290,7 @@ def _generated_sentences(count, vocabulary, rng):
 
 
 def _zipf(words, count, rng):
-    """Ranks from 0, by Zipf's law: likely as 1 / (rank + 1)."""
+    """Ranks from 0, by Zipf's law: as likely as 1 / (rank + 1)."""
     summed = _zipf_sums(words)
     return np.searchsorted(summed, rng.random(count) * summed[-1], side="right").clip(max=words - 1)
 

@@ -2,7 +2,8 @@
 
     KERAS_BACKEND=jax smaragdine run experiments/study/keras_bert.py --model albert --layers 4 --hidden 128
 
-KERAS_BACKEND is tensorflow, jax or torch. Only JAX compiles the model: elsewhere operations stay apart.
+KERAS_BACKEND is tensorflow, jax or torch. Only JAX compiles the model; on the other two, operations stay
+apart.
 """
 
 import itertools
@@ -18,9 +19,9 @@ BACKEND = keras.backend.backend()
 
 
 class Enough(keras.callbacks.Callback):
-    """Ends what runs after the time and the steps asked for, counted from the first step's end: it compiles.
+    """Ends the loop after the time and steps asked for, counted from the end of the first, which compiles.
 
-    Every step is waited for, as a session of TensorFlow 1 does.
+    It waits for every step, as a session of TensorFlow 1 does.
     """
 
     def __init__(self, options):

@@ -6,7 +6,7 @@
     cls/predictions/transform/dense             cls/seq_relationship, cls/classifier
 
 Every scope is a functional model, so that Keras knows how data flows between the parts. BERT's dense layers
-multiply matrices with a row for each token. ALBERT's are einsums, the same ones in all its transformers.
+multiply matrices that have a row for each token. ALBERT's are einsums, the same ones in all its transformers.
 """
 
 from typing import NamedTuple
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 
 class Transformer(NamedTuple):
-    """The layers with weights that one is made of."""
+    """The layers with weights that a transformer is made of."""
 
     query: layers.Layer
     key: layers.Layer
@@ -57,7 +57,7 @@ class Transformer(NamedTuple):
 
 
 class Einsum(layers.Layer):
-    """One operation on TensorFlow too: unless an option is given, Keras makes matrix products of some."""
+    """One operation on TensorFlow too: without an option Keras turns some einsums into matrix products."""
 
     def __init__(self, equation, **kwargs):
         super().__init__(**kwargs)
@@ -100,7 +100,7 @@ class Gather(layers.Layer):
 
 
 class Decoder(layers.Layer):
-    """From a token's row to a score for each word, by the table that the words were embedded with."""
+    """Turns a token's row into a score for each word, by the table that the words were embedded with."""
 
     def __init__(self, words, **kwargs):
         super().__init__(**kwargs)
@@ -114,7 +114,7 @@ class Decoder(layers.Layer):
 
 
 def model_of(shape, stage):
-    """Its outputs are scores: in pre-training of masked words and of the second sentence, else of classes."""
+    """It outputs scores: in pre-training of masked words and of the second sentence, else of classes."""
     names = ("input_ids", "token_type_ids", "attention_mask")
     inputs = {name: keras.Input((shape.length,), dtype="int32", name=name) for name in names}
     words = layers.Embedding(
@@ -226,7 +226,7 @@ def _intermediate(shape, parts):
 
 
 def _output(shape, dense, norm, width):
-    """Back to the model's width, and the way around."""
+    """Back to the model's width, with the residual connection around it."""
     x, around = _tokens(shape, width), _tokens(shape, shape.hidden)
     found = layers.Dropout(shape.dropout, name="dropout")(dense(x))
     return keras.Model([x, around], norm(found + around), name="output")

@@ -1,4 +1,4 @@
-"""The options that the programs of the study share, and how long they run."""
+"""The options that the programs of the study share, and how long the programs run."""
 
 import argparse
 import time
@@ -11,7 +11,7 @@ SMALLEST_VOCABULARY = 64  # special and counting words, and some for each topic 
 
 
 def options_of(description, words=None):
-    """What the command line says, with every default filled in."""
+    """The options of the command line, with every default filled in."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -19,16 +19,24 @@ def options_of(description, words=None):
     parser.add_argument("--stage", choices=("pretrain", "finetune", "predict"), default="pretrain")
     parser.add_argument("--layers", type=_positive, default=12)
     parser.add_argument("--hidden", type=_positive, default=768)
-    parser.add_argument("--heads", type=_positive, help="of attention (default: hidden/64)")
+    parser.add_argument("--heads", type=_positive, help="heads of attention (default: hidden/64)")
     parser.add_argument("--batch", type=_positive, default=32)
-    parser.add_argument("--length", type=_positive, default=128, help="of a sequence, in tokens")
+    parser.add_argument("--length", type=_positive, default=128, help="length of a sequence, in tokens")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
-    parser.add_argument("--seconds", type=float, default=10.0, help="run at least so long")
-    parser.add_argument("--steps", type=int, default=0, help="and at least so many steps")
-    parser.add_argument("--vocabulary", type=_positive, help="default: vocab.txt's, else the model's own")
+    parser.add_argument("--seconds", type=float, default=10.0, help="run for at least this long")
+    parser.add_argument("--steps", type=int, default=0, help="and make at least this many steps")
+    parser.add_argument(
+        "--vocabulary",
+        type=_positive,
+        help="how many words (default: those of vocab.txt, else the model's own)",
+    )
     parser.add_argument("--rate", type=float, default=2e-5, help="learning rate")
-    parser.add_argument("--data", type=Path, help="folder with CoLA's files or text; else data is generated")
-    parser.add_argument("--attention", choices=("eager", "sdpa"), default="eager", help="PyTorch's")
+    parser.add_argument(
+        "--data", type=Path, help="a folder with CoLA's files or text; without it data is generated"
+    )
+    parser.add_argument(
+        "--attention", choices=("eager", "sdpa"), default="eager", help="how PyTorch computes attention"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(words)
     options.heads = options.heads or max(1, options.hidden // 64)
@@ -48,7 +56,7 @@ def options_of(description, words=None):
 
 
 def steps_of(options):
-    """Numbers of steps, one at least, until both the time and the number asked for are reached."""
+    """Counts steps, at least one, until both the time and the number asked for are reached."""
     started_s, number = time.monotonic(), 0
     while number < max(1, options.steps) or time.monotonic() - started_s < options.seconds:
         yield number
@@ -63,7 +71,7 @@ def _positive(word):
 
 
 def announce_steps():
-    """Of a program that only predicts nobody else sees the steps: it says them, if smaragdine is there."""
+    """Announces the steps of a program that only predicts, if smaragdine is there: nobody else sees them."""
     try:
         import smaragdine
     except ImportError:

@@ -2,9 +2,10 @@
 
     STEP_STAMPS=FILE python overhead_loop.py torch torch_bert.py --stage pretrain …
 
-A stamp is 16 bytes: the monotonic clock in nanoseconds and the steps so far, both little-endian. There is one
-about every tenth of a second, at the end of a step and after the GPU has done all it was asked: between two
-stamps everything is whole. SIGTERM ends the program at the end of a step, with exit code 0.
+A stamp is 16 bytes: the monotonic clock in nanoseconds and the number of steps so far, both little-endian.
+It writes one about every tenth of a second, at the end of a step, after the GPU has done all that it was
+asked. So between two stamps all steps are whole. SIGTERM ends the program at the end of a step, with exit
+code 0.
 """
 
 from __future__ import annotations

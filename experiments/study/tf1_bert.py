@@ -2,8 +2,8 @@
 
     smaragdine run experiments/study/tf1_bert.py --stage finetune --layers 4 --hidden 128
 
-Scopes and operations are those of BERT's reference program, and so is the way it runs: in a monitored session
-with a hook of smaragdine's, where that is installed.
+Scopes and operations are those of BERT's reference program. It also runs as that program does: in a monitored
+session, with a hook of smaragdine's, if that is installed.
 """
 
 import itertools
@@ -21,7 +21,7 @@ MASKED = -10000.0  # a score that attention leaves out
 
 
 def graph_of(options, inputs):
-    """What a step runs, and what it is asked for: the loss, or the classes."""
+    """What a step runs, and what it returns: the loss, or the classes."""
     # bf16 is what is computed in; weights stay as they are.
     compute = tf.bfloat16 if options.precision == "bf16" else tf.float32
     dropout = 0.0 if options.stage == "predict" else DROPOUT
@@ -39,7 +39,7 @@ def graph_of(options, inputs):
 
 
 def _bert(options, inputs, compute, dropout):
-    """All tokens as rows, the first ones of the sequences, and the table of words."""
+    """All tokens as rows, the first token of each sequence, and the table of words."""
     with tf.variable_scope("bert"):
         with tf.variable_scope("embeddings"):
             x, words = _embeddings(options, inputs, dropout)
@@ -160,7 +160,7 @@ def hooks():
 
 
 def run(options, examples):
-    """What every step answered."""
+    """What every step returned."""
     inputs = {
         name: tf.placeholder(tf.as_dtype(values.dtype), [None, *values.shape[1:]], name)
         for name, values in examples[0].items()

@@ -2,7 +2,7 @@
 
     smaragdine run experiments/study/torch_bert.py --model albert --stage finetune --layers 4 --hidden 128
 
-On the first GPU, where there is one.
+It runs on the first GPU, if there is one.
 """
 
 import itertools
@@ -36,7 +36,7 @@ def model_of(options):
 
 
 def inputs_of(batch, model, device):
-    """What of a batch the model takes, by the names it has for it."""
+    """The parts of a batch that the model takes, by the model's names for them."""
     names = {name: name for name in ("input_ids", "token_type_ids", "attention_mask", "labels")}
     names["next_sentence_label"] = "sentence_order_label" if model == "albert" else "next_sentence_label"
     return {
@@ -47,7 +47,7 @@ def inputs_of(batch, model, device):
 
 
 def train(model, inputs, options, autocast):
-    """The number of steps and the last one's loss."""
+    """The number of steps, and the loss of the last."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
     steps, loss = 0, None

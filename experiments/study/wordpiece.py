@@ -1,4 +1,4 @@
-"""Words to token ids: BERT's greedy WordPiece where its vocabulary is there, else hashed."""
+"""Turns words into token ids: by BERT's greedy WordPiece if its vocabulary is there, else by hashing."""
 
 import unicodedata
 import zlib
@@ -19,7 +19,7 @@ def load_vocabulary(path):
 
 
 def wordpiece(known):
-    """Text → token ids, by this vocabulary. It is cased where the vocabulary has capitals."""
+    """Text → token ids, by this vocabulary. Case counts if the vocabulary has capitals."""
     cased = any(word != word.lower() for word in known if word not in SPECIAL)
 
     def encode(text):
@@ -29,7 +29,7 @@ def wordpiece(known):
 
 
 def hashed(vocabulary):
-    """Text → token ids, where no vocabulary is: the same word has the same id, and others may share it."""
+    """Text → token ids, without a vocabulary: the same word has the same id, and others may share it."""
     first = len(SPECIAL)
 
     def encode(text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,12 +20,13 @@ from hypothesis import strategies as st
 from cli import environment, info, show_json, smaragdine, write_script
 from powercap_fake import PowercapTree
 from smaragdine.accounting.activity import activity
-from smaragdine.accounting.at_rest import not_idle
+from smaragdine.accounting.baseline import not_idle
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.run import Run
 from smaragdine.accounting.split import Split
 from smaragdine.accounting.summary import shares
 from smaragdine.accounting.traces import device_traces
+from smaragdine.recording.format import EVENTS, MARKS
 from smaragdine.recording.reader import Recording, Series, open_recording
 from smaragdine.sensors.base import Channel
 
@@ -40,15 +42,15 @@ PARTS = ("program", "static", "other", "monitor")
 
 @dataclass(frozen=True)
 class Canned:
-    """As much of a recording as the split asks for."""
+    """As much of a recording as the split and its baseline ask for."""
 
     info: dict[str, Any]
     tables: Mapping[str, list[Series]]
     path: Path = field(default=Path("runs/idle"))
     thinned: None = None
-
-    def once(self, what: str, work_out: Callable[[], Any]) -> Any:
-        return work_out()
+    damage: tuple[str, ...] = ()
+    events: pa.Table = field(default_factory=EVENTS.empty_table)
+    marks: pa.Table = field(default_factory=MARKS.empty_table)
 
     def series(self, table: str) -> list[Series]:
         return self.tables.get(table, [])
@@ -330,7 +332,8 @@ def test_who_is_busy_pays_when_it_is_busy():
 def test_a_baseline_says_which_sockets_worked_meanwhile():
     quiet = used(0, [ramp((10, 0.2))], [ramp((10, 0.0))])
     working = used(1, [ramp((5, 4.0), (5, 0.0))], [ramp((10, 0.0))])
-    assert not_idle(made := canned([], [*quiet, *working]), activity(made).sockets) == [
+    recording = canned([], [*quiet, *working])
+    assert not_idle(recording, activity(recording).sockets) == [
         "cpu:1 was 50% busy: what it drew is not its idle power"
     ]
 

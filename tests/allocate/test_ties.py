@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_allocate import every_allocation, instances
 
-from smaragdine.allocate.methods import brute_force
+from smaragdine.allocate.methods import brute_force, highest_cost, inside, preferred
 from smaragdine.allocate.model import Allocation, Choices, Objective, step_time_s
 from smaragdine.allocate.optimal import optimal
-from smaragdine.allocate.ties import highest_cost, inside, preferred
 from smaragdine.cli.allocate import main
 from smaragdine.hetero.shards import read_allocation
 

@@ -18,10 +18,10 @@ from exports import Figures, export, figures_of, scalars
 from footprints import footprint
 from perfetto_trace import CPU, GPU
 from recordings import RUN_S, T0, S, gpu_w, make
-from smaragdine.accounting.run import ExportedRun
 from smaragdine.cli.export import main
 from smaragdine.recording.reader import open_recording
 from smaragdine.report.export import paper, tensorboard
+from smaragdine.report.export.selection import Selection
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_numbers_are_in_the_unit_of_their_column(
 ) -> None:
     rows = [{"name": "mm", "energy_j": largest_j}, {"name": "add", "energy_j": largest_j / 10}]
     monkeypatch.setattr(paper, "_caption", lambda *_: "")
-    run = cast("ExportedRun", SimpleNamespace(name="run"))
+    run = cast("Selection", SimpleNamespace(run=SimpleNamespace(name="run")))
     table = paper._table(run, footprint(rows), "gpu:0", 10)  # pyright: ignore[reportPrivateUsage]
     assert table.headers[2] == f"Energy ({unit})"
     assert float(table.rows[0][2]) == pytest.approx(shown, rel=0.01)

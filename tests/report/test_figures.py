@@ -121,7 +121,7 @@ def test_a_figure_is_legible_and_the_same_in_every_format_every_time(
 @pytest.mark.parametrize("name", ["stages", "power", "cumulative", "epochs", "similarity", "difference"])
 def test_many_runs_with_long_names_stay_legible(name: str, base: list[LabelledRun]) -> None:
     runs = [
-        LabelledRun(base[n % 3].recording, label, label)
+        LabelledRun(base[n % 3].run, label, label)
         for n in range(7)
         for label in [f"experiments/bert-large-uncased-{n}-whole-word-masking"]
     ]

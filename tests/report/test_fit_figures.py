@@ -13,9 +13,9 @@ pytest.importorskip("matplotlib", reason="pip install 'smaragdine[figures]'")
 
 import recordings
 from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.summary import Epoch
 from smaragdine.cli.fit import main
-from smaragdine.recording.reader import open_recording
 from smaragdine.report.figures import style
 from smaragdine.report.figures.epochs import (
     averaged,
@@ -193,10 +193,10 @@ def test_boxes_of_epochs_are_named_by_what_differs(
 
 def test_curves_over_time_are_of_the_steps_where_these_are_asked_for(tmp_path: Path) -> None:
     """From 1.1 s to 2.9 s: 150 W of the GPU and 40 W of the CPU."""
-    recording = open_recording(recordings.make(tmp_path / "run", events=False))
-    steps_ns = steps_span_ns(recording)
+    run = Run.open(recordings.make(tmp_path / "run", events=False))
+    steps_ns = steps_span_ns(run.recording.marks)
     assert steps_ns == (recordings.T0 + 1100 * recordings.MS, recordings.T0 + 2900 * recordings.MS)
-    steps, whole = (LabelledRun(recording, "a", "a", "batch 8", span) for span in (steps_ns, None))
+    steps, whole = (LabelledRun(run, "a", "a", "batch 8", span) for span in (steps_ns, None))
     for of_runs in (power_of_runs, mean_power_of_runs, cumulative_of_runs):
         said = [style.alt_text(of_runs([run])) for run in (steps, whole)]
         assert ["from the end of the first step to the end of the last" in text for text in said] == [

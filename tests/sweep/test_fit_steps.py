@@ -12,10 +12,10 @@ import pytest
 import recordings
 from recordings import MS, T0
 from refusal import refused
+from smaragdine.accounting.run import Run
 from smaragdine.cli.fit import main
 from smaragdine.recording.format import MARKS
 from smaragdine.recording.marks import marks_table
-from smaragdine.recording.reader import open_recording
 from smaragdine.recording.writer import TableWriter
 from smaragdine.sweep.experiment import checked
 from smaragdine.sweep.measurements import groups_of_sweep
@@ -23,10 +23,8 @@ from smaragdine.sweep.plan import make_plan, save_plan
 from smaragdine.sweep.sweep import Sweep
 from smaragdine.sweep.table import (
     RESULTS,
-    MeasuredSteps,
     Repetition,
     measure,
-    measure_steps,
     results_table,
     write_results,
 )
@@ -66,12 +64,10 @@ def _json(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, A
 
 
 def test_every_step_counts_as_those_after_the_first(tmp_path: Path) -> None:
-    recording = open_recording(recordings.make(tmp_path / "run"))
-    found = measure(recording)
+    run = Run.open(recordings.make(tmp_path / "run"))
+    found = measure(run)
     assert {name: getattr(found, name) for name in STEPS} == STEPS
-    assert vars(measure_steps(recording, ["gpu:0"])) == STEPS
-    assert measure(recording, ["gpu:0", "cpu:0"]).steps_energy_j == pytest.approx((270 + 72) * 18 / 17)
-    assert measure_steps(recording, ["gpu:7"]) == MeasuredSteps(18, STEPS["steps_time_s"], None)
+    assert measure(run, ["gpu:0", "cpu:0"]).steps_energy_j == pytest.approx((270 + 72) * 18 / 17)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +96,7 @@ def test_which_steps_are_taken(
     energy_j: float | None,
 ) -> None:
     """From 1 s on the GPU draws 150 W over any 200 ms."""
-    found = measure_steps(open_recording(_recording(tmp_path / "run", marks)), ["gpu:0"])
+    found = measure(Run.open(_recording(tmp_path / "run", marks)), ["gpu:0"])
     assert (found.steps, found.steps_time_s, found.steps_energy_j) == (
         steps,
         None if time_s is None else pytest.approx(time_s),

@@ -14,10 +14,10 @@ import pytest
 
 import recordings
 from refusal import refused
+from smaragdine.accounting.run import Run
 from smaragdine.cli.fit import main
 from smaragdine.recording.format import SPOOL_FOLDER, channel_to_dict
 from smaragdine.recording.marks import append, fold_spool, read_spool
-from smaragdine.recording.reader import open_recording
 from smaragdine.recording.writer import ReadingsWriter
 from smaragdine.sensors.base import Channel
 from smaragdine.sweep.measurements import SweepGroups, groups_of_sweep
@@ -145,20 +145,20 @@ def test_a_sweeps_groups() -> None:
 
 def test_a_recordings_figures_are_the_sums_of_its_readings(tmp_path: Path) -> None:
     """Four seconds: 10 W in the first, then 200 and 100 W by turns of 100 ms; the estimated CPU 40 W."""
-    recording = open_recording(recordings.make(tmp_path / "run"))
-    found = measure(recording)
+    run = Run.open(recordings.make(tmp_path / "run"))
+    found = measure(run)
     assert (found.device, found.device_name, found.provenance) == ("gpu:0", "Test GPU", "measured")
     assert found.time_s == 4
     assert found.energy_j == pytest.approx(10 + 3 * 150)
     assert found.energy_counter_j is None
     assert found.epoch_time_s == pytest.approx((0.99, 0.99))
     assert found.epoch_energy_j == pytest.approx((0.99 * 150 + 0.5, 0.99 * 150 + 0.5), rel=0.01)
-    both = measure(recording, ["gpu:0", "cpu:0"])
+    both = measure(run, ["gpu:0", "cpu:0"])
     assert both.energy_j == pytest.approx(460 + 160)
     assert both.provenance == "estimated + measured"
     assert both.energy_counter_j is None
-    assert measure(recording, ["cpu:0"]).energy_counter_j == pytest.approx(160)
-    refused(lambda: measure(recording, ["gpu:7"]), "gpu:7", "gpu:0")
+    assert measure(run, ["cpu:0"]).energy_counter_j == pytest.approx(160)
+    refused(lambda: measure(run, ["gpu:7"]), "gpu:7", "gpu:0")
 
 
 def test_power_readings_and_counter_are_told_apart(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_power_readings_and_counter_are_told_apart(tmp_path: Path) -> None:
     writer.write([(0, [(at + ms * recordings.MS, 0, 100.0) for ms in range(-20, 4041, 20)])])
     writer.write([(0, [(at + ms * recordings.MS, 1, 0.11 * ms) for ms in range(-100, 4101, 100)])])
     writer.close()
-    found = measure(open_recording(tmp_path))
+    found = measure(Run.open(tmp_path))
     assert (found.energy_j, found.energy_counter_j) == (pytest.approx(400), pytest.approx(440))
 
 
@@ -219,7 +219,7 @@ def test_what_was_hardly_read_has_no_energy(
     if died:
         append(tmp_path, "monitor_died", at + read_ms * recordings.MS)
         assert fold_spool(tmp_path, read_spool(tmp_path)) is None
-    found = measure(open_recording(tmp_path))
+    found = measure(Run.open(tmp_path))
     assert found.energy_j == (None if energy_j is None else pytest.approx(energy_j))
     row = Repetition("e", "b", "parameter", 0, "r", "complete", **vars(found))
     assert (row.time_s, row.of_use) == (1, energy_j is not None)

@@ -70,7 +70,7 @@ def test_ended_after_any_window_it_begins_anew(run: Path, status: str) -> None:
             assemble(run, on_window=stop)
         assert raw_files(run) == before
         assert not open_recording(run).windows.num_rows
-    check_whole(_opened(str(run)))
+    check_whole(_opened(str(run)).recording)
 
 
 def test_a_full_disk_costs_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_of_two_readers_one_waits(run: Path) -> None:
 def test_traces_of_a_run_that_goes_on_are_left(run: Path) -> None:
     made(run, status="running", supervisor_pid=os.getpid())
     before = raw_files(run)
-    assert _opened(str(run)).events.num_rows == 0
+    assert _opened(str(run)).recording.events.num_rows == 0
     assert raw_files(run) == before
 
 

@@ -1,4 +1,7 @@
-"""Events × power → footprint, one device after the other."""
+"""Accounts events with power: shares each device's energy among the operations that ran on it.
+
+`account` gives the footprint, `event_energies_j` the energy of every single event; rows are sums of these.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from smaragdine.accounting.device_power import (
     DevicePower,
     DevicePowers,
 )
-from smaragdine.accounting.engine import (
+from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint, numbers
+from smaragdine.accounting.gpu_idle import busy_spans, sharpen, without_idle
+from smaragdine.accounting.grouping import Joint, joint_of, sum_half_width_j
+from smaragdine.accounting.integral import (
     CHUNK,
     Chunk,
     Levels,
@@ -24,9 +30,6 @@ from smaragdine.accounting.engine import (
     sum_by,
     sweep_for,
 )
-from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint, numbers
-from smaragdine.accounting.idle import busy_spans, sharpen, without_idle
-from smaragdine.accounting.joint import Joint, joint_of, sum_half_width_j
 from smaragdine.accounting.ledger import (
     Columns,
     Entry,
@@ -45,19 +48,19 @@ from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
 CONSERVED_TO = 1e-9
-APART_NS = 60_000_000_000  # farther apart, events and power are not of one run
+APART_NS = 60_000_000_000  # if they are farther apart, they are not of one run
 _NUMBER = re.compile(r"(_\d+)+$")
-SAMPLED_CHUNKS = 2  # enough to see how operations mix; sampling costs several times the accounting
+SAMPLED_CHUNKS = 2  # show how operations mix; to sample all would take several times as long
 
 
 def account(
     events: pa.Table | Columns, power: Mapping[str, PowerTrace | DevicePower], narrowed: bool = True
 ) -> Footprint:
-    """The footprint of `events` (schema EVENTS, or what `columns` made of it) under the power of each device.
+    """The footprint of `events` (schema EVENTS, or `columns` of it), given the power of each device.
 
-    Time in which a device's power is not known counts as missing and costs nothing; events of devices without
-    power are counted and left out. Without `narrowed` error bars are those of what is possible at all, not
-    of what the sensor saw: to see takes several times as long as to account.
+    Time in which a device's power is not known counts as missing and costs nothing. Events of devices without
+    power are counted and left out. `narrowed` looks at what the sensor saw, to make the error bars as narrow
+    as it allows; that takes several times as long.
     """
     source = events if isinstance(events, Columns) else columns(events)
     counts = device_counts(source)
@@ -85,7 +88,8 @@ def account(
 
 
 def check_times(source: Columns, traces: Sequence[PowerTrace]) -> None:
-    """A trace of another hour, or in another unit, is a mistake and no footprint of nothing."""
+    """Raises `UserError` if events and power have no time in common: another run, another hour or another
+    unit."""
     known = [trace for trace in traces if trace.start_ns.size]
     begin_ns = min((int(trace.start_ns[0]) for trace in known), default=source.first_ns)
     end_ns = max((int(trace.end_ns[-1]) for trace in known), default=source.last_ns)
@@ -113,7 +117,7 @@ def account_meters(events: pa.Table, meters: DevicePowers) -> Footprint:
 
 
 def thinned(events: pa.Table, meters: DevicePowers, ks: Sequence[int]) -> dict[str, list[Score]]:
-    """Per device with events: how alike its footprint stays with every k-th reading (the paper's ASSS)."""
+    """The paper's ASSS per device: how alike the footprint stays if only every k-th reading is kept."""
     source = columns(events)
     there = [device for device in device_counts(source) if device in meters.of]
     return {device: _thinned(source, device, meters.of[device], ks) for device in there}
@@ -122,7 +126,7 @@ def thinned(events: pa.Table, meters: DevicePowers, ks: Sequence[int]) -> dict[s
 def _thinned(source: Columns, device: str, meter: DevicePower, ks: Sequence[int]) -> list[Score]:
     def account_one(traces: Mapping[str, PowerTrace]) -> Footprint:
         meters = {device: DevicePower(traces[device], meter.sensor, idle_w=meter.idle_w)}
-        return account(source, meters, narrowed=False)  # energies alone are compared
+        return account(source, meters, narrowed=False)  # only energies are compared
 
     return asss(account_one, {device: meter.trace}, ks, meter.readings)
 
@@ -143,7 +147,7 @@ def _account_device(
     widths = combine(looks, ledger, meter.sensor)
     uncertainty_j, basis = widths.half_width_j, widths.basis
     if not trace.start_ns.size:
-        uncertainty_j = np.full_like(uncertainty_j, np.nan)  # a zero that nobody measured
+        uncertainty_j = np.full_like(uncertainty_j, np.nan)  # not measured, so not zero
     key = np.flatnonzero(ledger.count)
     key = key[np.argsort(-ledger.energy_j[key], kind="stable")]
     name, phase = source.key_names(key)
@@ -179,7 +183,7 @@ def _account_device(
 
 
 def _kinship(source: Columns) -> Kinship:
-    """An operation's kind is the last part of its path: all `MatMul`, and `MatMul_1`, are of one."""
+    """Operations are of one kind if their paths end alike: `MatMul` and `MatMul_1` are."""
     name, phase = np.divmod(np.arange(source.keys), len(source.phases) + 1)
     kinds = [_NUMBER.sub("", name.rpartition("/")[2]) for name in source.names]
     _, kind = np.unique(kinds, return_inverse=True) if kinds else ([], np.zeros(0, dtype=np.int64))
@@ -187,7 +191,7 @@ def _kinship(source: Columns) -> Kinship:
 
 
 def power_of(source: Columns, device: str, meter: DevicePower) -> Levels:
-    """A device's power, sharpened where its idle power is known."""
+    """A device's power, sharpened if we know what it draws when idle."""
     if meter.idle_w is None or device not in source.devices:
         return levels(meter.trace)
     parts = list(blocks(source, device))
@@ -201,7 +205,7 @@ def _integrate(
 ) -> tuple[Ledger, list[Look]]:
     read, keys, sensor = levels(meter.trace), source.keys, meter.sensor
     power = power_of(source, device, meter)
-    # As the clocks say, and moved by as much as they may disagree.
+    # Once with the clocks as they are, then with power moved either way by as much as they may disagree.
     moved_ns = [0, -sensor.timing_ns, sensor.timing_ns] if narrowed else []
     ledger = Ledger(keys)
     seen: list[list[Windows]] = [[] for _ in moved_ns]
@@ -232,8 +236,8 @@ def _integrate(
 
 
 def _coverage(trace: PowerTrace, spans: Spans | None, first_ns: int, last_ns: int) -> tuple[float, float]:
-    """Seconds whose power is known, and those whose power is not but should be: in the spans or, without
-    them, between the first and the last of power and events."""
+    """Seconds in which power is known, and seconds in which it should be but is not: within `spans` or,
+    without them, between the first and the last of power and events."""
     covered_ns = int((trace.end_ns - trace.start_ns).sum())
     if spans is None:
         edges = [*trace.start_ns[:1].tolist(), *trace.end_ns[-1:].tolist()]
@@ -243,16 +247,13 @@ def _coverage(trace: PowerTrace, spans: Spans | None, first_ns: int, last_ns: in
     return covered_ns / 1e9, (asked_ns - covered_ns) / 1e9
 
 
-# The energy of every single event, as the footprint shares it: rows are sums of these.
-
-
 def event_energies_j(events: pa.Table, meters: DevicePowers) -> Floats:
-    """Per event, in the order of the table; nan where its device's power is not known while it ran.
+    """The energy of every event, in the order of the table; nan where power is not known while it ran.
 
-    An event that others of its lane lie inside has what is left beside them.
+    If other events of the same lane lie inside an event, it keeps what they leave.
     """
     numbers = pa.array(np.arange(events.num_rows))
-    # Shares are asked for without steps, so that an event's number can travel in the place of its step.
+    # Nobody needs the steps here, so each event's number travels in their column.
     source = columns(events.set_column(events.schema.get_field_index("step"), "step", numbers))
     energy_j = np.full(events.num_rows, np.nan)
     for device in device_counts(source):
@@ -270,7 +271,7 @@ def _add_device(energy_j: Floats, source: Columns, device: str, meter: DevicePow
         count = chunk.start_ns.size
         added_j = sum_by(shares.of_pieces(np.arange(count)), shares.energy_j, count)
         known_ns = meter.trace.covered_until_ns(chunk.end_ns) - meter.trace.covered_until_ns(chunk.start_ns)
-        # Without length an event uses nothing, whatever is known.
+        # An event of no length uses nothing, even if no power is known.
         some = (known_ns > 0) | (chunk.end_ns == chunk.start_ns)
         rows = chunk.step[some]
         energy_j[rows] = np.nan_to_num(energy_j[rows]) + added_j[some]

@@ -1,12 +1,12 @@
-"""Who used each socket, interval by interval: CPU time of the program and the monitor beside all busy time.
+"""Measures who used each CPU socket, interval by interval: the program, the monitor, and everyone together.
 
-An interval lasts at least 100 ms, and longer, up to a second, until a tenth of a CPU-second was used: the
-kernel counts idle time in ticks of 10 ms. Intervals meet at the program's first and last instant and never
-reach across a restart of the monitor.
+The kernel counts idle time in ticks of 10 ms. So an interval lasts at least 100 ms, and goes on for up to a
+second until a tenth of a CPU-second was used. The program's first and last instant always end an interval,
+and none reaches across a restart of the monitor.
 
-Children too short-lived to be seen are in the kernel's exact total alone (`program_cpu_s`). Where activity is
-known for the whole run, that much of the time nobody is known to have used is the program's, everywhere in
-proportion.
+Some children live too short to be seen; only the kernel's exact total has their time (`program_cpu_s`). If we
+watched the whole run, we give the program that much of the time that nobody is known to have used, in every
+interval in proportion.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Intervals:
-    """CPU-seconds spent on one socket in each of some intervals; program + monitor ≤ busy."""
+    """CPU-seconds spent on one socket in each interval; program + monitor ≤ busy."""
 
     start_ns: Ints
     end_ns: Ints
@@ -50,11 +50,11 @@ NO_INTERVALS = Intervals(_NONE.astype(np.int64), _NONE.astype(np.int64), _NONE, 
 
 @dataclass(frozen=True)
 class SocketUse:
-    """Who used each socket. Sockets without readings of the program are left out."""
+    """Who used each socket; only sockets on which the program was watched."""
 
-    sockets: Mapping[int, Intervals]  # by the readings that are there
-    earlier: Mapping[int, Intervals]  # by those that were thinned
-    unseen: float  # of the time that nobody is known to have used, the part that the program was given
+    sockets: Mapping[int, Intervals]  # from readings that are still there
+    earlier: Mapping[int, Intervals]  # from readings that were thinned
+    unseen: float  # the part that the program gets of the time nobody is known to have used
 
 
 def activity(recording: Recording) -> SocketUse:
@@ -68,7 +68,7 @@ def activity(recording: Recording) -> SocketUse:
 
 
 def fine_activity(recording: Recording) -> dict[int, Intervals]:
-    """As it was read, from the last interval on that was thinned."""
+    """From the readings as they were taken, beginning with the last interval that was thinned."""
     by_socket: dict[int, dict[str, Series]] = {}
     for series in recording.series("activity"):
         match = re.fullmatch(r"cpu:(\d+)", series.channel.device)
@@ -86,7 +86,7 @@ def fine_activity(recording: Recording) -> dict[int, Intervals]:
 
 
 def _thinned_activity(recording: Recording) -> dict[int, Intervals]:
-    """By socket: what was thinned, stretch by stretch."""
+    """Per socket, what thinning kept: one interval per stretch."""
     if recording.thinned is None:
         return {}
     found: dict[int, Intervals] = {}
@@ -106,7 +106,7 @@ def _thinned_activity(recording: Recording) -> dict[int, Intervals]:
 
 
 def logical_cpus(info: Mapping[str, Any], socket: int) -> float:
-    """How many it has; nan: run.json does not say."""
+    """How many logical CPUs a socket has; nan if run.json does not say."""
     of: Any = info
     for key in ("host", "sockets", f"cpu:{socket}", "logical_cpus"):
         of = of.get(key) if isinstance(of, Mapping) else None
@@ -114,7 +114,7 @@ def logical_cpus(info: Mapping[str, Any], socket: int) -> float:
 
 
 def _from(intervals: Intervals, begin_ns: int) -> Intervals:
-    """What of them is not before `begin_ns`; of the one it is in, a part."""
+    """The intervals from `begin_ns` on; an interval around it counts in part."""
     kept = np.flatnonzero(intervals.end_ns > begin_ns)
     start_ns, end_ns = intervals.start_ns[kept], intervals.end_ns[kept]
     part = (end_ns - np.maximum(start_ns, begin_ns)) / (end_ns - start_ns)
@@ -123,7 +123,7 @@ def _from(intervals: Intervals, begin_ns: int) -> Intervals:
 
 
 def run_bounds(recording: Recording) -> tuple[int, int]:
-    """The program's first and last instant; of an interrupted recording, until its last reading."""
+    """The program's first and last instant; if the recording was cut off, its last reading."""
     begin_ns = recording.info.get("begin_ns") or recording.info["clock"]["begin"]["wall_ns"]
     end_ns = recording.info.get("end_ns")
     if not end_ns:
@@ -139,7 +139,8 @@ def _intervals(
     run_ns: tuple[int, int],
     begun_ns: int | None = None,
 ) -> Intervals:
-    """`begun_ns`: a reading of `busy` at which an interval ended; those before are not looked at."""
+    """If `begun_ns` is given, an interval ended at this reading of `busy`, and earlier readings are
+    skipped."""
     start_ns, end_ns = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     spent_s = [np.zeros((3, 0))]
     for segment in np.unique(busy.segment):
@@ -163,7 +164,7 @@ def _intervals(
         monitor_spent_s = (
             _spent(*_totals(monitor, segment), at_ns) if monitor is not None else np.zeros(at_ns.size - 1)
         )
-        # Process clocks are exact and the machine's idle time is counted in ticks: never below the parts.
+        # The program's clock is exact, the machine's counts in ticks: the whole is never less than its parts.
         busy_spent_s = np.maximum(_spent(t_ns, busy_s, at_ns), program_spent_s + monitor_spent_s)
         start_ns.append(at_ns[:-1])
         end_ns.append(at_ns[1:])
@@ -172,14 +173,14 @@ def _intervals(
 
 
 def _totals(series: Series, segment: int) -> tuple[Ints, Floats]:
-    """A segment's readings, forward in time alone: a wall clock that is set back says the same time twice."""
+    """One segment's readings in rising time. A wall clock that was set back gives the same time twice."""
     rows = np.flatnonzero(series.segment == segment)
     rows = rows[goes_on(series.t_ns[rows])]
     return series.t_ns[rows], np.maximum.accumulate(series.value[rows])
 
 
 def _watched(t_ns: Ints, program_s: Floats, restarted: bool) -> tuple[Ints, Floats]:
-    """A successor is told only after its start which program to watch, and reads 0 until then."""
+    """Drops the readings of a restarted monitor that came before it knew which program to watch."""
     if not restarted:
         return t_ns, program_s
     begun = max(int(np.count_nonzero(program_s <= 0)) - 1, 0) if program_s.any() else t_ns.size
@@ -187,7 +188,7 @@ def _watched(t_ns: Ints, program_s: Floats, restarted: bool) -> tuple[Ints, Floa
 
 
 def _points(t_ns: Ints, busy_s: Floats, begin_ns: int, end_ns: int) -> list[int]:
-    """The readings at which intervals end that begin at `begin_ns`; the last one ends at `end_ns`."""
+    """The readings at which the intervals after `begin_ns` end; the last one ends at `end_ns`."""
     inside = slice(np.searchsorted(t_ns, begin_ns, side="right"), np.searchsorted(t_ns, end_ns))
     last_ns, last_s = begin_ns, float(_at(t_ns, busy_s, np.array([begin_ns]))[0])
     points: list[int] = []
@@ -202,7 +203,7 @@ def _points(t_ns: Ints, busy_s: Floats, begin_ns: int, end_ns: int) -> list[int]
 
 
 def _at(t_ns: Ints, value: Floats, at_ns: Ints) -> Floats:
-    # From the first reading on, because a double holds no nanoseconds since 1970.
+    # Relative to the first reading: a double cannot hold nanoseconds since 1970.
     return np.interp((at_ns - t_ns[0]).astype(np.float64), (t_ns - t_ns[0]).astype(np.float64), value)
 
 
@@ -222,7 +223,7 @@ def _with_unseen(
     for s, each in sockets.items():
         looked_ns = int((each.end_ns - each.start_ns)[in_run[s]].sum()) + (before[s][0] if s in before else 0)
         if looked_ns < end_ns - begin_ns:
-            return sockets, 0.0  # the time nobody looked at may be when the rest was spent
+            return sockets, 0.0  # the rest may have been spent while nobody looked
     seen_s = sum(float(each.program_s[in_run[s]].sum()) for s, each in sockets.items())
     seen_s += sum(program_s for _, program_s, _ in before.values())
     free_s = {s: (each.busy_s - each.program_s - each.monitor_s) * in_run[s] for s, each in sockets.items()}
@@ -236,7 +237,7 @@ def _with_unseen(
 
 
 def _sums_within(intervals: Intervals, run_ns: tuple[int, int]) -> tuple[int, float, float]:
-    """Time, the program's CPU time, and what nobody is known to have used; none reaches over the edges."""
+    """Seconds, the program's CPU time, and CPU time of nobody known, over the intervals within a run."""
     inside = (intervals.start_ns >= run_ns[0]) & (intervals.end_ns <= run_ns[1])
     free_s = intervals.busy_s - intervals.program_s - intervals.monitor_s
     return (

@@ -1,4 +1,5 @@
-"""Arithmetic on footprints: sums over runs and devices, means with their spread, figures per step or sample.
+"""Adds, scales and averages footprints: sums over runs and devices, means with their spread, figures per
+step.
 
 Every result keeps the conservation law: on each device, rows and idle add up to the total.
 """
@@ -23,7 +24,7 @@ from smaragdine.accounting.footprint import (
     ordered,
     replace,
 )
-from smaragdine.accounting.joint import joined
+from smaragdine.accounting.grouping import joined
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 
@@ -32,12 +33,12 @@ ALL_DEVICES = "all"
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of several runs, and how far they are apart.
+    """The mean of several runs, and how far apart they are.
 
     `spread` has a row for every row of `mean`, in the same order: energy_mean_j, energy_std_j, busy_mean_s,
-    busy_std_s, power_mean_w, power_std_w, and `runs`, in how many of them it occurs. A name that does not
-    occur in a run took no energy there; its power is that of the runs in which it ran. A standard deviation
-    of one run is null.
+    busy_std_s, power_mean_w, power_std_w, and `runs`, the number of runs that have the row. In a run without
+    it, a name took no energy; its power is the mean over runs that have it. With one run a standard deviation
+    is null.
     """
 
     mean: Footprint
@@ -46,9 +47,9 @@ class Average:
 
 
 def add(footprints: Sequence[Footprint]) -> Footprint:
-    """The sum over runs. Uncertainties add up linearly: their bias is common to all runs (see `combine`).
+    """The sum over runs. Uncertainties add up linearly, because all runs share their bias (see `combine`).
 
-    Figures per step are those over all steps of all runs; a name that a run does not have cost nothing there.
+    Figures per step are over all steps of all runs; a name that a run does not have cost nothing there.
     """
     if not footprints:
         raise UserError("no footprints to add")
@@ -69,9 +70,9 @@ def add(footprints: Sequence[Footprint]) -> Footprint:
 
 
 def scale(footprint: Footprint, factor: float | Mapping[str, float]) -> Footprint:
-    """So many times the work; by device where a mapping is given.
+    """Multiplies the work by a factor, or by one per device.
 
-    What a step costs, and how many steps that rests on, stays as it is.
+    What a step costs, and on how many steps that rests, stays as it is.
     """
     by_device = factor if isinstance(factor, Mapping) else dict.fromkeys(footprint.devices, factor)
     if not all(0 < value < float("inf") for value in by_device.values()):
@@ -87,14 +88,14 @@ def scale(footprint: Footprint, factor: float | Mapping[str, float]) -> Footprin
 
 
 def per(footprint: Footprint, n: float) -> Footprint:
-    """Per epoch or per sample: `n` is how many of them the footprint covers."""
+    """Divides by `n`, the number of epochs or samples that the footprint covers."""
     if not n > 0:
         raise UserError(f"a footprint cannot be divided by {n}", remedy="Give a number above 0")
     return scale(footprint, 1 / n)
 
 
 def per_step(footprint: Footprint) -> Footprint:
-    """Per step of the run: the most steps that any of its devices saw."""
+    """Divides by the steps of the run: the most that any of its devices saw."""
     steps = max((total.steps for total in footprint.devices.values()), default=0)
     if not steps:
         raise UserError("the footprint has no steps", "its events do not say to which step they belong")
@@ -108,8 +109,9 @@ def per_step(footprint: Footprint) -> Footprint:
 def over_devices(footprint: Footprint) -> Footprint:
     """All devices as one, named `all`.
 
-    A part of a device (`cpu:0/core`) and the whole platform (`psys`) are contained in others, and left out.
-    Covered and missing time are those of the device with the most: they run side by side.
+    Parts of devices (`cpu:0/core`) and the whole platform (`psys`) are left out: others contain them, or they
+    contain others. Devices run side by side, so covered and missing time are those of the device with the
+    most.
     """
     kept = adding_devices(footprint)
     counted = [device in kept for device in footprint.rows["device"].to_pylist()]
@@ -130,14 +132,14 @@ def over_devices(footprint: Footprint) -> Footprint:
 
 
 def adding_devices(footprint: Footprint) -> list[str]:
-    """Those whose energies may be added up without counting any twice."""
+    """Devices whose energies may be added up: none is counted twice."""
     names = list(footprint.devices)
     kept = [name for name in names if name != "psys" and name.partition("/")[0] not in set(names) - {name}]
     return kept or names
 
 
 def working_device(footprints: Sequence[Footprint]) -> str | None:
-    """The device of which operations take the most energy; None where they have none in common."""
+    """The device whose operations take the most energy; None if the footprints have none in common."""
     energy_j = {
         device: sum(f.devices[device].total_j - f.devices[device].idle_j for f in footprints)
         for device in footprints[0].devices
@@ -157,7 +159,7 @@ def average(footprints: Sequence[Footprint]) -> Average:
     ]
     mean = scale(total, {device: 1 / n for device, n in runs.items()})
     devices = {
-        # An average run has the steps of one run, so that `per_step` of it is right.
+        # An average run has the steps of one run, so that `per_step` works on it.
         device: dataclasses.replace(one, steps=round(one.steps / runs[device]))
         for device, one in mean.devices.items()
     }
@@ -167,7 +169,7 @@ def average(footprints: Sequence[Footprint]) -> Average:
 
 def _spread(footprints: Sequence[Footprint], mean: Footprint, runs: Mapping[str, int]) -> pa.Table:
     keys = mean.rows.select(["device", "name", "phase"])
-    # The mean's rows first: each row of a run falls into the group of a mean's row.
+    # Rows of the mean come first, so each row of a run falls into the group of one.
     rows = pa.concat_tables([mean.rows, *(footprint.rows for footprint in footprints)])
     groups = group(rows)
     own = groups.of_row[: mean.rows.num_rows]
@@ -191,7 +193,7 @@ def _spread(footprints: Sequence[Footprint], mean: Footprint, runs: Mapping[str,
 def _mean_std(
     groups: Groups, own: np.ndarray, values: Floats, counted: np.ndarray, n: Floats
 ) -> tuple[Floats, Floats]:
-    """Over `n` runs, those without a row at zero; nan where there are too few runs."""
+    """Over `n` runs; those without the row count as zero. nan if there are too few runs."""
     with np.errstate(divide="ignore", invalid="ignore"):
         by_group = np.zeros(groups.size.size)
         by_group[own] = np.where(n > 0, groups.sum(np.where(counted, values, 0.0))[own] / n, np.nan)
@@ -203,10 +205,10 @@ def _mean_std(
 
 
 def _pool_steps(rows: pa.Table, groups: Groups, steps: Floats, all_steps: Floats) -> tuple[Floats, Floats]:
-    """Mean and standard deviation over all steps of all runs, from each run's own."""
+    """Mean and standard deviation over all steps of all runs, from those of each run."""
     counted = steps > 0
     mean_j = np.where(counted, column(rows, "step_mean_j"), 0.0)
-    # One step has no spread, which is null, and adds none.
+    # One step has no spread, so it adds none.
     std_j = np.where(steps > 1, column(rows, "step_std_j"), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         pooled_j = np.where(all_steps > 0, groups.sum(mean_j * steps) / all_steps, np.nan)
@@ -221,7 +223,7 @@ def _steps(footprint: Footprint) -> Floats:
 
 
 def _by_row(rows: pa.Table, by_device: Mapping[str, float]) -> Floats:
-    """For each row, the number of its device."""
+    """The number of each row's device."""
     return np.array([by_device[device] for device in rows["device"].to_pylist()], dtype=np.float64)
 
 
@@ -257,7 +259,7 @@ def _sum_known(values: Sequence[float | None]) -> float | None:
 
 
 def _mean_foreign(totals: Sequence[DeviceTotal]) -> float | None:
-    """Over the time that is covered; not known of a part is not known of the whole."""
+    """Weighted by covered time; if a part is not known, neither is the whole."""
     loads = [(total.foreign, total.covered_s) for total in totals if total.foreign is not None]
     covered_s = sum(covered for _, covered in loads)
     if len(loads) < len(totals) or covered_s <= 0:

@@ -1,16 +1,15 @@
-"""What changed between two programs, and which of it is more than noise.
+"""Compares two programs: what changed between their runs, and which of it is more than noise.
 
-How much runs differ by themselves shows in repeated runs alone, by their spread (Welch's interval). Of one
-run on each side only the least that noise can be is known: what its steps and the uncertainty of its figures
-make of it. A difference beyond that may be a change, or another run: the verdict is `unknown`.
+Only repeated runs show how much runs differ by themselves (Welch's interval). With one run on each side we
+only know how large noise is at least: from how its steps vary and how uncertain its figures are. A difference
+beyond that may be a change, or just another run: the verdict is `unknown`.
 
-Runs differ mostly as a whole, so a name is judged twice: as it is, and beside its company (`run_levels`).
-What noise makes of it is the less of the two: its spread over runs, or what all names have in common and its
-spread about that.
+Runs differ mostly as a whole, so each name is judged twice: as it is, and beside its company (`common_mode`).
+Its noise is the lesser of the two: its own spread over runs, or what all names have in common plus its spread
+around that.
 
-Many names are judged at once, so each interval is as wide as it must be for no more than one in twenty
-comparisons of equal programs to claim anything at all. The sum is that of the operations compared; idle time
-is judged by itself.
+Many names are judged at once. So intervals are wide enough that of twenty comparisons of equal programs no
+more than one claims anything. The sum is over the operations compared; idle time is judged by itself.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import adding_devices, average, over_devices, per_step
+from smaragdine.accounting.common_mode import Beside, beside_company
 from smaragdine.accounting.footprint import Footprint, column
-from smaragdine.accounting.run_levels import Beside, beside_company
 from smaragdine.accounting.similarity import (
     Correlation,
     Key,
@@ -51,25 +50,25 @@ from smaragdine.stats import (
 from smaragdine.units import joules
 
 Verdict = Literal["more", "less", "inside the noise", "unknown"]
-GONE, NEW = "gone", "new"  # verdicts of names that one side alone has
-# Of comparisons of equal programs, how many may claim a change by chance: one in twenty, in three parts.
+GONE, NEW = "gone", "new"  # verdicts on names that only one side has
+# How many comparisons of equal programs may claim a change by chance: one in twenty, split in three.
 OF_SUMS, OF_NAMES, OF_NAMES_BESIDE = 0.02, 0.01, 0.02
-FOREIGN = 0.1  # of a machine's CPU time: with less, others leave a program alone
+FOREIGN = 0.1  # of a machine's CPU time: less than that does not disturb a program
 _REPEAT = "repeat them, smaragdine compare A1 A2 A3 --against B1 B2 B3"
 
 
 @dataclass(frozen=True)
 class Change:
-    """The energy of one name, or of one device, on both sides; means over runs."""
+    """The energy of one name or one device on both sides, as means over runs."""
 
     name: str
     phase: str | None
     a_j: float
     b_j: float
-    a_std_j: float | None  # over runs; None of one
+    a_std_j: float | None  # over runs; None with a single run
     b_std_j: float | None
-    half_width_j: float | None  # of the difference: what noise alone makes; None: not known
-    repeated: bool = False  # the half-width is that over runs; else it is the least that noise can be
+    half_width_j: float | None  # of the difference: noise alone may make as much; None: not known
+    repeated: bool = False  # the half-width comes from repeated runs; else noise is at least that
 
     @property
     def difference_j(self) -> float:
@@ -89,32 +88,32 @@ class Change:
 @dataclass(frozen=True)
 class Comparison:
     runs: tuple[int, int]
-    by_step: bool  # figures are those of one step
-    devices: tuple[Change, ...]  # those on both sides; operations alone
-    total: Change  # operations of all devices, or of the one asked for: what the names add up to
-    idle: Change  # of the same devices, while no operation ran
-    unshared: tuple[Change, ...]  # devices that have no operations at all, such as memory: all they took
+    by_step: bool  # figures are per step
+    devices: tuple[Change, ...]  # devices on both sides; operations only
+    total: Change  # operations of all devices, or of the one asked for: the sum of all names
+    idle: Change  # the same devices while no operation ran
+    unshared: tuple[Change, ...]  # devices without operations, such as memory: all that they took
     scores: Scores
     mean_difference_j: float | None
     mean_difference_w: float | None
-    changes: tuple[Change, ...]  # by falling difference
-    only_a: tuple[tuple[Key, float], ...]  # gone, by falling energy
+    changes: tuple[Change, ...]  # largest difference first
+    only_a: tuple[tuple[Key, float], ...]  # gone, most energy first
     only_b: tuple[tuple[Key, float], ...]  # new
-    foreign: tuple[float | None, float | None]  # of the CPU time, what other programs used; None: not known
+    foreign: tuple[float | None, float | None]  # the part of CPU time that others used; None: not known
     verdict: str
     remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """One figure of all runs, and what is known of its noise."""
+    """One figure over all runs, and what is known of its noise."""
 
     key: Key
     a_j: Sequence[float]
     b_j: Sequence[float]
     spread: StandardError | None  # of the difference, over runs
-    beside: Beside | None = None  # the same beside its company
-    least_j: float | None = None  # of single runs: the least that noise can be
+    beside: Beside | None = None  # the same, judged beside its company
+    least_j: float | None = None  # with single runs: noise is at least this
 
     @property
     def difference_j(self) -> float:
@@ -122,17 +121,17 @@ class _Pair:
 
     @property
     def own_j(self) -> float:
-        """What the difference has beyond that of its company: nothing where that is larger."""
+        """How far the difference goes beyond that of its company; 0 if it does not."""
         return 0.0 if self.beside is None else max(abs(self.difference_j) - abs(self.beside.common_j), 0.0)
 
 
 def compare(
     a: Sequence[Footprint], b: Sequence[Footprint], device: str | None = None, by_step: bool | None = None
 ) -> Comparison:
-    """Runs of one program against runs of another.
+    """Compares runs of one program with runs of another.
 
-    What one step of each costs, if `by_step`; all that was traced, if not; None: of a step where all have
-    steps, because more traced steps are no change of the program.
+    `by_step` compares what one step costs, otherwise all that was traced. None: one step if all have steps,
+    because to trace more steps does not change a program.
     """
     if not a or not b:
         raise UserError("nothing to compare with", remedy="Give at least one run on each side")
@@ -150,7 +149,7 @@ def compare(
     a, b = _each_once(a), _each_once(b)
     left_out = _not_everywhere([*a, *b])
     if device is None:
-        # A sum over other devices would be no change of the program.
+        # Devices that not all runs have would look like a change of the program.
         a, b = ([_without(run, left_out) for run in side] for side in (a, b))
     narrow_a, narrow_b = ([_narrow(run, device) for run in side] for side in (a, b))
     mean_a, mean_b = average(a).mean, average(b).mean
@@ -173,9 +172,9 @@ def compare(
     )
     together = next(iter(narrow_a[0].devices), "")
     worked = {name for run in [*a, *b] for name in run.rows["device"].unique().to_pylist()}
-    # Memory has energy, but no operations of its own: there is nothing to compare.
+    # Memory has energy, but no operations of its own to compare.
     common = [name for name in mean_a.devices if name in mean_b.devices and name in worked]
-    each = common if device is None and len(common) > 1 else []  # one alone is the sum itself
+    each = common if device is None and len(common) > 1 else []  # a single device is the sum itself
     adding = adding_devices(mean_a) if device is None else [device]
     unshared = [name for name in adding if name not in worked] if device is None else []
     sums = [
@@ -258,7 +257,7 @@ def _score(score: Correlation, time: Correlation, difference: float | None, unit
 
 
 def _figures_of(footprint: Footprint) -> tuple[Hashable, ...]:
-    """What no two runs have alike in every digit."""
+    """Figures of which no two runs agree in every digit."""
     rows = zip(
         *(footprint.rows[name].to_pylist() for name in ("device", "name", "phase", "energy_j")), strict=True
     )
@@ -266,7 +265,7 @@ def _figures_of(footprint: Footprint) -> tuple[Hashable, ...]:
 
 
 def _each_once(runs: Sequence[Footprint]) -> list[Footprint]:
-    """A run that is named twice, or copied, is no repetition: it would make the noise look small."""
+    """Drops runs that are named twice or copied: they are no repetitions, and would make noise look small."""
     return list({_figures_of(run): run for run in runs}.values())
 
 
@@ -315,7 +314,7 @@ def _is_per_step(footprint: Footprint) -> bool:
 
 
 def _known_spread(a_j: Sequence[float], b_j: Sequence[float]) -> StandardError | None:
-    """Runs that agree in every digit are copies of one, and say nothing about noise."""
+    """None for runs that agree in every digit: copies of one say nothing about noise."""
     spread = of_difference(a_j, b_j)
     if spread is None or spread.error <= 1e-12 * max(map(abs, [*a_j, *b_j])):
         return None
@@ -323,7 +322,7 @@ def _known_spread(a_j: Sequence[float], b_j: Sequence[float]) -> StandardError |
 
 
 def _beside_company(pairs: list[_Pair]) -> list[_Pair]:
-    """With what is known beside the others; of copies of one run that is nothing."""
+    """Adds what the other names say about each; copies of one run say nothing."""
     known = [pair for pair in pairs if pair.spread is not None]
     if not known:
         return pairs
@@ -339,7 +338,7 @@ def _judged(
     false_beside: float = 0.0,
     by_energy: bool = False,
 ) -> list[Change]:
-    """Each with an interval as wide as it must be where so many are judged; none where there is doubt."""
+    """Gives each an interval as wide as it must be if so many are judged; none if the sides are in doubt."""
     beside = [(pair, pair.own_j, pair.beside.spread) for pair in pairs if pair.beside is not None]
     chance_beside = _chances(beside, false_beside, by_energy)
     tried = [(pair, pair.difference_j, pair.spread) for pair in pairs if pair.spread is not None]
@@ -371,8 +370,8 @@ def _judged(
 def _chances(
     tried: Sequence[tuple[_Pair, float, StandardError]], false_part: float, by_energy: bool
 ) -> dict[Key, float]:
-    """How sure each must be. What a name takes on both sides together does not say whether it changed: it may
-    say how much of the chance is its."""
+    """How sure each verdict must be. The more energy a name takes on both sides together, the more of the
+    allowed chance it gets: that sum does not depend on whether it changed."""
     weights = [
         math.fsum(pair.a_j) / len(pair.a_j) + math.fsum(pair.b_j) / len(pair.b_j) for pair, *_ in tried
     ]
@@ -384,13 +383,13 @@ def _chances(
 def _sums(
     a: Sequence[Footprint], b: Sequence[Footprint], device: str
 ) -> tuple[list[float], list[float], float | None]:
-    """The operations of a device in every run; of single runs also the least that noise can be."""
+    """The operations of a device in every run; with single runs also what noise is at least."""
     a_j, b_j = ([_operations_j(run, device) for run in side] for side in (a, b))
     if len(a) > 1 or len(b) > 1:
         return a_j, b_j, None
-    # Rows that spread over steps all in the same way spread the most: what a sum can do at worst.
+    # If all rows vary with the steps in the same way, their sum varies the most: the worst case.
     spread_a, spread_b = (_spread_of_rows(run, device) for run in (a[0], b[0]))
-    # Steps that are all the same say nothing about noise.
+    # Steps that are all alike say nothing about noise.
     return a_j, b_j, (half_width(difference(spread_a, spread_b)) or None) if spread_a and spread_b else None
 
 
@@ -418,10 +417,10 @@ def _mean_foreign(side: Sequence[Footprint]) -> float | None:
 
 
 def _doubt(a: Sequence[float | None], b: Sequence[float | None]) -> str | None:
-    """Why the sides cannot be compared: other programs worked beside one of them alone.
+    """Why the sides cannot be compared: other programs ran beside only one of them.
 
-    Who shares a processor is slower, and is charged less of its power. Loads that differ from run to run are
-    part of the spread; a load that sets the two sides apart is not.
+    A program that shares its processor is slower, and is charged less of its power. If other load varies from
+    run to run, it is part of the spread; if it sets the two sides apart, it is not.
     """
     of_a, of_b = ([load for load in side if load is not None] for side in (a, b))
     if not of_a or not of_b:
@@ -460,7 +459,7 @@ def _noise_of_single_runs(a: Footprint, b: Footprint) -> dict[Key, float]:
 
 
 def _row_noise(footprint: Footprint) -> dict[Key, tuple[float, StandardError | None]]:
-    """Of every name its uncertainty (nan: not known) and its spread over steps."""
+    """For every name its uncertainty (nan: not known), and its spread over steps."""
     rows = footprint.rows
     steps = max((total.steps for total in footprint.devices.values()), default=0)
     keys = zip(rows["name"].to_pylist(), rows["phase"].to_pylist(), strict=True)

@@ -1,4 +1,4 @@
-"""Power with what is known about its sensor, from a bare log or from a recording."""
+"""Joins each device's power with what is known about its sensor, from a bare log or from a recording."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from smaragdine.sensors.base import Channel
 from smaragdine.sensors.energy import MOST_W
 from smaragdine.units import si
 
-# The stamps of samples and counters are exact to a fraction of the time they cover; where a chip's
-# electronics are not known, less so: an H200's came late by a sixth of it, and more when smoothed.
+# Stamps of samples and counters are exact to a fraction of the time they cover. If we do not know the chip's
+# electronics, less so: an H200's came late by a sixth of it, and later when smoothed.
 TIMING_OF_WINDOW, TIMING_UNKNOWN = 0.1, 0.25
 
 
 @dataclass(frozen=True)
 class DevicePower:
-    """A device's power for accounting."""
+    """One device's power, with all that accounting needs to know of it."""
 
     trace: PowerTrace
     sensor: SensorModel
     readings: Readings = "held"
-    provenance: str | None = None  # null: a foreign log does not say
-    other_j: float | None = None  # what else the device used: other processes, the monitor
-    static_j: float | None = None  # of the trace, the program's part of the idle device's power
-    spans: Spans | None = None  # what the trace should cover; null: whatever it does
-    idle_w: float | None = None  # what it draws while nothing runs; null: not known apart
-    foreign: float | None = None  # of its CPU time, what other programs used; null: not known
+    provenance: str | None = None  # None: a foreign log does not say
+    other_j: float | None = None  # what other processes and the monitor used
+    static_j: float | None = None  # the static part of the trace
+    spans: Spans | None = None  # what the trace should cover; None: what it does cover
+    idle_w: float | None = None  # what it draws while nothing runs; None: not known
+    foreign: float | None = None  # the part of its CPU time that other programs used; None: not known
 
 
 @dataclass(frozen=True)
 class SensorFacts:
-    """What a user knows about a sensor and its device; None: take what the power itself suggests."""
+    """What a user knows about a sensor and its device; None: take it from the power itself."""
 
     idle_w: float | None = None
     limit_w: float | None = None
@@ -60,7 +60,7 @@ class DevicePowers:
 def from_power_table(
     power: pa.Table, facts: SensorFacts = NOTHING_KNOWN, hold_s: float | None = None
 ) -> DevicePowers:
-    """A meter for every device of a power log (schema POWER, by time)."""
+    """The devices of a power log (schema POWER, by time)."""
     if hold_s is not None and not 0 < hold_s < 1e9:
         raise UserError(f"hold_s={hold_s} is not a number of seconds above 0")
     meters: dict[str, DevicePower] = {}
@@ -74,7 +74,7 @@ def from_power_table(
             continue
         trace = from_log(t_ns[rows], power_w[rows], None if hold_s is None else round(hold_s * 1e9))
         if not trace.start_ns.size:
-            # What it used is not 0 J.
+            # We do not know what it used; that is not 0 J.
             why = f"{device}: its power log covers no time: one reading, or gaps beyond --hold-s alone"
             remarks.append(why)
             continue
@@ -98,8 +98,8 @@ def from_recording(
     spans_of: Callable[[str], Spans],
     facts: SensorFacts,
 ) -> DevicePowers:
-    """For every device of a recording that adds up the program's power over its spans. `quiet_w` is what GPUs
-    draw while nothing runs, where that is known."""
+    """Every device of a recording that adds up: the program's power over its spans. `quiet_w` is what GPUs
+    draw while nothing runs, as far as known."""
     meters: dict[str, DevicePower] = {}
     for device, trace in power.accounted.items():
         channel = power.channels[device]
@@ -107,7 +107,7 @@ def from_recording(
         spans = spans_of(device)
         mine = within(trace, spans)
         known = SensorFacts(
-            # A share of a socket goes down to nothing.
+            # A share of a socket can go down to nothing.
             facts.idle_w if facts.idle_w is not None else 0.0 if whose else quiet_w.get(device),
             _limit_w(recording.info, device) if facts.limit_w is None else facts.limit_w,
             _window_s(channel) if facts.window_s is None else facts.window_s,

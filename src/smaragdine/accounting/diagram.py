@@ -1,6 +1,6 @@
-"""The diagram: a footprint as a tree of layers with the dataflow between siblings (the paper's EDD).
+"""Turns a footprint into a tree of layers, with the dataflow between siblings (the paper's EDD).
 
-`diagram` is the paper's T2E and `flatten` the way back; both keep every row as it is. A name may be an
+`diagram` is the paper's T2E, and `flatten` undoes it; both keep every row as it is. A name may be an
 operation and a layer at once (`a/MatMul` and `a/MatMul/x`), and may have empty segments (`/a`, `a//b`).
 """
 
@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.footprint import Footprint, column
-from smaragdine.accounting.joint import half_widths_j
+from smaragdine.accounting.grouping import half_widths_j
 from smaragdine.display import Shown
 from smaragdine.errors import UserError
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Dataflow from one child to another: how many edges between operations inside them it stands for."""
+    """Dataflow from one child to another, and how many edges between their operations it stands for."""
 
     source: str
     target: str
@@ -32,26 +32,26 @@ class Edge:
 
 @dataclass(frozen=True)
 class Node(Shown):
-    """A layer or an operation, with all that is below it. Over all devices of the footprint."""
+    """A layer or an operation with all that is below it, over all devices of the footprint."""
 
-    name: str  # the last segment of its path; of the root, nothing
+    name: str  # the last segment of its path; empty for the root
     path: str
     energy_j: float
     busy_s: float
     count: float
-    uncertainty_j: float | None  # None: not known for every row below
-    share: float | None  # of its parent's energy; None where the parent has none
+    uncertainty_j: float | None  # None: not known for some row below
+    share: float | None  # of its parent's energy; None if that has none
     by_phase: Mapping[str | None, float]  # phase → energy in joules
-    children: tuple[Node, ...]  # in the order of the dataflow where it is known, else by falling energy
+    children: tuple[Node, ...]  # in the order of the dataflow, if known; else most energy first
     edges: tuple[Edge, ...]  # between the children
-    rows: tuple[int, ...]  # the rows of `footprint` that are this very path
+    rows: tuple[int, ...]  # rows of `footprint` with exactly this path
     footprint: Footprint = field(repr=False, compare=False)
     is_root: bool = False
 
 
 @dataclass
 class _Draft:
-    """A node in the making: sums that its rows and children fill."""
+    """A node in the making: its rows and children add their sums."""
 
     name: str
     path: str
@@ -66,7 +66,7 @@ class _Draft:
 
 
 def diagram(footprint: Footprint, edges: pa.Table | None = None) -> Node:
-    """The tree of a footprint. `edges` (source, target: qualified names) are drawn where their ends part."""
+    """The tree of a footprint. `edges` (source, target: qualified names) are drawn where their paths part."""
     root = _Draft("", "")
     drafts = [root]  # a parent before its children
     names, phases = footprint.rows["name"].to_pylist(), footprint.rows["phase"].to_pylist()
@@ -97,7 +97,7 @@ def diagram(footprint: Footprint, edges: pa.Table | None = None) -> Node:
 
 
 def zoom(node: Node, path: str) -> Node:
-    """The node at a path below this one; the empty path is the node itself, unless a child has no name."""
+    """The node at a path below this one. The empty path is the node itself, unless a child has no name."""
     if path == "" and all(child.name for child in node.children):
         return node
     found = node
@@ -110,9 +110,9 @@ def zoom(node: Node, path: str) -> Node:
 
 
 def flatten(node: Node) -> Footprint:
-    """The footprint of all that is below a node; of a whole diagram, the one it was made from.
+    """The footprint of all that is below a node; for a whole diagram, the one it was made from.
 
-    Of a part, each device's total is what the part's rows took: idle time belongs to no layer.
+    For a part, each device's total is what the part's rows took, because idle time belongs to no layer.
     """
     whole = node.footprint
     rows = whole.rows.take(pa.array(sorted(_rows_below(node)), type=pa.int64()))
@@ -132,7 +132,7 @@ def flatten(node: Node) -> Footprint:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """The node and all below it, each before its children."""
+    """The node and all below it, parents first."""
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -154,7 +154,8 @@ def _pour(draft: _Draft, sums: Sequence[float], by_phase: Mapping[str | None, fl
 
 
 def _bound(drafts: Sequence[_Draft], footprint: Footprint) -> None:
-    """How far each may be off: the rows below a node are one range of all rows, taken from left to right."""
+    """How far each node may be off: the rows below it are one range, if all rows are taken from left to
+    right."""
     size = {id(draft): len(draft.rows) for draft in drafts}
     for draft in reversed(drafts):
         size[id(draft)] += sum(size[id(child)] for child in draft.children.values())
@@ -194,7 +195,8 @@ def _finish(draft: _Draft, above: _Draft | None, children: list[Node], footprint
 
 
 def _project(root: _Draft, edges: pa.Table) -> None:
-    """An edge a/b/x → a/c/y is one from b to c, in a. One between a layer and what is inside it is none."""
+    """An edge a/b/x → a/c/y becomes one from b to c, in a. Edges between a layer and its own inside are
+    dropped."""
     for source, target in zip(edges["source"].to_pylist(), edges["target"].to_pylist(), strict=True):
         draft = root
         for segment, other in zip(source.split("/"), target.split("/"), strict=False):
@@ -208,7 +210,7 @@ def _project(root: _Draft, edges: pa.Table) -> None:
 
 
 def _sorted(children: list[Node], edges: Mapping[tuple[str, str], int]) -> list[Node]:
-    """By the dataflow; where that leaves a choice, or goes round in a circle, the largest energy first."""
+    """In the order of the dataflow; if that leaves a choice or goes in a circle, most energy first."""
     if len(children) < 2:
         return children
     before = {child.name: 0 for child in children}
@@ -223,7 +225,7 @@ def _sorted(children: list[Node], edges: Mapping[tuple[str, str], int]) -> list[
     while waiting:
         inputs, _, name = heapq.heappop(waiting)
         if name in placed or inputs != before[name]:
-            continue  # out of date: it is in the queue again with fewer inputs
+            continue  # outdated: it is queued again with fewer inputs
         placed[name] = node_of[name]
         for target in after.get(name, ()):
             before[target] -= 1
@@ -235,10 +237,10 @@ def _sorted(children: list[Node], edges: Mapping[tuple[str, str], int]) -> list[
 def _not_found(node: Node, path: str) -> UserError:
     prefix = "" if node.is_root else f"{node.path}/"
     paths = [below.path[len(prefix) :] for below in walk(node) if below is not node]
-    # Comparing with every path of a large model would take minutes: those with a segment in common will do.
+    # It would take minutes to compare with every path of a large model: compare those that share a segment.
     segments = set(path.split("/"))
     sharing = [known for known in paths if segments & set(known.split("/"))] or paths
-    # Most often it is the model's own name in front that is missing.
+    # Mostly the model's own name is missing in front.
     near = [known for known in sharing if known.endswith(f"/{path}")][:3]
     near = near or difflib.get_close_matches(path, sharing[:5000], n=3, cutoff=0.5)
     remedy = f"Did you mean {', '.join(near)}?" if near else ""

@@ -1,4 +1,5 @@
-"""The footprint: energy, busy time, mean power and count per qualified name, phase and device."""
+"""The footprint: energy, busy time, mean power and count per qualified name, phase and device; and its
+files."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from smaragdine.files import parse_json, read_json, users_file
 from smaragdine.recording.tables import kind_of, read_content, read_table, refuse, write_csv
 
 if TYPE_CHECKING:
-    from smaragdine.accounting.joint import Joint
+    from smaragdine.accounting.grouping import Joint
 
 
 ROWS = pa.schema(
@@ -32,7 +33,7 @@ ROWS = pa.schema(
         ("phase", pa.string()),
         ("energy_j", pa.float64()),
         ("busy_s", pa.float64()),  # the sum of durations
-        ("count", pa.float64()),  # whole, until footprints are averaged or normalised
+        ("count", pa.float64()),  # whole, unless footprints were averaged or scaled
         ("uncertainty_j", pa.float64()),  # 95 % half-width; null: not known
         ("basis", pa.string()),  # what the uncertainty rests on
         ("step_mean_j", pa.float64()),  # per step, where events carry one
@@ -44,31 +45,31 @@ _META = b"smaragdine.footprint"
 
 @dataclass(frozen=True)
 class DeviceTotal:
-    """A device's energy over the time its power is known: total = rows + idle."""
+    """A device's energy while its power is known: total = rows + idle."""
 
     total_j: float
-    idle_j: float  # while no event ran
+    idle_j: float  # used while no event ran
     covered_s: float
     missing_s: float
     steps: int = 0  # distinct steps among its events
-    other_j: float | None = None  # of other processes and the monitor; outside total_j
-    static_j: float | None = None  # of total_j, the program's part of the power of an idle device
+    other_j: float | None = None  # other processes and the monitor; not part of total_j
+    static_j: float | None = None  # the static part of total_j
     per_step: bool = False  # energies are those of one step
-    provenance: str | None = None  # measured, estimated, replayed; null: a foreign log does not say
-    uncertainty_j: float | None = None  # 95 % half-width of the sum of all rows; null: not known apart
-    foreign: float | None = None  # of the processor's CPU time, what other programs used; null: not known
+    provenance: str | None = None  # measured, estimated, replayed; None: a foreign log does not say
+    uncertainty_j: float | None = None  # 95 % half-width of the sum of all rows; None: not known
+    foreign: float | None = None  # the part of CPU time that other programs used; None: not known
 
 
 @dataclass(frozen=True)
 class Footprint(Shown):
-    """Rows by device and falling energy. Immutable; arithmetic gives new ones."""
+    """Rows by device, most energy first. Immutable; arithmetic makes new ones."""
 
     rows: pa.Table
     devices: Mapping[str, DeviceTotal]
-    # events of devices whose power nobody measured: device → how many
+    # device → number of events whose power nobody measured
     without_power: Mapping[str, int] = field(default_factory=dict[str, int])
     remarks: tuple[str, ...] = ()
-    # Device → what is known of its rows together (`accounting.joint`). It is not written into files.
+    # Device → what is known of its rows together (`accounting.grouping`). Files do not have it.
     joints: Mapping[str, Joint] = field(default_factory=dict[str, "Joint"], repr=False, compare=False)
 
     def device_rows(self, device: str) -> pa.Table:
@@ -76,7 +77,7 @@ class Footprint(Shown):
 
 
 def with_power(rows: pa.Table) -> pa.Table:
-    """The rows and their mean power while busy; null where a row was never busy."""
+    """The rows with their mean power while busy; null if a row was never busy."""
     busy_s = rows["busy_s"].to_numpy()
     energy_j = rows["energy_j"].to_numpy()
     power_w = np.divide(energy_j, busy_s, out=np.zeros(len(busy_s)), where=busy_s > 0)
@@ -101,7 +102,7 @@ def to_json(footprint: Footprint) -> dict[str, Any]:
 
 
 def save(footprint: Footprint, path: str | os.PathLike[str]) -> None:
-    """Into .parquet, .arrow or .csv (rows alone), or .json; whole or not at all."""
+    """Writes .parquet, .arrow or .csv (only rows), or .json; whole or not at all."""
     file = Path(path)
     write = _WRITERS.get(file.suffix.lower())
     if write is None:
@@ -120,7 +121,7 @@ def save(footprint: Footprint, path: str | os.PathLike[str]) -> None:
 
 
 def write_json(values: dict[str, Any], file: Path) -> None:
-    """Into a file of any name; whole or not at all."""
+    """Writes a file of any name, whole or not at all."""
     with users_file(file) as part:
         _dump(values, part)
 
@@ -128,7 +129,7 @@ def write_json(values: dict[str, Any], file: Path) -> None:
 def _write_parquet(footprint: Footprint, rows: pa.Table, path: Path) -> None:
     import pyarrow.parquet as pq
 
-    # The bytes of a number apart: digits of many rows do not repeat, their exponents do. A third smaller.
+    # Splits the bytes of numbers: digits do not repeat over rows, exponents do. A third smaller.
     numbers = [field.name for field in rows.schema if pa.types.is_floating(field.type)]
     texts = [name for name in rows.schema.names if name not in numbers]
     how: dict[str, Any] = {"use_dictionary": texts, "use_byte_stream_split": numbers}
@@ -156,7 +157,7 @@ _WRITERS = {".parquet": _write_parquet, ".arrow": _write_arrow, ".csv": _write_c
 
 
 def load(path: str | os.PathLike[str]) -> Footprint:
-    """A footprint that `save` wrote as .parquet, .arrow or .json; a CSV has no totals."""
+    """Reads a footprint that `save` wrote as .parquet, .arrow or .json; a CSV has no totals."""
     file = Path(path)
     if not file.is_file():
         raise UserError(f"{file} does not exist" if not file.exists() else f"{file} is no file")
@@ -200,7 +201,7 @@ class _Meta(TypedDict):
 
 
 def _footprint(rows: pa.Table, meta: Any, where: str) -> Footprint:
-    """Checked: whoever reads it adds it up, and finds the total of each row's device."""
+    """Checks what was read: others will add it up, and look for the total of each row's device."""
     told = msgspec.convert(meta, _Meta)
     rows = rows.cast(ROWS)
     for field_ in ROWS:
@@ -221,28 +222,28 @@ def _footprint(rows: pa.Table, meta: Any, where: str) -> Footprint:
 
 
 _NEEDED = ("device", "name", "energy_j", "busy_s", "count")
-_LEAST = 1e-100  # a part of less is no number any more
-_MOST = 1e15  # J, s and counts: a thousand machines do not use it in their life
+_LEAST = 1e-100  # parts of less would round to nothing
+_MOST = 1e15  # J, s and counts: more than a thousand machines use in their life
 
 
-# Rows of footprints: which belong together, what their sum is, and their order.
+# Rows of footprints: which belong together, their sums, and their order.
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows of the same device, name and phase, over all that are given."""
+    """Groups of rows with the same device, name and phase."""
 
     of_row: Ints  # row → its group
     leader: Ints  # group → its row with the widest uncertainty
     size: Ints
 
     def sum(self, values: Floats) -> Floats:
-        """A group with an unknown (nan) value has an unknown sum."""
+        """If one value of a group is not known (nan), neither is the sum."""
         return np.bincount(self.of_row, weights=values, minlength=self.size.size).astype(np.float64)
 
 
 def column(rows: pa.Table, name: str) -> Floats:
-    """A column of numbers; null is nan, so that what is not known stays so in every sum."""
+    """A column of numbers; null becomes nan, so what is not known stays unknown in every sum."""
     return rows[name].to_numpy().astype(np.float64, copy=False)
 
 
@@ -271,9 +272,9 @@ def group(rows: pa.Table) -> Groups:
 def combine(rows: pa.Table, groups: Groups) -> pa.Table:
     """One row for each group.
 
-    Uncertainties add up: nothing here knows what cancels (`joint` does). The sum rests on what its widest
-    part rests on. What the parts cost per step adds up; how much their sum spreads over steps cannot be had
-    from their own spreads.
+    Uncertainties simply add up here; `grouping` knows what cancels. The sum rests on what its least certain
+    part rests on. What the parts cost per step adds up; how far the sum spreads over steps does not follow
+    from the parts, so it is left open.
     """
     alone = groups.size == 1
     summed = {
@@ -285,7 +286,7 @@ def combine(rows: pa.Table, groups: Groups) -> pa.Table:
 
 
 def ordered(rows: pa.Table, devices: Iterable[str]) -> pa.Table:
-    """Devices in the given order, each by falling energy; ties by name, so that the order is always one."""
+    """Devices in the given order, each with its most energy first; ties by name, so the order is unique."""
     known = {device: i for i, device in enumerate(devices)}
     texts = rows["device"].combine_chunks().dictionary_encode()
     rank = pa.array([known.get(device, len(known)) for device in texts.dictionary.to_pylist()], pa.int32())
@@ -305,7 +306,7 @@ _SORTED = {"energy": "energy_j", "time": "busy_s", "count": "count"}
 
 
 def in_order(footprint: Footprint, sort: Sort) -> Footprint:
-    """Rows of each device by falling energy, mean power, busy time or count."""
+    """Each device's rows with the highest energy, mean power, busy time or count first."""
     rows = footprint.rows
     if sort == "power":
         busy_s, energy_j = column(rows, "busy_s"), column(rows, "energy_j")

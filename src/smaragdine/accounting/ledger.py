@@ -1,4 +1,7 @@
-"""Sums per row while chunks of events go by: energy, busy time, count, and the spread over steps."""
+"""Adds up what chunks of events say of each row: energy, busy time, count, and the spread over steps.
+
+`columns` and `blocks` turn a table of events into the plain numbers that `integral` works on.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from smaragdine.accounting.engine import ALL_LATER, CHUNK, Block, Chunk, Levels, Shares, Sweep, share, sum_by
+from smaragdine.accounting.integral import (
+    ALL_LATER,
+    CHUNK,
+    Block,
+    Chunk,
+    Levels,
+    Shares,
+    Sweep,
+    share,
+    sum_by,
+)
 from smaragdine.arrays import Floats, Ints
 from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 
 
 class StepLines(NamedTuple):
-    """Energy per step and row: one line each."""
+    """Energy per step and row, one line for each pair."""
 
     step: Ints
     key: Ints
@@ -56,11 +69,11 @@ def entry(chunk: Chunk, power: Levels, keys: int) -> Entry:
 
 
 def entry_compiled(chunk: Chunk, power: Levels, keys: int, sweep: Sweep) -> Entry | None:
-    """As `entry`; None where events of a lane overlap."""
+    """The same by the compiled loop; None if events of a lane overlap."""
     first, last = np.searchsorted(power.edge_ns, [chunk.begin_ns, chunk.until_ns], side="right")
     bits = (2 * chunk.start_ns.size).bit_length() + (chunk.until_ns - chunk.begin_ns).bit_length()
     if bits > 62:
-        return None  # time and number of an event do not fit one word
+        return None  # an event's time and number do not fit one word
     rows, code = _numbered(chunk.key, keys)
     energy_j, key_j, busy_ns, started, idle_j, overlap = sweep(
         chunk.start_ns,
@@ -81,9 +94,9 @@ def entry_compiled(chunk: Chunk, power: Levels, keys: int, sweep: Sweep) -> Entr
 
 
 def _numbered(key: Ints, keys: int) -> tuple[Ints, Ints]:
-    """The rows a chunk may have, and which of them each event is of.
+    """The rows that a chunk may have, and which of them each event belongs to.
 
-    A place for every possible row is fastest while there are few; many names need their own numbering.
+    With few rows it is fastest to keep a place for every one; with many, only those that occur get a number.
     """
     return (np.arange(keys), key) if keys <= 4 * CHUNK else np.unique(key, return_inverse=True)
 
@@ -139,20 +152,20 @@ class Ledger:
         self._open.clear()
 
     def step_std_j(self) -> Floats:
-        """Unknown (nan) with fewer than two steps."""
+        """nan if there are fewer than two steps."""
         return np.sqrt(self._step_m2 / (self.steps - 1 if self.steps > 1 else np.nan))
 
     def _close(self, sums: Floats) -> None:
-        """Welford's way: exact enough whatever the mean, and no step needs to be kept."""
+        """Welford's method: exact enough for any mean, and no step must be kept."""
         self.steps += 1
         away_j = sums - self.step_mean_j
         self.step_mean_j += away_j / self.steps
         self._step_m2 += away_j * (sums - self.step_mean_j)
 
 
-# A table of events as blocks of plain numbers for the engine, without a copy of the table.
+# A table of events as blocks of plain numbers, without a copy of the table.
 
-# With more blocks than this waiting for stragglers, bringing all events in order once is cheaper.
+# If more blocks than this wait for stragglers, it is cheaper to sort all events once.
 WAITING_BLOCKS = 3
 MOST_LANES = 1 << 16
 LONGEST_NS = 1 << 61  # 73 years: sums and differences of times must fit 64 bits
@@ -160,7 +173,7 @@ LONGEST_NS = 1 << 61  # 73 years: sums and differences of times must fit 64 bits
 
 @dataclass(frozen=True)
 class Columns:
-    """Events of schema EVENTS with one dictionary per text column, and when it is safe to go on."""
+    """A table of events (schema EVENTS), its texts as lists, and what is needed to read it block by block."""
 
     table: pa.Table
     names: list[str]
@@ -170,11 +183,11 @@ class Columns:
     last_ns: int
     later_ns: Ints  # per block: the earliest start in all later ones
     later_step: Ints
-    order: Ints | None  # nearly by start, where the table is in much disorder
+    order: Ints | None  # nearly by start, if the table is in much disorder
 
     @cached_property
     def whole(self) -> dict[str, npt.NDArray[np.signedinteger[Any]] | None]:
-        """Columns in one piece, None for one of nulls: only a table in much disorder needs them."""
+        """Whole columns, None for one of nulls: only tables in much disorder need them."""
         return {
             name: None if column.null_count == len(column) else _numbers(column)
             for name, column in zip(self.table.column_names, self.table.columns, strict=True)
@@ -182,7 +195,7 @@ class Columns:
 
     @property
     def keys(self) -> int:
-        """How many numbers a row's key may have: name × phase, phase 0 being none."""
+        """How many keys rows may have: name × phase, where phase 0 is none."""
         return len(self.names) * (len(self.phases) + 1)
 
     def key_names(self, key: Ints) -> tuple[list[str], list[str | None]]:
@@ -192,14 +205,14 @@ class Columns:
 
 
 def columns(events: pa.Table) -> Columns:
-    """Checks what the engine relies on: a recording's events may have been written by anybody."""
+    """Checks the events first: anybody may have written them."""
     for name in ("name", "device", "start_ns", "duration_ns"):
         if events[name].null_count:
             raise UserError(f"{events[name].null_count:,} events have no {name}", remedy="Write them anew")
     events = events.unify_dictionaries()
     texts = {name: _dictionary(events[name]) for name in ("name", "phase", "device")}
     for name, most in (("lane", MOST_LANES), ("step", ALL_LATER)):
-        # Below 0 means none to the engine, and lanes are places in a table.
+        # In `integral` numbers below 0 mean none, and lanes are places in a table.
         extremes = pc.min_max(events[name]).as_py()
         if (extremes["min"] or 0) < 0 or (extremes["max"] or 0) >= most:
             codes = pc.dictionary_encode(events[name].combine_chunks()).indices.cast(pa.int64())
@@ -219,7 +232,7 @@ def columns(events: pa.Table) -> Columns:
 
 
 def device_counts(source: Columns) -> dict[str, int]:
-    """How many events each device has; of one device alone, without counting."""
+    """How many events each device has. If there is one device only, nothing is counted."""
     if len(source.devices) == 1:
         return {source.devices[0]: source.table.num_rows} if source.table.num_rows else {}
     counts = source.table["device"].value_counts().to_pylist()
@@ -227,7 +240,7 @@ def device_counts(source: Columns) -> dict[str, int]:
 
 
 def blocks(source: Columns, device: str) -> Iterator[Block]:
-    """The events of one device, in the table's order, or by start where that order is hopeless."""
+    """One device's events in the table's order, or by start if that order is hopeless."""
     wanted = source.devices.index(device)
     for i, rows in enumerate(_slices(source.table.num_rows)):
         read = _reader(source, rows)
@@ -258,8 +271,8 @@ def _reader(source: Columns, rows: slice) -> Callable[[str], Ints]:
 
 
 def _later(events: pa.Table) -> tuple[Ints | None, Ints, int, int]:
-    """The order by start where too many events would have to wait; per block the earliest start in all later
-    ones; the first start and the last end."""
+    """An order by start if too many events would have to wait; per block the earliest start of all later
+    blocks; the first start and the last end."""
     lowest: list[int] = []
     highest: list[int] = []
     ends: list[int] = []
@@ -284,17 +297,17 @@ def _later(events: pa.Table) -> tuple[Ints | None, Ints, int, int]:
 
 
 def _by_start(start_ns: Ints, first_ns: int, last_ns: int) -> tuple[Ints, Ints]:
-    """An order by start, good enough for chunks, and per block the earliest start in all later ones.
+    """An order by start that is good enough for chunks, and per block the earliest start of all later blocks.
 
-    Sixteen bits of the time are enough to bring events near their neighbours, and numpy sorts 16-bit numbers
-    by radix, ten times faster than whole ones.
+    Sixteen bits of the time bring events near their neighbours, and numpy sorts 16-bit numbers by radix, ten
+    times faster.
     """
     shift = max(0, (last_ns - first_ns).bit_length() - 16)
     bucket = np.empty(start_ns.size, dtype=np.uint16)
     for rows in _slices(start_ns.size):
         bucket[rows] = (start_ns[rows] - first_ns) >> shift
     begins = [rows.start for rows in _slices(start_ns.size)]
-    if int(np.bincount(bucket).max()) > CHUNK:  # far outliers: all others fall into a few buckets
+    if int(np.bincount(bucket).max()) > CHUNK:  # far outliers push all others into a few buckets
         order = np.argsort(start_ns, kind="stable")
         return order, _suffix_min(start_ns[order[begins]].tolist())
     order = np.argsort(bucket, kind="stable")
@@ -328,7 +341,7 @@ def _dictionary(column: pa.ChunkedArray) -> list[str]:
 
 
 def _ints(column: pa.ChunkedArray) -> Ints:
-    """Whole numbers or a dictionary's codes, -1 for null; int64 without nulls is not copied."""
+    """Whole numbers or a dictionary's codes, -1 for null; not copied if they are int64 without nulls."""
     if column.null_count == len(column):
         return np.full(len(column), -1, dtype=np.int64)
     return _numbers(column).astype(np.int64, copy=False)

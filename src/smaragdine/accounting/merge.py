@@ -1,9 +1,9 @@
-"""The summary footprint: self-similar siblings as one (the paper's STEF and STPF).
+"""Merges self-similar siblings into one: the summary footprint (the paper's STEF and STPF).
 
-Composite siblings whose names differ only in one index and that have the same operations and phases below
-them become one: `layer_0` … `layer_11` → `layer_*`, `layer/0` … → `layer/*`. A sibling that differs keeps its
-name; two kinds that repeat beside each other are `layer_*` and `layer_*~2`. It works from the inside out, so
-that nested repetition merges too. Operations never merge: `MatMul_1` may be another product.
+Composite siblings become one if their names differ in one index only and the same operations and phases are
+below them: `layer_0` … `layer_11` → `layer_*`, `layer/0` … → `layer/*`. A sibling that differs keeps its
+name; if two kinds repeat side by side, they are `layer_*` and `layer_*~2`. Merging starts inside and works
+outwards, so nested repetition merges too. Operations never merge: `MatMul_1` may be another product.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from smaragdine.accounting.footprint import Footprint, replace
-from smaragdine.accounting.joint import joined
+from smaragdine.accounting.grouping import joined
 from smaragdine.errors import UserError
 
 _INDEX = re.compile(r"[0-9]+")
@@ -23,7 +23,7 @@ _INDEX = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True)
 class MergeRule:
-    """Segments of a path that `pattern` matches in full are called `name`, operations too."""
+    """Calls every segment of a path that `pattern` matches in full `name`, operations too."""
 
     pattern: re.Pattern[str]
     name: str
@@ -31,17 +31,17 @@ class MergeRule:
 
 @dataclass
 class _Tree:
-    """The paths of all names, as columns: a node comes after its parent."""
+    """The paths of all names, as columns; parents come first."""
 
     parent: list[int] = field(default_factory=lambda: [-1])
     segment: list[str] = field(default_factory=lambda: [""])
     children: list[dict[str, int]] = field(default_factory=lambda: [{}])
     phases: list[set[str | None]] = field(default_factory=lambda: [set()])
-    touched: list[bool] = field(default_factory=lambda: [False])  # named by a rule
+    touched: list[bool] = field(default_factory=lambda: [False])  # renamed by a rule
 
 
 def parse_rule(text: str) -> MergeRule:
-    r"""`layer_(\d+)=transformer` as a rule; the name may use groups of the pattern: `\1`."""
+    r"""Reads a rule such as `layer_(\d+)=transformer`; the name may use groups of the pattern: `\1`."""
     pattern, equals, name = text.rpartition("=")
     remedy = r"Write it as 'layer_(\d+)=transformer'"
     if not equals or not pattern or not name:
@@ -50,26 +50,27 @@ def parse_rule(text: str) -> MergeRule:
         raise UserError(f"{text!r} is no merge rule", "a rule names one segment of a path: no /", remedy)
     try:
         rule = MergeRule(re.compile(pattern), name)
-        rule.pattern.sub(name, "")  # looks at every \1 in the name, also where nothing matches
+        rule.pattern.sub(name, "")  # checks every \1 in the name, even if nothing matches
     except (re.error, IndexError) as error:
         raise UserError(f"{text!r} is no merge rule", str(error), remedy) from None
     return rule
 
 
 def merge(footprint: Footprint, rules: Sequence[MergeRule] = ()) -> Footprint:
-    """Rules first, then what repeats by itself among the segments no rule has named. Totals do not change."""
+    """Applies rules first, then merges what repeats among the segments without a rule. Totals do not
+    change."""
     return merge_all([footprint], rules)[0]
 
 
 def merge_all(footprints: Sequence[Footprint], rules: Sequence[MergeRule] = ()) -> list[Footprint]:
-    """Each by the names of all together, so that they can be compared: an operation that one of them lacks
-    would part its layers, and move their joules to other names."""
+    """Merges each by the names of all, so that they compare: if one lacks an operation, its layers would
+    split and move their joules to other names."""
     names = renaming(footprints, rules)
     return [renamed(footprint, names) for footprint in footprints]
 
 
 def renamed(footprint: Footprint, names: Mapping[str, str]) -> Footprint:
-    """With `renaming`'s names; rows of the same name become one."""
+    """With the names of `renaming`; rows that get the same name become one."""
     texts = footprint.rows["name"].combine_chunks().dictionary_encode()
     new = pa.array([names[name] for name in texts.dictionary.to_pylist()], type=pa.string())
     return joined(footprint, replace(footprint.rows, {"name": new.take(texts.indices)}))
@@ -79,7 +80,7 @@ def merge_edges(edges: pa.Table, names: Mapping[str, str]) -> pa.Table:
     """Dataflow between merged names. An operation that never ran follows the layer it is in."""
     known = dict(names)
     for old, new in names.items():
-        while "/" in old:  # a merged name has as many segments as before
+        while "/" in old:  # merging keeps the number of segments
             old, new = old.rpartition("/")[0], new.rpartition("/")[0]
             if old in known:
                 break
@@ -146,8 +147,8 @@ def _apply(rules: Sequence[MergeRule], segment: str) -> tuple[str, bool]:
 
 
 def _join(tree: _Tree) -> None:
-    """Give siblings that are alike the same segment, from the innermost nodes outwards."""
-    kinds: dict[object, int] = {}  # all there is below a node → its kind
+    """Gives siblings that are alike the same segment, innermost nodes first."""
+    kinds: dict[object, int] = {}  # all that is below a node → its kind
     kind = [0] * len(tree.parent)
     for node in reversed(range(len(tree.parent))):
         children = tree.children[node]
@@ -165,7 +166,7 @@ def _join(tree: _Tree) -> None:
 def _join_siblings(
     tree: _Tree, siblings: Mapping[str, int], alike: Sequence[tuple[str, int]], kind: Sequence[int]
 ) -> None:
-    # (what it is called, its kind) → the nodes that are called so; two indices in a name take two rounds
+    # (name, kind) → nodes of that name; a name with two indices takes two rounds
     called: dict[tuple[str, int], list[int]] = {(segment, kind[child]): [child] for segment, child in alike}
     merging = True
     while merging:
@@ -194,12 +195,12 @@ def _join_siblings(
 
 
 def _patterns(segment: str) -> Iterator[str]:
-    """The segment with each of its indices in turn left open."""
+    """The segment with one of its indices left open, for each index in turn."""
     for match in _INDEX.finditer(segment):
         yield f"{segment[: match.start()]}*{segment[match.end() :]}"
 
 
 def _natural(segment: str) -> list[tuple[int, str]]:
-    """layer_2 before layer_10."""
+    """Sorts layer_2 before layer_10."""
     texts = re.split(r"([0-9]+)", segment)  # every second one is an index
     return [(len(text.lstrip("0")), text) if i % 2 else (0, text) for i, text in enumerate(texts)]

@@ -1,8 +1,8 @@
 """A device's power as a function of time, built from its channels.
 
-A trace is a row of stretches of constant power, ordered and without overlap; between them nothing is
-known. A counter difference covers the time between its two readings, a sample the window it averages over,
-and a bare log of time and power is held forward.
+A trace is a row of stretches of constant power, in order and without overlap; between them nothing is known.
+The difference of two readings of a counter covers the time between them, a sample covers the window it
+averages over, and a value of a bare log holds until the next one.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.reader import Series
 from smaragdine.sensors.energy import can_be, growth, hold_ns, stretches
 
-# What a sensor's electronics do to the power they show, undone.
+# Undoes what a sensor's electronics do to the power that they show.
 #
-# A sample need not be the mean over the time since the last one. An H200's are taken every 20 ms from a
-# signal that a low-pass of first order has smoothed, and that comes late; their stamps are later still when
-# the driver was busy. With smoothing of time constant τ and readings v, Δ apart,
+# A sample need not be the mean since the last sample. An H200 samples every 20 ms a signal that is late and
+# that a first-order low-pass has smoothed; when the driver was busy, stamps are later still. With the
+# smoothing's time constant τ and readings v that are Δ apart,
 #
 #     v_i = a v_(i-1) + (1 - a) u_i        a = exp(-Δ / τ)
 #
-# where u_i is a mean of the power between the two readings alone, weighted towards the second one. So what
-# was smoothed comes back, reading by reading, and no energy is lost: the sum of u is that of v but for its
-# ends.
+# where u_i is a mean of the power between the two readings, weighted towards the second one. So we get back,
+# reading by reading, what was smoothed. No energy is lost: the sums of u and v agree but for their ends.
 
-_REACH = 2  # readings on either side that tell when one was taken
-_LEAST = 0.6  # of the usual spacing; of readings closer to each other one says next to nothing new
+_REACH = 2  # readings on either side, to tell when one was taken
+_LEAST = 0.6  # of the usual spacing: a reading that comes sooner says next to nothing new
 
 
 def sharp(t_ns: Ints, power_w: Floats, lag_ns: float, smoothing_ns: float) -> tuple[Ints, Floats]:
-    """The ends of the time that each mean is over, which begins where the one before ends; and the means.
+    """The ends of the stretches that the means are over, and the means. Each stretch begins where the one
+    before it ends.
 
-    Readings by rising time; fewer come back where some are too close to each other.
+    Readings must come in rising time. Fewer come back if some are too close to each other.
     """
     if t_ns.size < 2 * _REACH + 1:
         return t_ns - round(lag_ns), power_w
@@ -50,27 +50,27 @@ def sharp(t_ns: Ints, power_w: Floats, lag_ns: float, smoothing_ns: float) -> tu
     since_ns = np.diff(t_ns)
     stays = np.exp(-since_ns / smoothing_ns)
     means_w = (power_w[1:] - stays * power_w[:-1]) / (1 - stays)
-    # Noise may take it below nothing where power falls.
+    # Noise may push it below zero when power falls.
     means_w = np.concatenate([power_w[:1], np.maximum(means_w, 0.0)])
-    # Weighted towards its end, a mean is of a time that lies later than the middle.
+    # The mean is weighted towards its end, so it belongs to a later time than the middle.
     typical = np.exp(-spacing_ns / smoothing_ns)
     centre_ns = smoothing_ns - spacing_ns * typical / (1 - typical)
     return t_ns - round(lag_ns - (spacing_ns / 2 - centre_ns)), means_w
 
 
 def on_time(t_ns: Ints) -> Ints:
-    """When readings of an even rhythm were taken, whose stamps are late now and then: the median of what each
-    and its neighbours say."""
+    """When readings of an even rhythm were really taken, if stamps are late now and then: the median of what
+    each reading and its neighbours say."""
     spacing_ns = int(np.median(np.diff(t_ns)))
     here = np.arange(t_ns.size)[:, None]
-    # At either end the nearest ones.
+    # At either end, take the nearest ones.
     others = np.clip(here - _REACH, 0, t_ns.size - 2 * _REACH - 1) + np.arange(2 * _REACH + 1)
     said_ns = t_ns[others] - (others - here) * spacing_ns - t_ns[0]  # small: a median is a float
     return t_ns[0] + np.maximum.accumulate(np.median(said_ns, axis=1).astype(np.int64))
 
 
 def _apart(t_ns: Ints, least_ns: float) -> Ints:
-    """Those to keep, so that none follows the one before it within `least_ns`."""
+    """Which ones to keep so that none follows the last one within `least_ns`."""
     close = np.flatnonzero(np.diff(t_ns) < least_ns) + 1
     kept = np.ones(t_ns.size, dtype=np.bool_)
     before = 0  # the last one kept
@@ -80,20 +80,20 @@ def _apart(t_ns: Ints, least_ns: float) -> Ints:
     return np.flatnonzero(kept)
 
 
-# What a reading is: a mean over the time before it, a value that holds until the next, or a running total.
+# What a reading stands for: a mean over the time before it, a value that holds until the next, or a total.
 Readings = Literal["sample", "held", "counter"]
 
-# A factor outside says that samples and counter do not speak of the same thing: used, and flagged.
+# Outside of this range samples and counter do not agree: the factor is used, and flagged.
 PLAUSIBLE_FACTOR = (0.8, 1.25)
 
 
 @dataclass(frozen=True)
 class Anchors:
-    """How the level of a sampled trace was set: one factor per interval between two anchors."""
+    """How the counter set the level of a sampled trace: one factor per interval between two anchors."""
 
     t_ns: Ints
     factor: Floats
-    earlier: int = 0  # how many there were before these, of readings that were thinned,
+    earlier: int = 0  # number of earlier ones, whose readings were thinned,
     earlier_implausible: int = 0
 
     @property
@@ -112,12 +112,12 @@ def implausible(factor: Floats) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class PowerTrace:
-    """Stretches [start, end) of constant power. Immutable; ordered; disjoint."""
+    """Stretches [start, end) of constant power: in order, disjoint, immutable."""
 
     start_ns: Ints
     end_ns: Ints
     power_w: Floats
-    hold_ns: int = 0  # a gap up to this long is how the source works; a longer one is missing
+    hold_ns: int = 0  # gaps up to this length are how the source works; longer ones are missing time
     anchors: Anchors | None = None
     restarts_ns: Ints = field(
         default_factory=lambda: np.zeros(0, dtype=np.int64)
@@ -132,7 +132,7 @@ class PowerTrace:
         return np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)])
 
     def energy_until_j(self, t_ns: npt.ArrayLike) -> Floats:
-        """Energy of all known time before each `t_ns`."""
+        """The energy of all known time before each `t_ns`."""
         i, into_ns = self._locate(t_ns)
         power_w = self.power_w[i] if self.power_w.size else np.zeros(i.shape)
         return self._energy_before_j[i] + power_w * into_ns * 1e-9
@@ -151,7 +151,7 @@ class PowerTrace:
 
     def missing(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """Stretches of [start, end] that nobody looked at: gaps longer than the source's own rhythm explains,
-        and any gap in which the sampler was started anew."""
+        and any gap in which the sampler was restarted."""
         inside = slice(
             np.searchsorted(self.end_ns, start_ns, side="right"), np.searchsorted(self.start_ns, end_ns)
         )
@@ -173,16 +173,16 @@ class PowerTrace:
 
 
 def from_counter(series: Series) -> PowerTrace:
-    """Counter differences over the time they cover; wrap-around by the counter's own range."""
+    """From differences of a counter, over the time they cover. If it wraps around, by its own range."""
     hold = hold_ns(series.channel)
     t_ns, value = series.t_ns, series.value
     length_ns = np.diff(t_ns)
     used_j = used(series, t_ns, value)
-    # Anchoring readings come about once a second, on purpose: what counts as a gap follows the rhythm.
+    # Anchoring readings come only about once a second; so what counts as a gap follows the rhythm.
     rhythm_ns = int(np.median(length_ns)) if length_ns.size else 0
     hold = max(hold, 4 * rhythm_ns if rhythm_ns > hold // 10 else 0)
     known = (length_ns > 0) & (length_ns <= hold) & (used_j >= 0) & (np.diff(series.segment) == 0)
-    # A wall clock that is set back says the same time twice: it counts once.
+    # A wall clock that is set back gives the same time twice: it counts once.
     known &= t_ns[:-1] == np.maximum.accumulate(t_ns)[:-1]
     power_w = used_j[known] / (length_ns[known] * 1e-9)
     restarts_ns = t_ns[:-1][np.diff(series.segment) != 0]
@@ -190,7 +190,7 @@ def from_counter(series: Series) -> PowerTrace:
 
 
 def from_samples(series: Series) -> PowerTrace:
-    """The time that samples stand for; windows of a source that reports without a pause touch."""
+    """From samples, each over its own window. Windows touch if the source reports without a pause."""
     hold = hold_ns(series.channel)
     known = np.flatnonzero(can_be(series.value))
     order = known[np.argsort(series.t_ns[known], kind="stable")]
@@ -198,7 +198,7 @@ def from_samples(series: Series) -> PowerTrace:
     kept = goes_on(t_ns)
     t_ns, power_w = t_ns[kept], power_w[kept]
     if series.channel.window_ms is None and t_ns.size > 1:
-        # The last one holds as long as they usually do.
+        # The last one holds for as long as they usually do.
         t_ns = np.append(t_ns, t_ns[-1] + int(np.median(np.diff(t_ns))))
         power_w = np.append(power_w, power_w[-1])
     elif series.channel.smoothing_ms:
@@ -208,9 +208,9 @@ def from_samples(series: Series) -> PowerTrace:
 
 
 def from_log(t_ns: Ints, power_w: Floats, hold: int | None = None) -> PowerTrace:
-    """A bare log, by rising time: each value holds until the next, the last one for the median spacing.
+    """From a bare log, by rising time: each value holds until the next, the last for the median spacing.
 
-    A gap longer than `hold` (default ten times that spacing) is missing.
+    A gap longer than `hold` (default: ten times that spacing) is missing time.
     """
     if hold is None:
         hold = int(10 * np.median(np.diff(t_ns))) if t_ns.size > 1 else 0
@@ -220,33 +220,34 @@ def from_log(t_ns: Ints, power_w: Floats, hold: int | None = None) -> PowerTrace
 def _held(t_ns: Ints, power_w: Floats, hold: int) -> PowerTrace:
     spacing_ns = np.diff(t_ns)
     if not spacing_ns.size:
-        return PowerTrace(t_ns[:0], t_ns[:0], power_w[:0], hold)  # one reading says nothing about any time
+        return PowerTrace(t_ns[:0], t_ns[:0], power_w[:0], hold)  # one reading covers no time
     end_ns = np.concatenate([t_ns[1:], [t_ns[-1] + int(np.median(spacing_ns))]])
     kept = end_ns - t_ns <= hold
     return PowerTrace(t_ns[kept], end_ns[kept], power_w[kept], hold)
 
 
 def goes_on(t_ns: Ints) -> npt.NDArray[np.bool_]:
-    """Which readings are later than all before them: not those of a wall clock that was set back."""
+    """Readings that are later than all before them: drops those of a wall clock that was set back."""
     new = np.ones(t_ns.size, dtype=np.bool_)
     new[1:] = t_ns[1:] > np.maximum.accumulate(t_ns)[:-1]
     return new
 
 
 def distinct(t_ns: Ints) -> Ints:
-    """Each instant once, in order. `np.unique` hashes: a hundred times slower on nearly sorted times."""
+    """Each instant once, in order. `np.unique` hashes, and is a hundred times slower on nearly sorted
+    times."""
     in_order = np.sort(t_ns, kind="stable")
     return in_order[np.concatenate([[True], in_order[1:] != in_order[:-1]])] if in_order.size else in_order
 
 
 def used(counter: Series, t_ns: Ints, total_j: Floats) -> Floats:
-    """From each reading to the next; not a number where the counter does not tell."""
+    """From each reading to the next; nan if the counter does not tell."""
     used_j, known = growth(total_j, np.diff(t_ns), counter.channel.wraps_at, 1.0)
     return np.where(known, used_j, np.nan)
 
 
 def within(trace: PowerTrace, spans: Sequence[tuple[int, int]]) -> PowerTrace:
-    """What of a trace lies within these spans, which are in order and disjoint."""
+    """The part of a trace that lies within these spans, which are in order and disjoint."""
     parts = [
         (np.maximum(trace.start_ns[i:j], begin_ns), np.minimum(trace.end_ns[i:j], end_ns), trace.power_w[i:j])
         for begin_ns, end_ns in spans
@@ -259,7 +260,7 @@ def within(trace: PowerTrace, spans: Sequence[tuple[int, int]]) -> PowerTrace:
 
 
 def add(traces: Sequence[PowerTrace]) -> PowerTrace:
-    """The sum of several traces, where all of them are known (two dies of one socket)."""
+    """The sum of several traces while all of them are known: two dies of one socket, for instance."""
     if len(traces) == 1:
         return traces[0]
     cuts = distinct(np.concatenate([edge for trace in traces for edge in (trace.start_ns, trace.end_ns)]))
@@ -280,11 +281,11 @@ def add(traces: Sequence[PowerTrace]) -> PowerTrace:
     )
 
 
-# A power trace with fewer stretches, for whoever draws it: the same energy, over the same time.
+# Fewer stretches for drawing: the same energy over the same time.
 
 
 def coarse(trace: PowerTrace, most: int) -> PowerTrace:
-    """About `most` stretches at their mean power, neighbours joined; none reaches over a gap."""
+    """Joins neighbours into about `most` stretches at their mean power; none reaches across a gap."""
     count = trace.start_ns.size
     if count <= most:
         return trace

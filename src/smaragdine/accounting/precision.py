@@ -1,7 +1,7 @@
-"""How precise footprints are: the paper's ASSS, ASSW and stability.
+"""Tells how precise footprints are: the paper's ASSS, ASSW and stability.
 
-ASSS keeps every k-th reading only, ASSW adds more runs, stability repeats an experiment; each asks how alike
-the footprint stays, for energy and for power, beside the score that time alone gets.
+ASSS keeps only every k-th reading, ASSW adds more runs, stability repeats an experiment. Each asks how alike
+the footprint stays, in energy and in power, beside the score that time alone would get.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smaragdine.accounting.similarity import Correlation, Scores, constant_power
 from smaragdine.arrays import Floats, Ints
 from smaragdine.errors import UserError
 
-KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # every k-th reading, as figures and studies have it
+KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # keep every k-th reading; for figures and studies
 Experiment = Sequence[Footprint]  # runs of one program in one setting; the paper has five
 
 
@@ -35,7 +35,8 @@ class Score:
 
 @dataclass(frozen=True)
 class Widening:
-    """One experiment against `pooled`, the first m with it among them, and `disjoint`, m others."""
+    """One experiment against more and more runs: `pooled` has it among the first m, `disjoint` has m
+    others."""
 
     pooled: list[Score]
     disjoint: list[Score]
@@ -49,19 +50,19 @@ class Stability:
 
 
 def thin(trace: PowerTrace, k: int, readings: Readings = "sample") -> PowerTrace:
-    """A trace as it would be from every k-th reading, at the level it has: it is not anchored again.
+    """The trace that only every k-th reading would give, at the same level: it is not anchored again.
 
-    The time of a reading left out goes to the next kept one (a sample covers the time before it), to the
-    last kept one (a bare log is held forward), or is averaged with that of its neighbours up to the next kept
-    one (a counter). No gap is bridged, and beyond a missing stretch counting begins anew; samples and
-    counter differences after the last kept reading before it are lost.
+    The time of a reading that is left out goes to the next one kept (a sample covers the time before it), to
+    the last one kept (a bare log holds its values), or is averaged with its neighbours' (a counter). No gap
+    is bridged, and counting starts anew after missing time; samples and differences of a counter between the
+    last one kept and the gap are lost.
     """
     if k < 1:
         raise UserError(f"every {k}-th reading cannot be kept", remedy="Give a whole number from 1")
     if k == 1 or not trace.start_ns.size:
         return trace
     number, missing = _number_readings(trace)
-    power_w = np.full(trace.start_ns.size, np.nan)  # stays so where no reading speaks for the time
+    power_w = np.full(trace.start_ns.size, np.nan)  # stays nan if no reading covers the time
     for pieces in np.split(np.arange(trace.start_ns.size), np.flatnonzero(missing) + 1):
         power_w[pieces] = _thin_stretch(trace, pieces, number[pieces] - number[pieces[0]], k, readings)
     kept = ~np.isnan(power_w)
@@ -71,7 +72,7 @@ def thin(trace: PowerTrace, k: int, readings: Readings = "sample") -> PowerTrace
 
 
 def _thin_stretch(trace: PowerTrace, pieces: Ints, number: Ints, k: int, readings: Readings) -> Floats:
-    """The power of each piece of a stretch without missing time, by the readings kept: 0, k, 2k …"""
+    """The power of each piece of a stretch without missing time, from readings 0, k, 2k …"""
     power_w = trace.power_w[pieces]
     if readings == "counter":
         spoken_for = number < (number[-1] + 1) // k * k
@@ -79,7 +80,7 @@ def _thin_stretch(trace: PowerTrace, pieces: Ints, number: Ints, k: int, reading
         group = number // k
         mean_w = np.bincount(group, weights=power_w * length_ns) / np.bincount(group, weights=length_ns)
         return np.where(spoken_for, mean_w[group], np.nan)
-    # An anchor cuts a reading in two: the later piece stands for a sample, the earlier for a held value.
+    # An anchor cuts a reading in two: for samples the later piece stands for it, for held values the earlier.
     if readings == "held":
         return power_w[np.searchsorted(number, number // k * k, side="left")]
     by = -(-number // k) * k
@@ -93,7 +94,7 @@ def asss(
     readings: Readings = "sample",
     device: str | None = None,
 ) -> list[Score]:
-    """The footprint from every k-th reading against that from all of them."""
+    """Compares the footprint from every k-th reading with that from all of them."""
     whole = account(dict(traces))
     found: list[Score] = []
     for k in ks:
@@ -103,7 +104,7 @@ def asss(
 
 
 def assw(experiments: Sequence[Experiment], device: str | None = None) -> Widening:
-    """The first experiment against more and more runs; against others it is not compared with itself."""
+    """Compares the first experiment with more and more runs, some with its own runs among them."""
     first = _means(experiments)[0]
     pooled = [(m, experiments[:m]) for m in range(2, len(experiments) + 1)]
     disjoint = [(m, experiments[1 : m + 1]) for m in range(1, len(experiments))]
@@ -116,7 +117,7 @@ def assw(experiments: Sequence[Experiment], device: str | None = None) -> Wideni
 
 
 def stability(experiments: Sequence[Experiment], device: str | None = None) -> Stability:
-    """Every experiment against every other."""
+    """Compares every experiment with every other."""
     means = _means(experiments)
     return Stability(
         matrix(means, "energy", device),
@@ -134,7 +135,7 @@ def _means(experiments: Sequence[Experiment]) -> list[Footprint]:
 def _number_readings(trace: PowerTrace) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """The number of each piece's reading, and whether time is missing after the piece.
 
-    Where an anchor cuts a reading in two, both pieces are of that reading.
+    If an anchor cuts a reading in two, both pieces belong to that reading.
     """
     begin_ns, end_ns = trace.end_ns[:-1], trace.start_ns[1:]
     cut = np.zeros(end_ns.size, dtype=bool)
@@ -146,7 +147,7 @@ def _number_readings(trace: PowerTrace) -> tuple[Ints, npt.NDArray[np.bool_]]:
 
 
 def score_json(of: str, score: Score) -> dict[str, float | int | None]:
-    """A score as JSON; `of` is what `n` counts. A correlation that there is none of is null."""
+    """A score as JSON; `of` says what `n` counts. A correlation that does not exist is null."""
     found = score.scores
     return {
         of: score.n,

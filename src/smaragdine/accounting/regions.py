@@ -1,4 +1,5 @@
-"""Regions that the program named: how often each ran, how long, and what each device used meanwhile."""
+"""Measures the regions that a program named: how often each ran, how long, and what each device used
+meanwhile."""
 
 from __future__ import annotations
 
@@ -20,21 +21,21 @@ _LONGEST_NAME = 40
 
 @dataclass(frozen=True)
 class RegionTimes:
-    """All times that one ran. Those of threads or ranks may overlap: each has its own length and what devices
-    used meanwhile, but in the sums every second counts once, as a device's energy is nobody's alone."""
+    """All times that one region ran. Times of threads or ranks may overlap: each has its own length and
+    energy, but sums count every second once, because a device's energy belongs to no single one."""
 
     name: str
-    count: int  # of all times
-    spans_ns: tuple[tuple[int, int], ...]  # each time, by its beginning; of a long run not of all
-    energies_j: Mapping[str, tuple[float | None, ...]]  # device → of each time; None: nobody looked
+    count: int  # how often it ran
+    spans_ns: tuple[tuple[int, int], ...]  # each time, by its beginning; a long run keeps only some
+    energies_j: Mapping[str, tuple[float | None, ...]]  # device → energy of each time; None: not measured
     duration_s: float
-    total_j: Mapping[str, float | None]  # device → of all times together, as far as known
+    total_j: Mapping[str, float | None]  # device → energy of all times together, as far as known
     program_j: float | None = None  # the program's part, of all times together
-    programs_j: tuple[float | None, ...] = ()  # the same of each time
+    programs_j: tuple[float | None, ...] = ()  # the same for each time
 
     @property
     def short(self) -> str:
-        """A name with an end, to print."""
+        """The name, shortened for tables."""
         return self.name if len(self.name) <= _LONGEST_NAME else self.name[: _LONGEST_NAME - 1] + "…"
 
     @property
@@ -51,8 +52,8 @@ def regions_of(
     program: Mapping[str, PowerTrace],
     unseen: float,
 ) -> list[RegionTimes]:
-    """In the order in which they first began. `program`: the program's part of each device; `unseen`: the
-    part of the time that nobody is known to have used that the program was given."""
+    """Regions in the order in which they first began. `program` is the program's part of each device's power,
+    `unseen` the part it gets of CPU time that nobody is known to have used."""
     parts = list(program.values())
     found = _thinned_regions(recording, list(traces), unseen)
     for name, spans_ns in named_spans(recording.marks).items():
@@ -62,7 +63,7 @@ def regions_of(
 
 
 def named_spans(marks: pa.Table) -> dict[str, list[tuple[int, int]]]:
-    """Region → when it ran, each time by its beginning."""
+    """Region → when it ran, by beginning."""
     by_name: dict[str, list[tuple[int, int]]] = {}
     for span in region_spans(marks):
         by_name.setdefault(span.name, []).append((span.begin_ns, span.end_ns))
@@ -86,7 +87,7 @@ def region_of(
 
 
 def _thinned_regions(recording: Recording, devices: Sequence[str], unseen: float) -> dict[str, RegionTimes]:
-    """What they used was worked out from all readings, when these were thinned."""
+    """Regions whose readings were thinned: thinning worked out what they used beforehand."""
     thinned = recording.thinned
     if thinned is None:
         return {}
@@ -129,13 +130,13 @@ def _both(a: RegionTimes, b: RegionTimes) -> RegionTimes:
 
 
 def longest(regions: Sequence[RegionTimes], most: int) -> list[RegionTimes]:
-    """Those that took the most time, in the order in which they are."""
+    """The regions that took the most time, still in their order."""
     chosen = sorted(range(len(regions)), key=lambda i: -regions[i].duration_s)[:most]
     return [regions[i] for i in sorted(chosen)]
 
 
 def sum_of_each(parts_j: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
-    """Over devices; None where one of them is not known."""
+    """The sum over devices for each time; None if one of them is not known."""
     return tuple(
         None if any(part is None for part in each) else sum(part for part in each if part is not None)
         for each in zip(*parts_j, strict=True)
@@ -156,7 +157,7 @@ def _sum(energies_j: Sequence[float | None]) -> float | None:
 
 
 def too_short(regions: Sequence[RegionTimes], channels: Mapping[str, Channel]) -> list[str]:
-    """Of which regions a single time is shorter than a sensor looks: a line for each device."""
+    """For each device, a line about regions that are too short for its sensor."""
     said: list[str] = []
     for device, channel in channels.items():
         short = [r for r in regions if r.spans_ns and np.median(r.lengths_s) < channel.period_ms * 1e-3]

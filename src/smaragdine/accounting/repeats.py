@@ -1,6 +1,6 @@
-"""What repeats, epochs or steps, laid over each other at their beginnings: its power, and when a layer ran.
+"""Lays epochs or steps over each other at their beginnings: their power over time, and when a layer ran.
 
-Over many of them readings fall on every part of a step, finer than the sensor looks.
+Readings fall on different parts of each repetition, so many of them together show more than the sensor alone.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from smaragdine.arrays import Floats
 from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
 
-_CELLS = (24, 240)  # fewest and most on the grid
+_CELLS = (24, 240)  # fewest and most cells of the grid
 
 
-Stretches: TypeAlias = Sequence[Sequence[tuple[float, float]]]  # of each epoch, seconds since its beginning
+Stretches: TypeAlias = Sequence[Sequence[tuple[float, float]]]  # per epoch, in seconds since its beginning
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """A layer and when it ran, in the epochs in which it was seen; and the others of its kind, as one."""
+    """When a layer ran, in the epochs in which it was seen; and when the others of its kind did."""
 
     layer: str
     spans_s: Stretches
@@ -42,7 +42,7 @@ class LayerTimes:
 
 @dataclass(frozen=True)
 class Repeated:
-    """Power in even cells of the median epoch, or whatever `of` says that repeats, over all of them."""
+    """Mean power in even cells of the median epoch, or of whatever `of` says repeats."""
 
     of: str
     count: int
@@ -54,8 +54,8 @@ class Repeated:
 def laid_over(
     runs: Sequence[Run], device: str, layer: str | None = None
 ) -> tuple[Repeated, LayerTimes | None] | None:
-    """Epochs of runs of one setting, or where none has any their traced steps; and when a layer ran in the
-    first run that was traced, the main one unless one is named. None: nothing repeats."""
+    """Lays over each other the epochs of runs of one setting or, if there are none, their traced steps. Also
+    tells when a layer (by default the main one) ran in the first traced run. None if nothing repeats."""
     spans = [[(epoch.start_ns, epoch.end_ns) for epoch in run.summary.epochs] for run in runs]
     of = "epoch"
     if not any(spans):
@@ -75,8 +75,8 @@ def laid_over(
 
 
 def averaged(traces: Sequence[tuple[PowerTrace, Spans]], of: str = "epoch") -> Repeated:
-    """A cell counts of an epoch that covers at least half of it; one that fewer than half of the epochs cover
-    is nan."""
+    """A cell counts for an epoch that covers at least half of it; it is nan if fewer than half of the epochs
+    do."""
     long_ns = np.array([end - begin for _, spans in traces for begin, end in spans])
     length_ns = int(np.median(long_ns))
     piece_ns = max(int(np.median(t.end_ns - t.start_ns)) for t, _ in traces if t.start_ns.size)
@@ -100,14 +100,14 @@ def averaged(traces: Sequence[tuple[PowerTrace, Spans]], of: str = "epoch") -> R
 
 
 def traced_steps(run: Run, device: str) -> list[tuple[int, int]]:
-    """A GPU lags behind the marks, now more, now less: there a step begins with its first kernel."""
+    """A GPU lags behind the marks by a varying time, so its steps begin with their first kernels."""
     if device.startswith("gpu"):
         return _by_kernels(run.recording, device)
     return [] if run.steps is None else [(int(begin), int(end)) for begin, end in run.steps.traced_ns]
 
 
 def _by_kernels(recording: Recording, device: str) -> list[tuple[int, int]]:
-    """From each step's first kernel to that of the next one of its window."""
+    """From each step's first kernel to the next step's, within one window."""
     events = recording.events
     here = pc.and_(pc.equal(events["device"].cast(pa.string()), device), events["step"].is_valid())  # pyright: ignore
     first = events.filter(here).group_by("step").aggregate([("start_ns", "min")])
@@ -128,7 +128,7 @@ def when(events: pa.Table, device: str, layers: Sequence[str], spans: Spans) -> 
 
 
 def _stretches(events: pa.Table, names: pa.DictionaryArray, layers: Sequence[str], spans: Spans) -> Stretches:
-    """The stretches in which events of any of them ran, since the beginning of the epoch they are in."""
+    """Stretches in which events of these layers ran, from the beginning of each epoch."""
     inside = [
         any(name == layer or name.startswith(layer + "/") for layer in layers)
         for name in names.dictionary.to_pylist()
@@ -142,7 +142,7 @@ def _stretches(events: pa.Table, names: pa.DictionaryArray, layers: Sequence[str
     for start, end, i in zip(start_ns.tolist(), end_ns.tolist(), at.tolist(), strict=True):
         if i >= 0 and start < order[i][1]:
             found.setdefault(i, []).append((start - order[i][0], min(end, order[i][1]) - order[i][0]))
-    # Kernels of one layer follow each other within microseconds: at this scale that is one stretch.
+    # Kernels of one layer follow each other within microseconds: at this scale they are one stretch.
     gap_ns = max((end - begin for begin, end in order), default=0) // 200
     return [
         [
@@ -154,8 +154,8 @@ def _stretches(events: pa.Table, names: pa.DictionaryArray, layers: Sequence[str
 
 
 def layers_alike(footprint: Footprint, layer: str | None = None) -> list[str]:
-    """The siblings that repeat and together take the most (layer_0 to layer_11), or the one that is named
-    and, where it is of these, the others."""
+    """The siblings that repeat and together take the most energy (layer_0 to layer_11); or the named layer,
+    with the others of its family if it has any."""
     found = [node.path for node in repeating(diagram(footprint))]
     if layer is None:
         return found
@@ -163,9 +163,10 @@ def layers_alike(footprint: Footprint, layer: str | None = None) -> list[str]:
 
 
 def repeating(root: Node) -> list[Node]:
-    """Composite siblings whose names differ only in an index, three or more, that together take the most.
+    """Composite siblings, three or more, that differ only in an index, of the family that takes the most
+    energy.
 
-    A family inside another takes less than it: of equal ones the outer is found first.
+    A family inside another takes less than it; if both take the same, the outer one is found first.
     """
     best: list[Node] = []
     waiting = [root]

@@ -1,12 +1,13 @@
 """Everything that is known of a recording.
 
-run = Run.open("runs/first")
-run.summary.program_j                    # what the program used
-run.step                                 # one step: which operation takes how much of it
-run.footprint                            # the same of all that was traced
+    run = Run.open("runs/first")
+    run.summary.program_j                    # what the program used
+    run.step                                 # one step: which operation takes how much of it
+    run.footprint                            # the same for all that was traced
 
-Whoever shows, exports or compares a recording takes a `Run`. Each thing is worked out once, when it is first
-asked for. The other files of this folder take what they need as arguments; this one puts them together.
+Whoever shows, exports or compares a recording takes a `Run`, which works each thing out once, when it is
+first asked for. The other files of this folder take what they need as arguments; this file puts them
+together.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import pyarrow as pa
 
 from smaragdine.accounting.account import account_meters, check_times, event_energies_j
 from smaragdine.accounting.activity import SocketUse, activity, run_bounds
+from smaragdine.accounting.baseline import is_baseline, not_idle, refuse_work
 from smaragdine.accounting.device_power import NOTHING_KNOWN, DevicePowers, SensorFacts, from_recording
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint, to_json
-from smaragdine.accounting.idle import idle_w
+from smaragdine.accounting.gpu_idle import idle_w
 from smaragdine.accounting.ledger import columns
 from smaragdine.accounting.merge import merge_edges, renamed
 from smaragdine.accounting.power import PowerTrace
@@ -70,12 +72,12 @@ from smaragdine.tracing.absence import why_no_operations
 from smaragdine.units import joules, plain, seconds
 
 _LEVEL = (0.8, 1.25)  # outside, traced and untraced steps are not the same work
-_WAITS = 2.0  # times a traced step's length: tracing makes steps longer, not shorter
+_WAITS = 2.0  # times a traced step's length; tracing should make steps longer, not shorter
 _BEHIND = (
     "steps are announced when they are handed to the device, long before they are done: how long one takes "
     "without tracing is not known"
 )
-_COARSE_NS = 2_000_000_000  # longer than any sensor looks
+_COARSE_NS = 2_000_000_000  # longer than any sensor's window
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,15 @@ class Tracing:
     windows: int
     events: int
     traced_s: float
-    placed: float | None  # the part of busy time with a place in the model or an honest class
+    placed: float | None  # the part of busy time that has a place in the model or a class
     remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Levels:
-    """Traced steps beside untraced ones."""
+    """What traced and untraced steps say together."""
 
-    table: StepTable | None  # every step, and what it counts for
+    table: StepTable | None  # every step and its kind
     steps: Steps | None = None
     untraced: Mapping[str, UntracedStep] = field(default_factory=dict[str, UntracedStep])
     unresolved: Mapping[str, UntracedStep] = field(default_factory=dict[str, UntracedStep])
@@ -103,8 +105,8 @@ class _Levels:
 
 @dataclass(frozen=True, eq=False)
 class Run(Shown):
-    """A recording, and all that follows from it. `baseline` is a run of the idle machine; `facts` are what a
-    user knows about the sensors."""
+    """A recording, and all that follows from it. `baseline` is a run of the idle machine, `facts` are what
+    the user knows about the sensors."""
 
     recording: Recording
     baseline: Run | None = None
@@ -135,7 +137,7 @@ class Run(Shown):
 
     @cached_property
     def traces(self) -> Mapping[str, PowerTrace]:
-        """The power of every device with a reading, parts of devices included."""
+        """The power of every device with a reading, and of parts of devices."""
         return device_traces(self.recording)
 
     @cached_property
@@ -145,23 +147,37 @@ class Run(Shown):
 
     @cached_property
     def power(self) -> RunPower:
-        """Whose the power was."""
-        idle = None if self.baseline is None else self.baseline.at_rest
+        """The power of every device, split by who used it."""
+        idle = None if self.baseline is None else self.baseline.idle_machine
         return run_power(self.recording, self.traces, self.activity, idle)
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """Per device the channel that its power rests on."""
+        """Device → the channel that its power rests on."""
         return self.power.channels
 
     @cached_property
-    def at_rest(self) -> IdleMachine:
-        """What it says of the idle machine, as the baseline of another run."""
+    def idle_machine(self) -> IdleMachine:
+        """What this run tells about the idle machine, if it is another run's baseline."""
         return idle_machine(self.recording, self.traces, self.activity)
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether it was made without a program."""
+        return is_baseline(self.recording)
+
+    @property
+    def not_idle(self) -> list[str]:
+        """A line for each device that worked, if this is a baseline."""
+        return not_idle(self.recording, self.activity.sockets)
+
+    def refuse_work(self) -> None:
+        """Raises `UserError` if a program worked in this run: then it is no baseline."""
+        refuse_work(self.recording, self.activity.sockets)
+
+    @property
     def baseline_remarks(self) -> Sequence[str]:
-        return () if self.baseline is None else self.baseline.at_rest.remarks
+        return () if self.baseline is None else self.baseline.idle_machine.remarks
 
     @cached_property
     def summary(self) -> RunSummary:
@@ -171,51 +187,52 @@ class Run(Shown):
 
     @cached_property
     def inputs(self) -> tuple[pa.Table, DevicePowers]:
-        """Events, and the power they share. Raises `UserError` where there are none, or no power."""
+        """Events, and the power that they share. Raises `UserError` if there are none, or no power."""
         recording = self.recording
         return self._inputs(recording.events, recording.windows.num_rows > 0)
 
     def inputs_of(self, events: pa.Table) -> tuple[pa.Table, DevicePowers]:
-        """The same for another tool's trace of this run."""
+        """The same with events from another tool's trace of this run."""
         return self._inputs(events, False)
 
     @cached_property
     def accounted(self) -> Footprint:
-        """The footprint of all that was traced, with every remark. Raises as `inputs` does."""
+        """The footprint of all that was traced, with every remark. Raises what `inputs` raises."""
         return account_meters(*self.inputs)
 
     @cached_property
     def footprint(self) -> Footprint | None:
-        """The same, without remarks that `summary` makes. None: nothing was traced, or see `absent`."""
+        """The same, without remarks that `summary` makes. None if nothing was traced; `absent` may say
+        why."""
         return self._footprint_or_why[0]
 
     @property
     def absent(self) -> str | None:
-        """Why there are no footprints, though there are events."""
+        """Why there is no footprint, although there are events."""
         return self._footprint_or_why[1]
 
     @cached_property
     def step(self) -> Footprint | None:
-        """One step, at the level of untraced ones where there are any. None: nothing tells steps apart."""
+        """One step, at the level of untraced ones if there are any. None if nothing tells steps apart."""
         if self.footprint is None or self.steps is None:
             return None
         return at_level(self.footprint, self.untraced)
 
     @property
     def shown(self) -> Footprint | None:
-        """What is shown: one step where there are steps, else all that was traced."""
+        """What we show: one step if there are steps, else all that was traced."""
         return self.footprint if self.step is None else self.step
 
     @property
     def needed(self) -> Footprint:
-        """The same, for who can do nothing without."""
+        """The same, or `UserError` if there is nothing to show."""
         if self.shown is None:
             raise UserError(f"{self.path} has no footprint", self.why_none)
         return self.shown
 
     @property
     def why_none(self) -> str:
-        """Why there is no footprint; empty where there is one."""
+        """Why there is no footprint; empty if there is one."""
         if self.absent is not None:
             return self.absent
         if self.footprint is not None:
@@ -233,7 +250,7 @@ class Run(Shown):
         return diagram(self.needed, self.edges if self.edges.num_rows else None)
 
     def renamed(self, names: Mapping[str, str]) -> Run:
-        """The same run with operations under other names: name → what it is called."""
+        """The same run with operations under other names: `names` maps old ones to new ones."""
         found = Run(self.recording, self.baseline, self.facts)
         called = {
             name: None if footprint is None else renamed(footprint, names)
@@ -243,8 +260,8 @@ class Run(Shown):
         return found
 
     def accounted_as(self, names: Mapping[str, str], by_phase: bool = True) -> Footprint:
-        """What is shown, accounted anew with events under other names. Unlike `renamed`, this knows how a sum
-        of parts spreads over steps."""
+        """`shown`, accounted again with events under other names. This knows how far a sum of parts spreads
+        over steps; `renamed` does not."""
         events, meters = self.events_as(names, by_phase)
         again = account_meters(events, meters)
         return again if self.step is None else at_level(again, self.untraced)
@@ -263,7 +280,7 @@ class Run(Shown):
 
     @cached_property
     def event_energies(self) -> tuple[pa.Table, Floats, list[str]]:
-        """Events, the energy of each (nan: not known), and what is to be said about those without."""
+        """Events, the energy of each (nan: not known), and remarks on events without energy."""
         events = self.recording.events
         nothing = np.full(events.num_rows, np.nan)
         if not events.num_rows:
@@ -281,49 +298,49 @@ class Run(Shown):
 
     @cached_property
     def tracing(self) -> Tracing | None:
-        """What the profiler saw. None: it never ran."""
+        """What the profiler saw. None if it never ran."""
         found = _tracing(self.recording)
         return found and dataclasses.replace(found, remarks=(*found.remarks, *self._levels.remarks))
 
     @property
     def table(self) -> StepTable | None:
-        """Every step of the process and the source that speak for all, and what it counts for."""
+        """Every step of the one process and source that stand for all, and its kind."""
         return self._levels.table
 
     @property
     def steps(self) -> Steps | None:
-        """Traced steps beside untraced ones. None where no steps were traced."""
+        """Traced steps beside untraced ones. None if no steps were traced."""
         return self._levels.steps
 
     @property
     def untraced(self) -> Mapping[str, UntracedStep]:
-        """What an untraced step takes of each device where that is known."""
+        """Device → what it does in an untraced step, as far as known."""
         return self._levels.untraced
 
     @property
     def unresolved(self) -> Mapping[str, UntracedStep]:
-        """The same of devices where it cannot be told what of it is idle: these show a traced step."""
+        """The same for devices whose operations and idle cannot be told apart: these show a traced step."""
         return self._levels.unresolved
 
     @property
     def step_s(self) -> float | None:
-        """How long the step is whose energy `step` has; None where nobody knows."""
+        """The length of the step that `step` shows; None if nobody knows."""
         if self.steps is None or self.untraced:
             return None if self.steps is None else self.steps.untraced_s
         return self.steps.traced_s if self.unresolved and not self.steps.early else None
 
     def what(self, device: str) -> str:
-        """What kind of step `step` has of a device."""
+        """Which kind of step `step` shows of a device."""
         return "one step" if device in self.untraced else "one traced step"
 
     @cached_property
     def announced_steps(self) -> list[tuple[Span, str | None]]:
-        """Every step of every process, by its end, and its kind where that is known."""
+        """Every step of every process, in the order of their ends, and its kind if known."""
         return announced_steps(self.recording, self.table)
 
     @cached_property
     def step_energies(self) -> StepEnergies | None:
-        """What the program used in each step. None where no steps were announced."""
+        """What the program used in each step. None if no steps were announced."""
         return None if self.table is None else step_energies(self.table, self.power.accounted)
 
     def to_json(self) -> dict[str, Any]:
@@ -354,13 +371,13 @@ class Run(Shown):
 
     @cached_property
     def _announced(self) -> tuple[StepTable | None, Steps | None]:
-        """Before anything is known of power."""
+        """Steps, before anything is known of their energy."""
         table = step_table(self.recording)
         return table, steps_of(self.recording, table)
 
     @cached_property
     def _quiet_w(self) -> dict[str, float]:
-        """What GPUs draw while nothing runs."""
+        """What each GPU draws while nothing runs on it."""
         gpus = {d: trace for d, trace in self.power.adding.items() if d.startswith("gpu:")}
         return idle_w(self.recording, gpus, self._announced[1])
 
@@ -398,7 +415,7 @@ class Run(Shown):
             footprint = self.accounted
         except UserError as error:
             return None, str(error)
-        # What is wrong with the recording is said of the whole run, and once.
+        # The summary says what is wrong with the recording; once is enough.
         others = tuple(remark for remark in footprint.remarks if remark not in self.summary.problems)
         return dataclasses.replace(footprint, remarks=others), None
 
@@ -417,7 +434,7 @@ class Run(Shown):
 
         untraced = untraced_of(steps)
         if steps.uneven or (steps.far and runs_behind(steps, untraced)):
-            # Steps are handed to the device until its queue is full, then one waits: it belongs to the mean.
+            # Steps are handed over until the device's queue is full; then one waits, and belongs to the mean.
             first, known = steps, untraced
             table = without_pauses(table, lambda mean_s: not runs_behind(first, _as_long(known, mean_s)))
             steps = steps_of(self.recording, table) or steps
@@ -431,7 +448,7 @@ class Run(Shown):
         unresolved = {device: step for device, step in untraced.items() if not step.resolved}
         untraced = {device: step for device, step in untraced.items() if step.resolved}
         if unresolved and all(step.factor is None for step in untraced.values()):
-            untraced = {}  # a traced step of one device is not put beside an untraced one of its memory
+            untraced = {}  # do not mix a traced step of a device with an untraced one of its memory
         said += [_unresolved(device, step) for device, step in unresolved.items()]
         said += _level_remarks(untraced)
         return _Levels(table, steps, untraced, unresolved, tuple(said))
@@ -442,8 +459,8 @@ def _as_long(untraced: Mapping[str, UntracedStep], length_s: float) -> dict[str,
 
 
 def alike(a: Run, b: Run) -> tuple[Footprint, Footprint] | None:
-    """One step of each, to compare: of a device that one of them knows only traced, a traced one of both.
-    None where one has no steps."""
+    """One step of each, ready to compare: if one of them knows a device only traced, both show it traced.
+    None if one has no steps."""
     if a.step is None or b.step is None or a.footprint is None or b.footprint is None:
         return None
     if a.untraced.keys() == b.untraced.keys():
@@ -457,7 +474,7 @@ def alike(a: Run, b: Run) -> tuple[Footprint, Footprint] | None:
 
 
 def _step_remarks(steps: Steps) -> list[str]:
-    """What one must know to read the mean of these steps."""
+    """What one must know to judge the mean of these steps."""
     said: list[str] = []
     odd = int(far_from_median(steps.traced_ns[:, 1] - steps.traced_ns[:, 0]).sum())
     if odd and not steps.early:
@@ -523,7 +540,7 @@ def phases_j(footprint: Footprint, devices: Sequence[str]) -> dict[str, float]:
 
 
 def hardware(info: dict[str, Any], device: str) -> str | None:
-    """What a device is: NVIDIA H200."""
+    """The name of a device, such as NVIDIA H200."""
     host: dict[str, Any] = info.get("host") or {}
     if device.startswith("cpu:"):
         return host.get("cpu")
@@ -534,14 +551,14 @@ def hardware(info: dict[str, Any], device: str) -> str | None:
 
 
 def program(info: dict[str, Any]) -> str:
-    """The script that was run, without the folders of the machine it ran on."""
+    """The name of the script that ran, without the folders of its machine."""
     words: list[str] = [word for word in info.get("command", []) if isinstance(word, str)]
     scripts = [word for word in words if word.endswith((".py", ".ipynb", ".sh"))]
     return PurePath((scripts or words or ["the program"])[0]).name
 
 
 def _thinned_remarks(recording: Recording, meters: DevicePowers) -> list[str]:
-    """Of events of another tool, in time of which only means are left."""
+    """Says if another tool's events lie in time of which only mean power is left."""
     if recording.thinned is None:
         return []
     lengths_ns = [meter.trace.end_ns - meter.trace.start_ns for meter in meters.of.values()]
@@ -556,7 +573,7 @@ def _thinned_remarks(recording: Recording, meters: DevicePowers) -> list[str]:
 
 
 def _known(meters: DevicePowers, recording: Recording) -> DevicePowers:
-    """Without devices of which no power is known in that time: what they used is not 0 J."""
+    """Drops devices whose power is not known in that time: it is not 0 J."""
     known = {device: meter for device, meter in meters.of.items() if meter.trace.start_ns.size}
     unknown = [device for device in meters.of if device not in known]
     why = f"no power is known of {', '.join(unknown)} while these events ran"

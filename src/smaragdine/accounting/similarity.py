@@ -1,7 +1,7 @@
-"""How alike two footprints are: Pearson correlation and mean difference (the paper's PCC and MED).
+"""Tells how alike two footprints are: Pearson correlation and mean difference (the paper's PCC and MED).
 
 Energies correlate highly for a reason that has nothing to do with power: what runs longer takes more. So
-every score stands beside the one that constant power, time alone, gets.
+every score stands beside the one that constant power, time alone, would get.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from smaragdine.errors import UserError
 Quantity = Literal["energy", "power"]
 Key = tuple[str, str | None]  # name, phase
 
-# Powers that are one constant differ in their last bits: that is no variance.
+# Powers that are meant to be one constant differ in their last bits: that is no variance.
 _SAME = 1e-12
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """`value` is None where there is none, and `reason` says why."""
+    """`value` is None if there is none; then `reason` says why."""
 
     value: float | None
     reason: str
@@ -40,8 +40,8 @@ class Correlation:
 class Scores:
     """How alike two footprints are, and how alike they would be if power were constant.
 
-    `time_alone` replaces the energies on both sides: what a tool that knows no power would score.
-    `floor` replaces them in b only: how well b's times alone foretell a's energies.
+    `time_alone` puts time in the place of energy on both sides: the score of a tool that knows no power.
+    `floor` does so in b only: how well b's times alone foretell a's energies.
     """
 
     energy: Correlation
@@ -61,7 +61,7 @@ def correlation(
 def mean_difference(
     a: Footprint, b: Footprint, quantity: Quantity = "energy", device: str | None = None
 ) -> float | None:
-    """The mean of b − a over the names and phases that both have: joules or watts."""
+    """The mean of b − a over the names and phases that both have, in joules or watts."""
     of_a, of_b = values(a, quantity, device), values(b, quantity, device)
     differences = [of_b[key] - of_a[key] for key in of_a if key in of_b]
     return float(np.mean(differences)) if differences else None
@@ -70,7 +70,7 @@ def mean_difference(
 def time_alone(
     a: Footprint, b: Footprint, quantity: Quantity = "energy", device: str | None = None
 ) -> Correlation:
-    """The score of constant power: on both sides busy time × the device's mean power is the energy."""
+    """The score of constant power: on both sides an energy is busy time × the device's mean power."""
     return correlation(constant_power(a), constant_power(b), quantity, device)
 
 
@@ -88,13 +88,13 @@ def scores(a: Footprint, b: Footprint, device: str | None = None) -> Scores:
 def matrix(
     footprints: Sequence[Footprint], quantity: Quantity = "energy", device: str | None = None
 ) -> list[list[Correlation]]:
-    """Every footprint against every other, and itself."""
+    """Each footprint against every other, and against itself."""
     of_each = [values(footprint, quantity, device) for footprint in footprints]
     return [[_correlate(a, b) for b in of_each] for a in of_each]
 
 
 def constant_power(footprint: Footprint) -> Footprint:
-    """The footprint it would be if all operations of a device drew the same power; totals stay."""
+    """The footprint if all operations of a device drew the same power; totals stay."""
     busy_s, energy_j = column(footprint.rows, "busy_s"), column(footprint.rows, "energy_j")
     devices = np.array(footprint.rows["device"].to_pylist(), dtype=object)
     flat_j = np.zeros_like(energy_j)

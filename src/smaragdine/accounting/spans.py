@@ -1,4 +1,7 @@
-"""Stretches of time between marks: training, epochs, steps, and what a script marks itself."""
+"""Finds stretches of time between marks: trainings, epochs, steps, and regions that a script marks itself.
+
+The second half sorts steps: which were traced, which show what a step costs untraced, and what tracing cost.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.thinned import give_back
 
-REGION = "region"  # the source of marks whose name is their detail
+REGION = "region"  # the source of marks that have the region's name as their detail
 
 
 @dataclass(frozen=True)
 class Span:
-    """From `epoch_begin 3` to `epoch_end 3` of one process, announced by one source."""
+    """For instance from `epoch_begin 3` to `epoch_end 3`, of one process and one source of marks."""
 
     name: str  # epoch
     index: int | None
@@ -34,7 +37,7 @@ class Span:
 
 
 def all_spans(recording: Recording) -> list[Span]:
-    """Those of a recording; of a long run's earlier part without the steps that are like all others."""
+    """All spans of a recording. A long run's earlier part has lost the steps that are like all others."""
     runs: list[tuple[int, tuple[object, ...]]] = []
     if recording.thinned is not None:
         for row in recording.thinned.table("steps").to_batches():
@@ -48,11 +51,11 @@ def all_spans(recording: Recording) -> list[Span]:
 
 
 def mark_spans(marks: pa.Table, runs: Sequence[tuple[int, tuple[object, ...]]] = ()) -> list[Span]:
-    """All that begins and ends, by its end; what never ended has no span.
+    """All that begins and ends, in the order of the ends. What never ended has no span.
 
-    A step begins where the one before it ended: to wait for its batch is a part of it. Where something else
-    began or ended in between it begins where that is announced; where it is not, nobody knows. `runs`: when
-    steps ended that have no mark, and whose, by time.
+    A step begins where the one before it ended, because waiting for its batch is a part of it. If something
+    else began or ended in between, it begins at its own mark; without one, nobody knows. `runs` says when
+    thinned steps ended, which have no marks, and whose they are, by time.
     """
     found: list[Span] = []
     left = list(reversed(runs))
@@ -61,7 +64,7 @@ def mark_spans(marks: pa.Table, runs: Sequence[tuple[int, tuple[object, ...]]] =
     columns = (marks[name].to_pylist() for name in ("t_ns", "name", "index", "rank", "pid", "source"))
     for t_ns, mark, index, rank, pid, source in zip(*columns, strict=True):
         name, _, what = mark.rpartition("_")
-        # A region may be in the middle of a step as well as around many.
+        # A region may lie within a step, or around many.
         if what not in ("begin", "end") or not name or source == REGION:
             continue
         who = (rank, pid, source)
@@ -86,7 +89,7 @@ def mark_spans(marks: pa.Table, runs: Sequence[tuple[int, tuple[object, ...]]] =
 
 
 def region_spans(marks: pa.Table) -> list[Span]:
-    """Those that a program named itself, by their beginning; what never ended has no span."""
+    """Regions that a program named, in the order of their beginnings. What never ended has no span."""
     own = marks.filter(is_region(marks))
     t_ns, names, ranks, pids = (own[name].to_pylist() for name in ("t_ns", "detail", "rank", "pid"))
     found = [
@@ -98,12 +101,12 @@ def region_spans(marks: pa.Table) -> list[Span]:
 
 
 def is_region(marks: pa.Table) -> pa.ChunkedArray:
-    """Which marks are of regions."""
+    """Which marks belong to regions."""
     return pc.equal(marks["source"].fill_null(""), REGION)
 
 
 def region_pairs(own: pa.Table) -> Iterator[tuple[int, int]]:
-    """Among marks of regions, the rows in which one begins and ends, by its end."""
+    """Pairs the rows where a region begins and ends, in the order of the ends."""
     begun: dict[tuple[int, int], int] = {}
     columns = (own[name].to_pylist() for name in ("name", "pid", "index"))
     for row, (mark, *who) in enumerate(zip(*columns, strict=True)):
@@ -113,11 +116,11 @@ def region_pairs(own: pa.Table) -> Iterator[tuple[int, int]]:
             yield begun.pop((who[0], who[1])), row
 
 
-# Which steps were traced and which were not, and what tracing cost.
+# Steps: which were traced, which were not, and what tracing cost.
 
 Spans = Sequence[tuple[int, int]]  # begin and end, ns; in order and disjoint
 
-# Between two ends of steps they say that more than a step lies there.
+# A mark of these between the ends of two steps means that more than a step lies there.
 BOUNDARIES = frozenset(
     {
         "train_begin",
@@ -129,45 +132,46 @@ BOUNDARIES = frozenset(
         "predict_end",
     }
 )
-_CALLS = "torch:forward"  # the source of marks that are calls of a model
+_CALLS = "torch:forward"  # the source of marks that are merely calls of a model
 _ENOUGH = 5
-FAR = 3.0  # times the median, or less than one such part of it: a compilation, a pause, a step of no work
-FEW = 0.25  # where more of the steps are as far from the median, they are no exceptions
+FAR = 3.0  # times the median, or a third of it: a compilation, a pause, a step without work
+FEW = 0.25  # if more steps are that far from the median, they are no exceptions
 
-# What a step is to the figures of one step. `docs/tracing.md` has the same list.
-UNTRACED = "untraced"  # one of those whose mean one step is
-TRACED = "traced"  # the profiler listened from its beginning to its end
-PROFILER = "profiler"  # it started or stopped meanwhile, or ran on after the last traced step
+# The kind of a step: what it counts for when we show one step. `docs/tracing.md` has the same list.
+UNTRACED = "untraced"  # like any other: their mean is the step that we show
+TRACED = "traced"  # the profiler listened all the while
+PROFILER = "profiler"  # the profiler started or stopped meanwhile, or ran on after the last traced step
 WRITING = "writing"  # the profiler's file was written beside the program
-FIRST = "first"  # of the program: it compiles and allocates
+FIRST = "first"  # the program's first: it compiles and allocates
 MORE = "more"  # an epoch, an evaluation or a training begins or ends in it
-BEFORE = "before"  # before the first traced one, where enough come after
-ANOTHER = "far"  # its length is far from the others'
-HANDED = "handed over"  # its mark says when it was handed to the device, not when it was done
+BEFORE = "before"  # before the first traced one, if enough come after it
+ANOTHER = "far"  # much longer or shorter than the others
+HANDED = "handed over"  # its mark says when the device got it, not when it was done
 
 
 @dataclass(frozen=True)
 class ThinnedSteps:
-    """Steps of a long run's earlier part whose readings were thinned: one after the other in each of some
-    runs of them, none traced, none in which anything else began or ended. Nobody knows the energy of one."""
+    """Steps of a long run's earlier part, whose readings were thinned. They come in runs of steps that follow
+    each other; none was traced, and nothing else began or ended in them. Nobody knows the energy of a single
+    one."""
 
-    begin_ns: Ints  # of each run
-    count: Ints  # how many it has
-    lengths_us: npt.NDArray[np.uint32]  # of all of them
-    kind: npt.NDArray[np.str_]  # of each run
-    far: npt.NDArray[np.bool_]  # of all of them
+    begin_ns: Ints  # when each run begins
+    count: Ints  # how many steps each run has
+    lengths_us: npt.NDArray[np.uint32]  # of every step
+    kind: npt.NDArray[np.str_]  # the kind of each run's steps
+    far: npt.NDArray[np.bool_]  # of every step: it is far from the median
 
     @cached_property
     def end_ns(self) -> Ints:
         some = np.flatnonzero(self.count)
         sums_us = np.zeros(self.count.size, dtype=np.int64)
-        if some.size:  # of millions of steps: without an array of all their ends
+        if some.size:  # without an array of all ends, of which there may be millions
             edges = (np.cumsum(self.count) - self.count)[some]
             sums_us[some] = np.add.reduceat(self.lengths_us, edges, dtype=np.int64)
         return self.begin_ns + sums_us * 1000
 
     def of(self, kind: str) -> npt.NDArray[np.bool_]:
-        """Which steps are of a kind."""
+        """Which steps are of this kind."""
         if kind == ANOTHER:
             return self.far
         return np.repeat(self.kind == kind, self.count) & ~self.far
@@ -183,11 +187,11 @@ class ThinnedSteps:
         return dataclasses.replace(self, kind=np.where(self.kind == kind, now, self.kind))
 
     def untraced_ns(self) -> int:
-        """How long all that are untraced are together."""
+        """The length of all untraced ones together."""
         return int(self.lengths_us.sum(where=self.of(UNTRACED), dtype=np.int64)) * 1000
 
     def spans_ns(self) -> list[tuple[int, int]]:
-        """When those that are untraced were, in order and disjoint."""
+        """When the untraced ones ran, in order and disjoint."""
         spans: list[tuple[int, int]] = []
         ends = np.cumsum(self.count)
         for i in np.flatnonzero(self.kind == UNTRACED).tolist():
@@ -211,13 +215,14 @@ _NO_STEPS = ThinnedSteps(
 
 @dataclass(frozen=True)
 class StepTable:
-    """Every step of the process that speaks for all: from the end of the one before to its own end, a traced
-    one from where the profiler listens. The very first has no beginning and is not there."""
+    """Every step of the one process that stands for all. A step lasts from the end of the one before it to
+    its own end; a traced one begins when the profiler listens. The very first has no beginning and is left
+    out."""
 
     rank: int | None
     pid: int | None
-    source: str | None  # None: nobody announced them, they were found in slices of time
-    count: int  # all that were announced
+    source: str | None  # None: not announced: tracing found them in slices of time
+    count: int  # steps that were announced
     index: Ints  # -1: not known
     spans_ns: Ints  # rows of begin and end
     kind: npt.NDArray[np.str_]
@@ -229,11 +234,11 @@ class StepTable:
         return np.asarray((self.spans_ns[:, 1] - self.spans_ns[:, 0]) * 1e-9, dtype=np.float64)
 
     def of(self, kind: str) -> Ints:
-        """The spans of those of a kind."""
+        """The spans of all steps of this kind."""
         return self.spans_ns[self.kind == kind]
 
     def counts(self) -> dict[str, int]:
-        """Kind → how many steps."""
+        """Kind → number of steps."""
         kinds, counts = np.unique(self.kind, return_counts=True)
         found = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
         for kind, count in self.thinned.counts().items():
@@ -241,30 +246,31 @@ class StepTable:
         return found
 
     def called(self, kind: str, now: str) -> StepTable:
-        """With steps of one kind counted as another."""
+        """Counts steps of one kind as another."""
         kinds = np.where(self.kind == kind, now, self.kind)
         return dataclasses.replace(self, kind=kinds, thinned=self.thinned.called(kind, now))
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What one step is: the mean of these, of the process that traced, of the lowest rank of several."""
+    """The steps whose mean is the one step that we show: of the process that traced, or of the lowest rank if
+    several did."""
 
-    source: str | None  # None: nobody announced them, they were found in slices of time
-    count: int  # all that were announced
+    source: str | None  # None: not announced: tracing found them in slices of time
+    count: int  # steps that were announced
     traced_ns: Ints  # rows of begin and end
-    untraced_ns: Ints  # the same, without those that are no step like the others, and without thinned ones
-    paused_s: float  # to start and stop the profiler
+    untraced_ns: Ints  # the same, without special steps and without thinned ones
+    paused_s: float  # time to start and stop the profiler
     elapsed_s: float  # from the first step's end to the last one's
-    tails_s: float = 0.0  # the profiler ran on so long, after the last step of a window
-    early: bool = False  # announced when they are handed to the device: traced lengths say nothing
-    far: int = 0  # untraced ones left out because they are much longer or shorter than the others
-    uneven: int = 0  # as far from the median, but too many to be exceptions: they count
+    tails_s: float = 0.0  # how long the profiler ran on after the last steps of its windows
+    early: bool = False  # announced when the device gets them: traced lengths say nothing
+    far: int = 0  # untraced ones left out, because they are far longer or shorter than the others
+    uneven: int = 0  # just as far from the median, but too many to be exceptions: they count
     thinned: ThinnedSteps = _NO_STEPS
 
     @property
     def traced_s(self) -> float:
-        """Of all that were traced, as their footprint is."""
+        """The mean of all traced ones, as in their footprint."""
         return mean_s(self.traced_ns)
 
     @cached_property
@@ -273,7 +279,7 @@ class Steps:
 
     @cached_property
     def untraced_s(self) -> float | None:
-        """Of all that are untraced, with thinned ones; None: there are none."""
+        """The mean of all untraced ones, thinned ones included; None if there are none."""
         if not self.untraced_count:
             return None
         if not self.thinned.count.size:
@@ -283,7 +289,7 @@ class Steps:
 
     @property
     def untraced_spans(self) -> Spans:
-        """When they were."""
+        """When the untraced ones ran."""
         own = [(int(begin_ns), int(end_ns)) for begin_ns, end_ns in self.untraced_ns]
         return joined([*self.thinned.spans_ns(), *own])
 
@@ -292,12 +298,12 @@ class Steps:
 
     @property
     def slower(self) -> float | None:
-        """How much longer a traced step takes, as a part of an untraced one."""
+        """How much longer a traced step takes than an untraced one, as a part of the latter."""
         return None if not self.untraced_s or self.early else self.traced_s / self.untraced_s - 1
 
     @property
     def cost(self) -> float | None:
-        """How much longer all steps together took, as a part of what they would have taken."""
+        """How much longer tracing made all steps together, as a part of what they would have taken."""
         if self.untraced_s is None:
             return None
         longer_s = float(((self.traced_ns[:, 1] - self.traced_ns[:, 0]) * 1e-9 - self.untraced_s).sum())
@@ -310,11 +316,11 @@ class Steps:
 
 
 def main_steps(marks: pa.Table, thinned: pa.Table | None = None) -> pa.Table:
-    """The ends of the steps that count, by time: of the lowest rank, by the source that announced most in one
-    process; calls of a model only where it announced nothing else, for a training evaluates by them.
-    `thinned` ones have no mark, and count."""
+    """The ends of the steps that count, by time: of the lowest rank, from the source that announced most in
+    one process. Calls of a model count only if that rank announced nothing else, because a training also
+    evaluates with them. `thinned` steps count too, though they have no marks."""
     ends = marks.filter(pc.equal(marks["name"], "step_end"))
-    nobody = {"rank": 0, "pid": 0, "source": ""}  # as a mark of a foreign hand may have it
+    nobody = {"rank": 0, "pid": 0, "source": ""}  # as in marks that somebody else wrote
     who = pa.table({name: ends[name].fill_null(without) for name, without in nobody.items()})
     groups = who.group_by(who.column_names).aggregate([([], "count_all")]).to_pylist()
     if not groups:
@@ -332,7 +338,7 @@ def main_steps(marks: pa.Table, thinned: pa.Table | None = None) -> pa.Table:
 
 
 def resumed_ns(window: Mapping[str, Any]) -> int:
-    """When the program went on after a window."""
+    """When the program went on after the profiler's window."""
     return window["stopped_ns"] if window["resumed_ns"] is None else window["resumed_ns"]
 
 
@@ -341,14 +347,14 @@ def mean_s(spans_ns: Ints) -> float:
 
 
 def step_table(recording: Recording) -> StepTable | None:
-    """Of the process and source whose steps were traced, else of those that announced most; None where there
-    are no steps."""
+    """The steps of the process and source that were traced; if none were, of those that announced most steps.
+    None if there are no steps."""
     windows = _windows(recording)
     if windows:
         rank, pid, source = (windows[0][who] for who in ("rank", "pid", "source"))
         marks = recording.marks.filter(pc.equal(recording.marks["pid"], pid))
         named = pc.and_(pc.equal(marks["name"], "step_end"), pc.equal(marks["source"], source))
-        ends = marks.filter(named).sort_by("t_ns")  # of steps found in slices of time there are none
+        ends = marks.filter(named).sort_by("t_ns")  # none, if tracing found the steps in slices of time
     else:
         thinned = None if recording.thinned is None else recording.thinned.table("steps")
         ends = main_steps(recording.marks, thinned)
@@ -364,7 +370,7 @@ def step_table(recording: Recording) -> StepTable | None:
     others = ~np.isin(spans_ns[:, 1], heard_ns[:, 1])
     spans_ns = spans_ns[others]
     boundaries_ns = _times_ns(marks.filter(pc.is_in(marks["name"], pa.array(sorted(BOUNDARIES)))))
-    warm_ns = int(ends_ns[1]) if ends_ns.size > 1 else 0  # two steps compile and allocate
+    warm_ns = int(ends_ns[1]) if ends_ns.size > 1 else 0  # the first two compile and allocate
     kind, runs = _kinds(spans_ns, warm_ns, boundaries_ns, windows, runs)
     index = ends["index"].fill_null(-1).to_numpy()[1:][others]
     all_ns = np.concatenate([spans_ns, heard_ns])
@@ -389,7 +395,7 @@ def _thinned(recording: Recording, pid: int | None, source: str | None) -> Thinn
     mine = pc.and_(
         pc.equal(table["pid"].fill_null(0), pid or 0), pc.equal(table["source"].fill_null(""), source or "")
     )
-    # Each of the two copies all lengths, which a week has millions of.
+    # Each of these two copies all lengths, and a week has millions of them.
     if not pc.all(mine).as_py():
         table = table.filter(mine)
     if (np.diff(table["begin_ns"].to_numpy()) < 0).any():
@@ -404,7 +410,7 @@ def _thinned(recording: Recording, pid: int | None, source: str | None) -> Thinn
 
 
 def _ends_before(ends_ns: Ints, runs_ns: Ints) -> Ints:
-    """Where each step but the first begins: at the end of the one before it, which may have been thinned."""
+    """Where each step but the first begins: where the one before it ends, even if that was thinned."""
     if not runs_ns.size:
         return ends_ns[:-1]
     run = np.searchsorted(runs_ns, ends_ns[1:]) - 1
@@ -412,8 +418,8 @@ def _ends_before(ends_ns: Ints, runs_ns: Ints) -> Ints:
 
 
 def _windows(recording: Recording) -> list[dict[str, Any]]:
-    """Those in which steps were traced, of the process and the source that speak for all. A clock that was
-    set back meanwhile leaves steps that end before they begin: of these nothing is known."""
+    """The profiler's windows with traced steps, of the process and source that stand for all. If the clock
+    was set back, a step may end before it begins; such steps are left out."""
     windows = [
         {**window, "steps": [step for step in window["steps"] if step["end_ns"] > step["begin_ns"]]}
         for window in recording.windows.to_pylist()
@@ -433,8 +439,8 @@ def _kinds(
     windows: Sequence[dict[str, Any]],
     thinned: ThinnedSteps,
 ) -> tuple[npt.NDArray[np.str_], ThinnedSteps]:
-    """Of each of these steps that were announced and not traced; until `warm_ns` the program warms up. And of
-    thinned ones."""
+    """The kind of each announced step that was not traced, and of thinned ones. Until `warm_ns` the program
+    warms up."""
     begin_ns, end_ns = spans_ns[:, 0], spans_ns[:, 1]
     kind = np.full(len(spans_ns), UNTRACED, dtype="U12")
     kind[np.searchsorted(boundaries_ns, begin_ns) != np.searchsorted(boundaries_ns, end_ns)] = MORE
@@ -447,8 +453,8 @@ def _kinds(
         later = plain & (begin_ns > first_ns)
         before = thinned.begin_ns <= first_ns
         many = int(thinned.count[~before].sum())
-        # A short program may end while its trace is still being written beside it: those steps tell more
-        # than the first ones, which compile.
+        # A short program may end while its trace is being written beside it. Those steps say more than the
+        # first ones, which compile.
         if (later & ~writing).sum() + many >= _ENOUGH:
             kind[writing] = WRITING
         if later.sum() + many >= _ENOUGH:
@@ -461,7 +467,7 @@ def _kinds(
         far, far_thinned = far_from_median(length_us), thinned.far
     else:
         those = thinned.of(UNTRACED)
-        # In single precision: of a week's steps there are millions.
+        # In single precision, because a week has millions of steps.
         all_us = np.empty(chosen.size + np.count_nonzero(those), dtype=np.float32)
         all_us[: chosen.size] = length_us
         all_us[chosen.size :] = thinned.lengths_us if those.all() else thinned.lengths_us[those]
@@ -475,7 +481,7 @@ def _kinds(
 
 
 def far_from_median(lengths: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Those that are no step like the others; of fewer than five nobody can say."""
+    """Which steps are far longer or shorter than the others; with fewer than five we cannot tell."""
     if lengths.size < _ENOUGH:
         return np.zeros(lengths.size, dtype=np.bool_)
     median = float(np.median(lengths))
@@ -483,12 +489,13 @@ def far_from_median(lengths: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def without_pauses(table: StepTable, fits: Callable[[float], bool]) -> StepTable:
-    """Where lengths of steps differ much, or most are only handed over and a few wait for the device: what of
-    the long ones belongs to the mean.
+    """Decides which long steps belong to the mean: if lengths differ much, or if most steps are only handed
+    over and a few wait for the device.
 
-    A wait recurs: in every stretch of enough steps there is one, and such stretches are alike. What alone
-    outlasts `FAR` typical stretches does not: a compilation, a pause. Stretches are of 1, 2, 4 … steps until
-    they are alike and the mean, in seconds, `fits`; or, if it never does, as long as five of them leave them.
+    A wait comes again and again: each long enough stretch of steps has one, so stretches are alike. A
+    compilation or a pause comes once, and outlasts `FAR` typical stretches: it is left out. We try stretches
+    of 1, 2, 4 … steps, until they are alike and their mean, in seconds, `fits`; or as long as there are five
+    of them.
     """
     whole = table.called(ANOTHER, UNTRACED)
     chosen = np.flatnonzero(whole.kind == UNTRACED)
@@ -509,7 +516,8 @@ def without_pauses(table: StepTable, fits: Callable[[float], bool]) -> StepTable
 
 
 def _outlasting(lengths: npt.NDArray[np.float32], stretch: int) -> npt.NDArray[np.bool_] | None:
-    """Those that are longer than `FAR` typical stretches of so many; None where stretches are not alike."""
+    """Which steps are longer than `FAR` typical stretches of so many steps; None if stretches are not
+    alike."""
     count = lengths.size // stretch
     begins = np.arange(count) * lengths.size // count
     sums = np.add.reduceat(lengths, begins, dtype=np.float64)
@@ -518,7 +526,7 @@ def _outlasting(lengths: npt.NDArray[np.float32], stretch: int) -> npt.NDArray[n
 
 
 def steps_of(recording: Recording, table: StepTable | None) -> Steps | None:
-    """None where no steps were traced."""
+    """None if no steps were traced."""
     windows = _windows(recording)
     if not windows or table is None:
         return None
@@ -545,8 +553,8 @@ def steps_of(recording: Recording, table: StepTable | None) -> Steps | None:
 def _outside(
     begin_ns: Ints, end_ns: Ints, windows: Sequence[dict[str, Any]], over_ns: Sequence[int]
 ) -> npt.NDArray[np.bool_]:
-    """One after the other, windows overlap a step where as many began before its end as were over before its
-    beginning, and one more."""
+    """Which steps lie outside of all windows. Windows follow each other; so a step is outside if just as many
+    were over before it began as had begun before it ended."""
     asked_ns = np.sort([w["asked_ns"] for w in windows])
     return np.searchsorted(asked_ns, end_ns) == np.searchsorted(np.sort(over_ns), begin_ns)
 
@@ -558,8 +566,8 @@ def _times_ns(marks: pa.Table) -> Ints:
 def traced_spans(recording: Recording, events: pa.Table) -> dict[str, Spans]:
     """Device → when it was traced.
 
-    A processor is idle, or not, from the first step's beginning to the last one's end. A GPU lags behind: it
-    is known from its first traced kernel on, before which it did what was asked of it untraced.
+    A processor: from the first step's beginning to the last step's end, idle or not. A GPU lags behind: from
+    its first traced kernel on, because before that it still did what was asked of it untraced.
     """
     windows = recording.windows.to_pylist()
     names: list[str] = sorted(set(events["device"].cast(pa.string()).unique().to_pylist()))
@@ -585,7 +593,7 @@ def traced_spans(recording: Recording, events: pa.Table) -> dict[str, Spans]:
 
 
 def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order and disjoint."""
+    """In order and disjoint: spans that touch or overlap become one."""
     whole: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if whole and begin <= whole[-1][1]:

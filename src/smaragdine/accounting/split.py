@@ -1,12 +1,12 @@
-"""Splits the power of sockets and their memory among the program, other processes and the monitor.
+"""Splits the power of CPU sockets and their memory among the program, other processes and the monitor.
 
-    P = static + dynamic                static: the power of the idle device, or P where that is less
+    P = static + dynamic                static: the power of the idle device, or P if that is less
     dynamic × program ÷ busy            by CPU time: whoever keeps the socket busy pays for it
-    static × program ÷ (wall × CPUs)    by occupancy: at 1 % CPU one does not pay for an idle socket
+    static × program ÷ (wall × CPUs)    by occupancy: at 1 % CPU nobody pays for a whole idle socket
 
-The monitor pays its dynamic part in the same way; all the rest, whatever nobody used included, is other
-processes'. Memory (`dram:N`) is split by the CPU time of its socket. Time with power but without activity is
-not split. See `activity` for the intervals over which CPU time is compared.
+The monitor pays its dynamic part in the same way. Other processes get all the rest, also what nobody used.
+Memory (`dram:N`) is split by the CPU time of its socket. Time in which power is known but activity is not
+stays unsplit. `activity` says how CPU time is measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from smaragdine.accounting.activity import (
     logical_cpus,
     run_bounds,
 )
-from smaragdine.accounting.at_rest import doubts
+from smaragdine.accounting.baseline import doubts
 from smaragdine.accounting.power import PowerTrace, distinct, within
 from smaragdine.accounting.traces import FOREVER_NS, main_channels
 from smaragdine.arrays import Floats, Ints
@@ -39,70 +39,71 @@ from smaragdine.recording.thinned import Thinned
 from smaragdine.sensors.base import Channel
 
 _SPLIT = re.compile(r"(?:cpu|dram):(\d+)")
-BEGINNING_NS = 120_000_000_000  # less than the first file of readings that is thinned
+BEGINNING_NS = 120_000_000_000  # shorter than the first file of readings, so it is never thinned in part
 _LOWEST_OVER = ((1_000_000_000, "second"), (100_000_000, "100 ms"))
 
 
 @dataclass(frozen=True)
 class Split:
-    """A device's power by whom it was used by: program + other + monitor is the device's, where split."""
+    """A device's power by who used it: program + other + monitor add up to it, wherever it was split."""
 
     program: PowerTrace  # dynamic and static
-    static: PowerTrace  # what of `program` is static
-    other: PowerTrace  # with whatever nobody used
+    static: PowerTrace  # the static part of `program`
+    other: PowerTrace  # other processes, and what nobody used
     monitor: PowerTrace
     static_w: float  # of the whole device
-    basis: str  # where `static_w` comes from
-    unsplit_s: float  # of the run: power is known, whose it was is not; in none of the traces
+    basis: str  # how we know `static_w`
+    unsplit_s: float  # time of the run whose power is known but could not be split
     unsplit_j: float
-    # Of all CPU time, what other programs used, as a trace over time: its "power" is a part of one.
+    # The part of all CPU time that other programs used, over time: its "power" is a part of one.
     foreign: PowerTrace
 
 
 @dataclass(frozen=True)
 class FineSplit(Split):
-    """With what must be known of it before its readings are thinned."""
+    """A split with all that must be known before its readings are thinned."""
 
-    # As `foreign`, of the program and of the monitor.
+    # Like `foreign`, for the program and for the monitor.
     occupied: PowerTrace
     monitored: PowerTrace
-    # What of `other` would be the program's, were all CPU time its own that nobody is known to have used.
+    # The part of `other` that would be the program's, if it had used all CPU time of which nobody is known.
     unseen: PowerTrace
 
 
 @dataclass(frozen=True)
 class IdleMachine:
-    """What a recording of the idle machine, a baseline, says."""
+    """What a recording of the idle machine, a baseline, tells us."""
 
     name: str  # of the recording
-    power_w: Mapping[tuple[str, str], float]  # by device and provenance: an estimate is no measurement
-    remarks: Sequence[str]  # what figures that rest on it are to say of it
+    power_w: Mapping[tuple[str, str], float]  # by device and provenance: estimates are not measurements
+    remarks: Sequence[str]  # for the remarks of whatever uses it
 
 
 @dataclass(frozen=True)
 class RunPower:
-    """The power of every device of a run, and whose it was.
+    """The power of every device of a run, split by who used it.
 
-    Sockets and memory are split; a GPU is all the program's unless nobody used it; of any other device it is
-    not known.
+    Sockets and memory are split. A GPU's power is all the program's, unless nobody used the GPU. For any
+    other device nobody knows.
     """
 
     traces: Mapping[str, PowerTrace]  # of every device with a reading, parts of devices included
-    channels: Mapping[str, Channel]  # on which they rest
+    channels: Mapping[str, Channel]  # the channel behind each trace
     activity: SocketUse
     splits: Mapping[str, Split]
-    program: Mapping[str, PowerTrace]  # the program's part of each device whose users are known
+    program: Mapping[str, PowerTrace]  # the program's part, for each device of which it is known
     unused: Sequence[str]  # GPUs
-    remarks: tuple[str, ...]  # what could not be split
+    remarks: tuple[str, ...]  # what could not be split, and why
 
     @property
     def adding(self) -> dict[str, PowerTrace]:
-        """Of the devices that add up."""
+        """Devices that may be added up: no part of another device."""
         return {d: trace for d, trace in self.traces.items() if self.channels[d].scope == "device"}
 
     @property
     def accounted(self) -> dict[str, PowerTrace]:
-        """What operations share: the program's part of each device that adds up, all of it where unsplit."""
+        """The power that operations share: the program's part of each device, or all of it where it is not
+        split."""
         return {d: self.splits[d].program if d in self.splits else trace for d, trace in self.adding.items()}
 
 
@@ -120,8 +121,8 @@ def run_power(
 
 
 def _unused_gpus(recording: Recording) -> list[str]:
-    """GPUs that nobody used during the run: no process was seen on them, no kernel ran, no event is theirs.
-    Where one of the first two was not looked at, the GPU may have been used."""
+    """GPUs that nobody used during the run: no process was on them, no kernel ran, and no event is theirs. If
+    processes or kernels were not watched, the GPU may have been used."""
     begin_ns, end_ns = run_bounds(recording)
     quiet: dict[str, set[str]] = {}
     for series in recording.series("telemetry"):
@@ -141,7 +142,8 @@ def _nothing_of(trace: PowerTrace) -> PowerTrace:
 def split(
     recording: Recording, traces: Mapping[str, PowerTrace], activity: SocketUse, idle: IdleMachine | None
 ) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Every socket and memory among `traces` that can be split, and remarks: what could not be, and why."""
+    """Splits every socket and memory among `traces` that can be split; remarks say which could not be, and
+    why."""
     splits: dict[str, Split] = {}
     remarks: list[str] = []
     sockets, unseen = activity.sockets, activity.unseen
@@ -186,7 +188,7 @@ def split(
 def split_trace(
     trace: PowerTrace, intervals: Intervals, cpus: float, static_w: float, basis: str, run_ns: tuple[int, int]
 ) -> Split:
-    """One device's trace by the intervals of its socket with `cpus` logical CPUs."""
+    """Splits one device's power by the intervals of its socket, which has `cpus` logical CPUs."""
     fine = _split_trace(trace, intervals, cpus, static_w, basis, run_ns)
     return Split(**{of.name: getattr(fine, of.name) for of in dataclasses.fields(Split)})
 
@@ -216,7 +218,7 @@ def _split_trace(
     def part(watts: Floats) -> PowerTrace:
         return PowerTrace(start_ns, end_ns, watts, trace.hold_ns, restarts_ns=trace.restarts_ns)
 
-    # Rounding may leave a hair less than nothing.
+    # Rounding may leave a little less than nothing.
     other_w = np.maximum(power_w - program_w - monitor_w, 0.0)
     unsplit_s, unsplit_j = _unsplit(trace, part(power_w), run_ns)
     return FineSplit(
@@ -238,7 +240,7 @@ def _split_trace(
 def split_fine(
     recording: Recording, traces: Mapping[str, PowerTrace], sockets: Mapping[int, Intervals]
 ) -> dict[str, FineSplit]:
-    """The same of the readings that are there, by `traces` and activity of them, while a run goes on."""
+    """Splits what is still there in full, while a run goes on."""
     found: dict[str, FineSplit] = {}
     for device, (socket, provenance) in _devices(recording, traces).items():
         trace, intervals = traces[device], sockets.get(socket)
@@ -261,14 +263,15 @@ def _static(
 
 
 def _unsplit(trace: PowerTrace, whole: PowerTrace, run_ns: tuple[int, int]) -> tuple[float, float]:
-    """Seconds and joules of the run in which power is known and whose it was is not; `whole` was split."""
+    """Seconds and joules of the run whose power is known but was not split; `whole` is what was split."""
     unsplit_ns = int(np.diff(trace.covered_until_ns(run_ns) - whole.covered_until_ns(run_ns))[0])
     unsplit_j = trace.energy_j(*run_ns) - whole.energy_j(*run_ns) if unsplit_ns else 0.0
     return unsplit_ns * 1e-9, max(unsplit_j, 0.0)
 
 
 def _thinned_split(thinned: Thinned, device: str, unseen: float) -> Split | None:
-    """As it was thinned, with the time of children that nobody saw; None where it was not split."""
+    """The split that thinning kept, with its share of the time of unseen children; None if it was not
+    split."""
     columns, known = thinned.stretches.get(device), thinned.state.devices.get(device)
     if columns is None or known is None:
         return None
@@ -329,7 +332,8 @@ def _thinned_static(thinned: Thinned | None, device: str) -> tuple[float, str] |
 
 
 def _beginning(trace: PowerTrace) -> PowerTrace:
-    """Its first minutes: static power is known before a long run ends, and does not depend on its length."""
+    """Its first minutes: so static power is known before a long run ends, and does not depend on its
+    length."""
     if not trace.start_ns.size or trace.end_ns[-1] - trace.start_ns[0] <= BEGINNING_NS:
         return trace
     return within(trace, [(int(trace.start_ns[0]), int(trace.start_ns[0]) + BEGINNING_NS)])
@@ -344,7 +348,7 @@ def foreign_load(whose: Split, spans: Sequence[tuple[int, int]]) -> float | None
 
 
 def _devices(recording: Recording, traces: Mapping[str, PowerTrace]) -> dict[str, tuple[int, str]]:
-    """Sockets and memories that are devices of their own: socket and provenance."""
+    """Sockets and memories that are devices of their own → socket and provenance."""
     found: dict[str, tuple[int, str]] = {}
     for device, channel in main_channels(recording).items():
         match = _SPLIT.fullmatch(device)
@@ -354,7 +358,7 @@ def _devices(recording: Recording, traces: Mapping[str, PowerTrace]) -> dict[str
 
 
 def idle_machine(recording: Recording, traces: Mapping[str, PowerTrace], activity: SocketUse) -> IdleMachine:
-    """What a baseline says; whether it is one is another question, and what is doubtful about it is said."""
+    """What a baseline tells us, with remarks on whatever is doubtful about it."""
     run_ns = run_bounds(recording)
     power_w = {
         (device, provenance): traces[device].energy_j(*run_ns) / traces[device].covered_s(*run_ns)
@@ -366,9 +370,9 @@ def idle_machine(recording: Recording, traces: Mapping[str, PowerTrace], activit
 
 
 def _lowest(trace: PowerTrace, intervals: Intervals, cpus: float) -> tuple[float, str]:
-    """The lowest mean over any second that is known; of a shorter trace, over 100 ms or of a stretch."""
+    """The lowest mean over any second; if the trace is shorter, over 100 ms, or of a stretch."""
     for window_ns, name in _LOWEST_OVER:
-        # Where power is constant piece by piece, the lowest mean begins or ends at an edge of a piece.
+        # Power is constant piece by piece, so the lowest mean begins or ends at an edge of a piece.
         begin_ns = np.concatenate([trace.start_ns, trace.end_ns - window_ns])
         covered_ns = trace.covered_until_ns(begin_ns + window_ns) - trace.covered_until_ns(begin_ns)
         used_j = trace.energy_until_j(begin_ns + window_ns) - trace.energy_until_j(begin_ns)
@@ -395,7 +399,7 @@ def _load(intervals: Intervals, begin_ns: int, end_ns: int, cpus: float) -> floa
 
 
 def _containing(start_ns: Ints, end_ns: Ints, at_ns: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """For each instant the span [start, end) it is in, and whether there is one."""
+    """For each instant the span [start, end) that it lies in, and whether there is one."""
     i = np.maximum(np.searchsorted(start_ns, at_ns, side="right") - 1, 0)
     return i, (at_ns >= start_ns[i]) & (at_ns < end_ns[i])
 
@@ -414,7 +418,7 @@ def _logical_cpus(info: Mapping[str, Any], socket: int, intervals: Intervals) ->
 
 
 def _estimated_idle(info: Mapping[str, Any], device: str) -> tuple[float, str] | None:
-    """What docs/estimate.md calls P_idle; memory is estimated to draw the same whatever it does."""
+    """What docs/estimate.md calls P_idle. Memory is estimated to draw the same, whatever it does."""
     idle_w = _number(info, "host", "estimate", device, "idle_w")
     gib = _number(info, "host", "estimate", device, "gib")
     w_per_gib = _number(info, "host", "estimate", device, "w_per_gib")

@@ -1,10 +1,10 @@
-"""Traced steps and untraced ones: what a step costs without tracing.
+"""Works out what a step costs without tracing, from traced steps and untraced ones.
 
-Tracing stretches a step, mostly by idling. So a traced step says how long which operation is busy and what it
-draws, and an untraced one how long a step is and how much energy it takes. Idle that tracing itself caused is
-not carried over. Where the power of the traced gaps would leave operations next to nothing of an untraced
-step, it is not what an untraced step idles at, and nothing else tells idle from operations: then a traced
-step is shown as it was.
+Tracing makes a step longer, mostly by idling. So traced steps tell how long each operation is busy and what
+it draws, and untraced ones how long a step is and how much energy it takes. Idle time that tracing caused is
+not carried over. If an untraced step idled at the power of the gaps between traced operations, next to
+nothing may be left for its operations: then it does not idle at that power, and nothing else tells idle from
+operations, so we show a traced step as it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 from smaragdine.accounting.arithmetic import per_step, scale
 from smaragdine.accounting.device_power import DevicePower, DevicePowers
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.idle import busy_spans
+from smaragdine.accounting.gpu_idle import busy_spans
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.spans import (
     FIRST,
@@ -38,23 +38,23 @@ from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
 
 _FITS = 1.25
-_LEAST_FACTOR = 0.5  # the same operations cannot do with less than half of their energy
-MOST_MISSED = 0.1  # of a time: what was read of the rest would look like a saving
+_LEAST_FACTOR = 0.5  # the same operations cannot take less than half of their energy
+MOST_MISSED = 0.1  # of a time: if more was missed, the rest would look like a saving
 
 
 @dataclass(frozen=True)
 class UntracedStep:
-    """What a device does in a step that nobody traced."""
+    """What a device does in an untraced step."""
 
     length_s: float
     energy_j: float
-    busy_s: float  # something ran, as in the traced steps
+    busy_s: float  # time in which something ran, as in traced steps
     idle_j: float
-    factor: float | None  # operations cost this many times what they cost in a traced step
+    factor: float | None  # what operations cost, in units of what they cost traced
 
     @property
     def resolved(self) -> bool:
-        """Whether its energy can be shared between operations and idle."""
+        """Whether we can tell operations from idle."""
         return self.factor is None or self.factor >= _LEAST_FACTOR
 
 
@@ -63,7 +63,7 @@ def untraced_step(
 ) -> dict[str, UntracedStep]:
     """Device → what it does in an untraced step.
 
-    `footprint` is that of the traced steps; `meters` have the power of `steps.untraced_ns`.
+    `footprint` is that of the traced steps, `meters` have the power of `steps.untraced_ns`.
     """
     found: dict[str, UntracedStep] = {}
     for device, total in footprint.devices.items():
@@ -83,16 +83,16 @@ def untraced_step(
         idle_w = total.idle_j / (total.covered_s - busy_s) if total.covered_s > busy_s else 0.0
         if meter.idle_w is not None:
             idle_w = meter.idle_w
-        # By its rows: what is left of the total without its idle may be nothing but rounding.
+        # Summed over rows: the total less idle may be nothing but rounding.
         operations_j = math.fsum(footprint.device_rows(device)["energy_j"].to_pylist()) / traced
         idle_j = min(max(length_s - busy_s / traced, 0.0) * idle_w, energy_j)
-        # What they cannot have drawn was used while nothing that is known ran.
+        # What operations cannot have drawn was used while none of them ran.
         most_w = _most_w(device, meter, operations_j * traced / busy_s if busy_s else 0.0)
         idle_j = max(idle_j, energy_j - busy_s / traced * most_w)
         if operations_j > 0:
             factor = (energy_j - idle_j) / operations_j
         else:
-            factor, idle_j = None, energy_j  # memory, or a socket nothing was traced on
+            factor, idle_j = None, energy_j  # memory, or a socket on which nothing was traced
         found[device] = UntracedStep(length_s, energy_j, busy_s / traced, idle_j, factor)
     return found
 
@@ -100,22 +100,23 @@ def untraced_step(
 def _most_w(device: str, meter: DevicePower, traced_w: float) -> float:
     """What operations draw at most.
 
-    A processor is at work between them, too, and its readings show what it draws. A GPU's are means over
-    kernels and waiting: far below what the kernels draw, where it waits for most of the time.
+    A processor also works between them, and its readings show what it draws. A GPU's readings are means over
+    kernels and waiting: far below what kernels draw, if the GPU mostly waits.
     """
     known_w = meter.sensor.limit_w if device.startswith("gpu:") else float(meter.trace.power_w.max())
     return max(known_w, traced_w)
 
 
 def handed_over(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:
-    """Whether marks only say when work was handed over: more runs in a traced step than fits into it."""
+    """Whether marks only say when work was handed over: then more runs in a traced step than fits into it."""
     if not len(steps.traced_ns):
         return False
     return any(step.busy_s > _FITS * mean_s(steps.traced_ns) for step in untraced.values())
 
 
 def runs_behind(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:
-    """The same of untraced steps too. In the long run the queue is full, and their mean length is right."""
+    """Whether untraced steps are handed over too. In the long run the queue is full, and their mean is
+    right."""
     if not len(steps.traced_ns):
         return False
     traced_s = mean_s(steps.traced_ns)
@@ -123,8 +124,8 @@ def runs_behind(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:
 
 
 def at_level(footprint: Footprint, untraced: Mapping[str, UntracedStep]) -> Footprint:
-    """The footprint of one untraced step: the traced operations at its level, with its idle. Devices of which
-    no untraced step is known, or none that can be resolved, stand as they were traced."""
+    """The footprint of one untraced step: the traced operations at its level, and its idle. Devices whose
+    untraced step is not known, or cannot be resolved, stay as traced."""
     untraced = {device: step for device, step in untraced.items() if step.resolved}
     one = per_step(footprint)
     factors = {device: step.factor for device, step in untraced.items()}
@@ -145,7 +146,7 @@ def at_level(footprint: Footprint, untraced: Mapping[str, UntracedStep]) -> Foot
     }
     rows = levelled.rows
     if untraced:
-        # Busy time stands as it was traced: only the level is another.
+        # Busy time stays as traced: only the level changes.
         rows = rows.set_column(rows.schema.get_field_index("busy_s"), "busy_s", one.rows["busy_s"])
         rows = rows.set_column(rows.schema.get_field_index("count"), "count", one.rows["count"])
     return dataclasses.replace(levelled, rows=rows, devices=devices)
@@ -161,11 +162,11 @@ def _busy_s(events: pa.Table, device: str) -> float:
 
 @dataclass(frozen=True)
 class StepEnergies:
-    """What devices used in every step of a table."""
+    """What each device used in every step of a table."""
 
     steps: StepTable
-    energy_j: Mapping[str, Floats]  # per device; nan: too much of the step was not read
-    # Per device, where readings were thinned: the mean of all untraced ones.
+    energy_j: Mapping[str, Floats]  # per device; nan: too much of the step was missed
+    # Per device, if readings were thinned: the mean over all untraced steps.
     thinned_mean_j: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -174,7 +175,7 @@ class StepEnergies:
 
 
 def step_energies(steps: StepTable, traces: Mapping[str, PowerTrace]) -> StepEnergies:
-    """What each step used of these traces: of whole devices, or of the program's part of them."""
+    """What each step used of these traces, which are of whole devices or of the program's part."""
     means_j: dict[str, float] = {}
     if steps.thinned.count.size:
         own_ns = steps.of(UNTRACED)
@@ -200,7 +201,8 @@ def step_energies(steps: StepTable, traces: Mapping[str, PowerTrace]) -> StepEne
 
 
 def announced_steps(recording: Recording, table: StepTable | None) -> list[tuple[Span, str | None]]:
-    """Every step of every process and source, by its end; with its kind where it is in the table of steps."""
+    """Every step of every process and source, in the order of their ends, with its kind if the table has
+    it."""
     found: list[tuple[Span, str | None]] = [
         (span, None) for span in all_spans(recording) if span.name == "step"
     ]
@@ -211,7 +213,7 @@ def announced_steps(recording: Recording, table: StepTable | None) -> list[tuple
     for span, _ in found:
         if (span.rank, span.pid, span.source) != (table.rank, table.pid, table.source):
             told.append((span, None))
-        elif span.end_ns < first_ns:  # the very first, where somebody says when it began
+        elif span.end_ns < first_ns:  # the very first, if a mark says when it began
             told.append((span, FIRST))
     who = (table.rank, table.pid, table.source)
     rows = zip(table.index.tolist(), table.spans_ns.tolist(), table.kind.tolist(), strict=True)

@@ -1,9 +1,9 @@
-"""A recording at a glance: what the program used, and what each device did, for the run and for each epoch.
+"""Sums up a recording: what the program used, and what each device did, for the run and for each epoch.
 
     program_j + other_j + monitor_j + unsplit_j = total_j
 
-The program's is its part of every socket and memory (see `virtual`) and all of every GPU, but for those that
-nobody used. `total_j` is the machine's: all that its devices used meanwhile, whoever used it.
+The program's energy is its part of every socket and memory (see `split`) and all of every GPU that anybody
+used. `total_j` is the machine's: all that its devices used meanwhile, whoever used it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from smaragdine.units import joules, seconds
 
 
 def shared_gpus(recording: Recording, begin_ns: int) -> list[str]:
-    """A line for each."""
+    """A line for each GPU that others share."""
     gpus: list[dict[str, Any]] = recording.info.get("host", {}).get("gpus") or []
     said = [
         f"{gpu['device']}: MIG is on, and its power is that of all its instances together"
@@ -39,7 +39,7 @@ def shared_gpus(recording: Recording, begin_ns: int) -> list[str]:
         if gpu.get("mig") and "device" in gpu
     ]
     if "run_id" not in recording.info:
-        return said  # a block of a process that may be there itself
+        return said  # recorded from within: the process on it may be the program itself
     for series in recording.series("telemetry"):
         before = np.flatnonzero(series.t_ns < begin_ns)
         if series.channel.quantity == "processes" and before.size and series.value[before[-1]] > 0:
@@ -52,14 +52,14 @@ def shared_gpus(recording: Recording, begin_ns: int) -> list[str]:
 
 
 PEAK_OVER_NS = 100_000_000
-_WORTH_SAYING = 1e-3  # of the machine's energy: less does not show in three digits
+_WORTH_SAYING = 1e-3  # of the machine's energy: less is invisible in three digits
 _EPOCH_TRUST = {"user": 0, "torch.dataloader": 2}
 
 
 @dataclass(frozen=True)
 class DeviceSummary:
-    """One device over one stretch of time. Figures that cannot be had are None, never zero. All but
-    `program_j` are of the whole device, whoever used it."""
+    """One device over one stretch of time. What is not known is None, never zero. Everything but `program_j`
+    is of the whole device, whoever used it."""
 
     device: str
     energy_j: float | None
@@ -68,9 +68,9 @@ class DeviceSummary:
     missing: list[tuple[int, int]]  # (begin, end) in ns of every stretch without readings
     provenance: str
     scope: str
-    source: str  # which sensor, by which route
+    source: str  # the sensor and its route
     edp_js: float | None
-    program_j: float | None = None  # the program's part; None: whose it was is not known
+    program_j: float | None = None  # the program's part; None: not known
 
     @property
     def missing_s(self) -> float:
@@ -79,7 +79,7 @@ class DeviceSummary:
 
 @dataclass(frozen=True)
 class SocketShare:
-    """Whose the busy time of a socket was; fractions that sum to 1."""
+    """Who used a socket's busy time; fractions that add up to 1."""
 
     program: float
     other: float
@@ -88,11 +88,11 @@ class SocketShare:
 
 @dataclass(frozen=True)
 class Owners:
-    """Whose the energy of a socket or its memory was. What could not be split is in none of them."""
+    """Who used the energy of a socket or its memory. What could not be split is left out."""
 
     program_j: float
-    static_j: float  # of the program's: its part of the power of the idle device
-    other_j: float  # other processes, and what nobody used
+    static_j: float  # the static part of the program's
+    other_j: float  # other processes, and idle
     monitor_j: float
 
 
@@ -102,7 +102,7 @@ class Epoch:
     start_ns: int
     end_ns: int
     devices: dict[str, DeviceSummary]
-    program_j: float | None = None  # of all devices whose users are known
+    program_j: float | None = None  # over devices that could be split
 
     @property
     def duration_s(self) -> float:
@@ -116,7 +116,7 @@ class RunSummary:
     end_ns: int
     missing_s: float
     devices: dict[str, DeviceSummary]
-    total_j: float | None  # the machine's: over devices that add up, whoever used them
+    total_j: float | None  # the machine's: over all devices, whoever used them
     shares: dict[str, SocketShare]
     epochs: list[Epoch]
     marks: pa.Table
@@ -124,12 +124,12 @@ class RunSummary:
     owners: dict[str, Owners] = field(default_factory=dict[str, Owners])
     regions: list[RegionTimes] = field(default_factory=list[RegionTimes])
     exit_code: int | None = None
-    signal: int | None = None  # that ended the program
-    program_j: float | None = None  # None: whose the energy was is known of no device
-    other_j: float | None = None  # other processes, what nobody used, and GPUs that nobody used
+    signal: int | None = None  # the signal that ended the program
+    program_j: float | None = None  # None: not known of any device
+    other_j: float | None = None  # other processes, idle, and GPUs that nobody used
     monitor_j: float | None = None
-    unsplit_j: float | None = None  # whose it was is not known; in none of the others
-    notes: list[str] = field(default_factory=list[str])  # what was not split, and why
+    unsplit_j: float | None = None  # energy that could not be split; not part of the others
+    notes: list[str] = field(default_factory=list[str])  # what could not be split, and why
 
     @property
     def duration_s(self) -> float:
@@ -137,7 +137,7 @@ class RunSummary:
 
 
 def summarise(recording: Recording, power: RunPower, remarks: Sequence[str]) -> RunSummary:
-    """`remarks` are on the baseline, where there is one."""
+    """`remarks` are about the baseline, if there is one."""
     traces, channels = power.traces, power.channels
     marks = recording.marks
     begin_ns, end_ns = run_bounds(recording)
@@ -192,7 +192,7 @@ def summarise(recording: Recording, power: RunPower, remarks: Sequence[str]) -> 
 
 
 def owners(splits: Mapping[str, Split], begin_ns: int, end_ns: int) -> dict[str, Owners]:
-    """Whose the energy was, for every socket and memory whose users are known."""
+    """Who used the energy of every socket and memory that was split."""
     return {
         device: Owners(
             *(trace.energy_j(begin_ns, end_ns) for trace in (of.program, of.static, of.other, of.monitor))
@@ -204,7 +204,7 @@ def owners(splits: Mapping[str, Split], begin_ns: int, end_ns: int) -> dict[str,
 def _sums(
     devices: Mapping[str, DeviceSummary], power: RunPower, owned: Mapping[str, Owners]
 ) -> dict[str, Any]:
-    """Of all devices that add up: whose it was, and what is to be said of the rest."""
+    """Who used the energy of all devices together, and notes on the rest."""
     energy_j = {
         name: device.energy_j
         for name, device in devices.items()
@@ -272,7 +272,8 @@ def summarise_device(
 
 
 def stands_still(trace: PowerTrace) -> bool:
-    """A counter that never moved in a second or more counts nothing: virtual machines show such ones."""
+    """A counter that does not move for a second or more counts nothing; some virtual machines have such
+    ones."""
     if not trace.start_ns.size:
         return False
     whole_ns = int(trace.start_ns[0]), int(trace.end_ns[-1])
@@ -280,10 +281,10 @@ def stands_still(trace: PowerTrace) -> bool:
 
 
 def peak_w(trace: PowerTrace, start_ns: int, end_ns: int, thinned: Arrays | None = None) -> float | None:
-    """The highest mean over any 100 ms that are known; of a shorter stretch, its mean.
+    """The highest mean over any 100 ms; over less, if the stretch is shorter.
 
-    Shorter windows would show the counter's own update jitter as peaks. Where readings were thinned, what was
-    the highest is noted, and what is left of them is never higher.
+    Shorter windows would show the counter's own jitter as peaks. If readings were thinned, their peak was
+    noted before, and what is left of them is never higher.
     """
     if end_ns <= start_ns or stands_still(trace):
         return None
@@ -291,7 +292,7 @@ def peak_w(trace: PowerTrace, start_ns: int, end_ns: int, thinned: Arrays | None
         found = [peak_w(trace, start_ns, end_ns), _noted_peak_w(thinned, start_ns, end_ns)]
         return max((watts for watts in found if watts is not None), default=None)
     window_ns = min(PEAK_OVER_NS, end_ns - start_ns)
-    # Where power is constant piece by piece, the highest mean begins or ends at an edge of a piece.
+    # Power is constant piece by piece, so the highest mean begins or ends at an edge of a piece.
     starts_ns = _between(trace.start_ns, start_ns, end_ns - window_ns)
     ends_ns = _between(trace.end_ns, start_ns + window_ns, end_ns)
     begin_ns = np.concatenate([[start_ns, end_ns - window_ns], starts_ns, ends_ns - window_ns])
@@ -306,7 +307,7 @@ def peak_w(trace: PowerTrace, start_ns: int, end_ns: int, thinned: Arrays | None
 def _noted_peak_w(thinned: Arrays, start_ns: int, end_ns: int) -> float | None:
     begin = int(np.searchsorted(thinned["start_ns"], start_ns))
     end = int(np.searchsorted(thinned["end_ns"], end_ns, side="right"))
-    # What begins near the end may reach over it.
+    # What begins near the end may reach beyond it.
     inside = int(np.searchsorted(thinned["end_ns"], end_ns - PEAK_OVER_NS, side="right"))
     noted_w = np.concatenate([thinned["peak_w"][begin:end], thinned["highest_w"][begin:inside]])
     known_w = noted_w[np.isfinite(noted_w)]
@@ -314,13 +315,13 @@ def _noted_peak_w(thinned: Arrays, start_ns: int, end_ns: int) -> float | None:
 
 
 def _between(t_ns: Ints, first_ns: int, last_ns: int) -> Ints:
-    """Of instants in order; a run of thousands of epochs must not look through all of them for each."""
+    """Instants between two others, without looking at all of them: a run may have thousands of epochs."""
     begin, end = np.searchsorted(t_ns, first_ns), np.searchsorted(t_ns, last_ns, side="right")
     return t_ns[begin:end]
 
 
 def shares(activity: SocketUse, start_ns: int, end_ns: int) -> dict[str, SocketShare]:
-    """Of each socket's busy time: the program's, ours, everybody else's."""
+    """Who used each socket's busy time: the program, the monitor, everybody else."""
     found: dict[str, SocketShare] = {}
     sockets, earlier = activity.sockets, activity.earlier
     for socket in sorted({*sockets, *earlier}):
@@ -343,8 +344,8 @@ def epoch_bounds(marks: Sequence[dict[str, Any]]) -> list[tuple[int | None, int,
     """(index, begin, end) of every finished epoch, in order.
 
     Ranks that train together share an epoch: those of the same index that overlap in time. Two trainings one
-    after the other have two epochs of index 0. Where a process has epochs by several sources, those a person
-    marked stand before those a framework announced, and these before those inferred from a DataLoader.
+    after the other both have an epoch 0. If a process has epochs from several sources, those that a person
+    marked win over those of a framework, and these over those inferred from a DataLoader.
     """
     begun: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
     known: list[tuple[int, Any, int | None, int, int]] = []
@@ -359,12 +360,12 @@ def epoch_bounds(marks: Sequence[dict[str, Any]]) -> list[tuple[int | None, int,
     spans: list[tuple[int | None, int, int]] = []
     best = {pid: min(t for t, p, *_ in known if p == pid) for pid in {p for _, p, *_ in known}}
     for trust, pid, index, start, end in known:
-        # Thousands of epochs are not compared with each other where one source has announced them all.
+        # If one source announced them all, thousands of epochs need not be compared with each other.
         better = [(s, e) for t, p, _, s, e in known if t < trust and p == pid] if trust > best[pid] else []
         if not any(s < end and start < e for s, e in better):
             spans.append((index, start, end))
     shared: list[tuple[int | None, int, int]] = []
-    newest: dict[int, int] = {}  # index → where its latest epoch stands in `shared`
+    newest: dict[int, int] = {}  # index → position of its latest epoch in `shared`
     for index, start, end in sorted(spans, key=lambda span: span[1]):
         at = newest.get(index) if index is not None else None
         if at is not None and start < shared[at][2]:
@@ -385,7 +386,7 @@ def _device_order(device: str) -> tuple[int, list[tuple[int, str]]]:
 
 
 def _named(marks: pa.Table, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Only the marks asked for as dicts: a long run has millions of steps."""
+    """Only these marks as dicts: a long run has millions of others."""
     return marks.filter(pc.field("name").isin(list(names))).to_pylist()
 
 
@@ -408,7 +409,7 @@ def _hook_error(detail: str) -> str:
     except (ValueError, KeyError, TypeError):
         return f"marks may be incomplete: {detail}"
     if framework == "trace":
-        # What the hook itself raises is a sentence.
+        # The hook's own errors are sentences already.
         why = error.removeprefix("RuntimeError: ").removeprefix("NotImplementedError: ")
         return f"nothing more could be traced: {why}"
     return f"marks of {framework} may be incomplete: {error}"

@@ -1,12 +1,12 @@
-"""Thins what nobody looks at again of a run that goes on: `python -m smaragdine.accounting.thinning RUN`.
+"""Thins old readings of a run that goes on: `python -m smaragdine.accounting.thinning RUN`.
 
-The recorder starts it whenever it goes on in new files. What lies some minutes back becomes stretches
-of ten seconds at their mean power, cut at every mark, so that the energy of the run, of an epoch and of every
-other span between marks stays exactly what it was; what follows from fine readings alone (whose the power
-was, its peaks, what regions used) is worked out before they go. Readings stay fine where operations were
-traced, and in regions that are a small part of the time.
+The recorder starts it whenever it begins new files. It turns readings some minutes old into stretches of ten
+seconds at their mean power. It cuts them at every mark, so the energy of the run, of an epoch and of every
+other span between marks stays exactly what it was. What only fine readings tell (who used the power, its
+peaks, what regions used) it works out before they go. Readings stay fine where operations were traced, and in
+regions that are a small part of the time.
 
-It may be killed at any time: the state is written last, and until then the readings speak.
+It may be killed at any time: it writes its state last, and until then the readings count.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ from smaragdine.recording.thinned import (
 from smaragdine.sensors.base import Channel
 
 GRID_NS = 10_000_000_000
-KEPT_PIECES = 1  # closed files that stay as they are, beside the one that is being written
-_SETTLED_NS = 30_000_000_000  # what the last readings of the files to be thinned may still change
-_AROUND_NS = 5_000_000_000  # of a traced window, that stays fine too
-_SMALL_PART = 0.1  # of the time: regions that are more than that do not stay fine
-_SLOW_STEP_NS = 5_000_000_000  # steps that take longer, in the mean, keep an energy of their own
-_EACH_TIME = 600  # of a region between two cuts: beyond it only their sum is kept
-_WARM = 3  # of a process's first steps: what compiles and allocates is no step like the others
+KEPT_PIECES = 1  # closed files that stay as they are, besides the one being written
+_SETTLED_NS = 30_000_000_000  # later readings may still change the last so many
+_AROUND_NS = 5_000_000_000  # around a traced window, which stays fine too
+_SMALL_PART = 0.1  # of the time: larger regions do not stay fine
+_SLOW_STEP_NS = 5_000_000_000  # if steps take longer on average, each keeps its own energy
+_EACH_TIME = 600  # times of a region between two cuts; if there are more, only their sum is kept
+_WARM = 3  # a process's first steps compile and allocate
 _OVER = ("end_ns", "resumed_ns", "stopped_ns")  # of a window
 _LONGEST_US = (1 << 32) - 1
 
 
 def thin(folder: Path) -> bool:
-    """Whether anything was thinned."""
+    """Thins a recording once; whether there was anything to thin."""
     recording = open_recording(folder)
     before = None if recording.thinned is None else recording.thinned.state
     last = _last_file(recording)
@@ -96,11 +96,11 @@ def thin(folder: Path) -> bool:
     devices = list(dict.fromkeys([*(before.devices if before is not None else ()), *traces]))
     since_ns = None if before is None else before.cut_ns
     windows = _windows(recording)
-    regions = named_spans(marks)  # those that begin and end here; of others the marks stay
+    regions = named_spans(marks)  # those that begin and end here; the others' marks stay
     begin_ns = recording.info.get("begin_ns", cut_ns) if since_ns is None else since_ns
     kept = _kept(windows, regions, begin_ns, cut_ns)
     steps, marks = _steps(_without_regions(marks), before, windows)
-    # A stretch ends at every mark that stays, and where steps begin and end that are special.
+    # A stretch ends at every mark that stays, and where special steps begin and end.
     cuts_ns = distinct(np.concatenate([marks["t_ns"].to_numpy(), *steps.edges_ns]).astype(np.int64))
     telemetry = _telemetry(recording)
     with appending(folder, before, {**SCHEMAS, "telemetry": readings_schema(telemetry)}) as added:
@@ -129,14 +129,14 @@ def thin(folder: Path) -> bool:
         problems=[*(before.problems if before is not None else ()), *_damage(recording, before)],
     )
     needless = _needless(recording, state)
-    gone = {str(file.segment): file.piece for file in needless}  # the last of each restart
+    gone = {str(file.segment): file.piece for file in needless}  # the last file of each restart
     write_state(folder, msgspec.structs.replace(state, gone=state.gone | gone))
     _remove(needless)
     return True
 
 
 def _last_file(recording: Recording) -> tuple[int, int] | None:
-    """The last that is to be thinned: behind it are some that stay, and the one that is being written."""
+    """The last file to be thinned: after it come some that stay, and the one being written."""
     places = [(file.segment, file.piece) for table in READING_TABLES for file in recording.files(table)]
     segment, piece = max(places, default=(0, 0))
     piece -= 1 + KEPT_PIECES
@@ -144,7 +144,7 @@ def _last_file(recording: Recording) -> tuple[int, int] | None:
 
 
 def _cut_ns(recording: Recording, last: tuple[int, int]) -> int | None:
-    """Up to where readings are thinned: what lies behind it can change nothing before it any more."""
+    """The time up to which readings are thinned: nothing that comes after it can change what is before it."""
     ends_ns = [
         end_ns
         for table in ("power", "activity")
@@ -163,7 +163,7 @@ def _last_ns(file: TableFile) -> int | None:
 
 
 def _windows(recording: Recording) -> list[tuple[int, int]]:
-    """When the profiler ran: by what it noted beside its files, and by windows that somebody has read."""
+    """When the profiler ran: from its notes beside its files, and from windows that were read already."""
     notes: list[Any] = recording.windows.select(["asked_ns", *_OVER]).to_pylist()
     for path in sorted((recording.path / TRACES_FOLDER).glob("*.meta.json")):
         with contextlib.suppress(OSError, ValueError):
@@ -200,13 +200,13 @@ def _stretches(
     marks_ns: Ints,
     kept: Sequence[tuple[int, int]],
 ) -> pa.Table:
-    """The rows of a device: its power between `since_ns` and `cut_ns`."""
+    """One device's rows: its power between `since_ns` and `cut_ns`."""
     bounds = (int(trace.start_ns[0]) if trace.start_ns.size else 0) if since_ns is None else since_ns, cut_ns
     own = within(trace, [bounds])
     if not own.start_ns.size:
         return STRETCHES.empty_table()
     grid_ns = np.arange(bounds[0] // GRID_NS * GRID_NS, cut_ns + 1, GRID_NS)
-    # What stays fine is not cut any finer: a reading is what the sensor saw at once.
+    # What stays fine is not cut finer than readings.
     outside = [_outside(np.concatenate([grid_ns, marks_ns]), kept)]
     edges = [np.array(bounds), *outside, *_gaps(own)]
     if split is not None:
@@ -243,13 +243,13 @@ def _stretches(
 
 
 def _outside(t_ns: Ints, spans: Sequence[tuple[int, int]]) -> Ints:
-    """Instants that are in none of these spans, which are in order and disjoint."""
+    """Instants outside of these spans, which are in order and disjoint."""
     begin_ns, end_ns = np.array(spans, dtype=np.int64).reshape(-1, 2).T
     return t_ns[np.searchsorted(begin_ns, t_ns, side="left") == np.searchsorted(end_ns, t_ns, side="right")]
 
 
 def _gaps(trace: PowerTrace) -> list[Ints]:
-    """Where a trace begins and ends, and begins and ends again."""
+    """Where a trace begins, ends, and begins again."""
     apart = np.flatnonzero(trace.start_ns[1:] != trace.end_ns[:-1])
     return [trace.start_ns[:1], trace.end_ns[-1:], trace.end_ns[apart], trace.start_ns[apart + 1]]
 
@@ -261,8 +261,8 @@ def _edges_within(trace: PowerTrace, span: tuple[int, int]) -> list[Ints]:
 
 
 def _peaks(trace: PowerTrace, start_ns: Ints, end_ns: Ints, marks_ns: Ints) -> tuple[Floats, Floats]:
-    """The highest mean over 100 ms that begin in each stretch: before the next mark, and over it."""
-    # As in `summary.peak_w`: the highest mean begins or ends at an edge, or at a mark.
+    """The highest mean over 100 ms that begin in each stretch: up to the next mark, and beyond it."""
+    # As in `summary.peak_w`, the highest mean begins or ends at an edge or a mark.
     begin_ns = np.sort(
         np.concatenate([trace.start_ns, trace.end_ns - PEAK_OVER_NS, marks_ns, marks_ns - PEAK_OVER_NS]),
         kind="stable",
@@ -297,13 +297,13 @@ Who = tuple[int | None, int | None, str | None]  # rank, process, source
 class KeptSteps:
     table: pa.Table
     ends: list[tuple[int | None, int | None, str | None, int, int]]
-    edges_ns: list[Ints]  # of those that have an energy of their own, and of runs
+    edges_ns: list[Ints]  # of steps that keep their own energy, and of runs
 
 
 def _steps(
     marks: pa.Table, before: State | None, windows: Sequence[tuple[int, int]]
 ) -> tuple[KeptSteps, pa.Table]:
-    """Runs of steps that are like the others, and all marks but theirs."""
+    """Finds runs of steps that are like the others, and drops their marks."""
     known: dict[Who, tuple[int, int | None]] = {
         (rank, pid, source): (count, last_ns)
         for rank, pid, source, count, last_ns in (before.steps if before else ())
@@ -330,7 +330,7 @@ def _steps(
         plain = _plain(begins_ns, ends_ns, t_ns[mine], windows)
         plain[: max(_WARM - count, 0)] = False
         if np.mean(ends_ns - begins_ns) >= _SLOW_STEP_NS:
-            continue  # they are few: each keeps its mark and its energy
+            continue  # there are few: each keeps its mark and its energy
         far = far_from_median(ends_ns - begins_ns)
         special = ~plain | (far if far.sum() <= FEW * far.size else False)
         edges_ns += [begins_ns[special], ends_ns[special]]
@@ -365,7 +365,8 @@ def _plain(
 
 
 def _runs(plain: npt.NDArray[np.bool_], index: Ints) -> Iterator[Ints]:
-    """Plain steps one after the other, by rising number or without any; of fewer than two nothing is won."""
+    """Runs of plain steps that follow each other, with rising numbers or none; at least two, else nothing is
+    won."""
     rising = np.concatenate([[False], (np.diff(index) == 1) | ((index[1:] < 0) & (index[:-1] < 0))])
     begins = plain & ~(rising & np.concatenate([[False], plain[:-1]]))
     number = np.cumsum(begins)[plain]
@@ -378,7 +379,7 @@ def _runs(plain: npt.NDArray[np.bool_], index: Ints) -> Iterator[Ints]:
 
 
 def _without_regions(marks: pa.Table) -> pa.Table:
-    """All marks but those of regions that begin and end among them."""
+    """Drops marks of regions that both begin and end among these marks."""
     own = np.flatnonzero(is_region(marks).to_numpy(zero_copy_only=False))
     stays = np.ones(marks.num_rows, dtype=np.bool_)
     for pair in region_pairs(marks.take(pa.array(own))):
@@ -423,7 +424,7 @@ def _region_row(
 
 
 def _telemetry(recording: Recording) -> list[Channel]:
-    """Channels, as the table names them that is there already."""
+    """Channels, named as in the table that is there already."""
     file = None if recording.thinned is None else recording.thinned.file("telemetry")
     if file is not None:
         return channels_of(next(iter(file.batches())).schema)
@@ -437,14 +438,14 @@ def _write_telemetry(
     for series in recording.series("telemetry"):
         of = series.channel
         number = numbers.get((of.device, of.quantity, of.sensor))
-        if number is not None:  # else a restarted monitor found one more
+        if number is not None:  # None: a restarted monitor found one more
             t_ns, value = _every_ten_seconds(series, since_ns, cut_ns)
             columns = [t_ns, np.full(t_ns.size, number, dtype=np.uint16), value]
             added.write("telemetry", pa.table(columns, schema=readings_schema(channels)))
 
 
 def _every_ten_seconds(series: Series, since_ns: int | None, cut_ns: int) -> tuple[Ints, Floats]:
-    """The mean; of processes and utilisation the most, for what was seen once was there."""
+    """The mean; for processes and utilisation the most, because what was there once was there."""
     rows = np.flatnonzero((series.t_ns < cut_ns) & (series.t_ns >= (since_ns or 0)))
     t_ns, value = series.t_ns[rows], series.value[rows]
     if not t_ns.size:
@@ -455,7 +456,7 @@ def _every_ten_seconds(series: Series, since_ns: int | None, cut_ns: int) -> tup
     return t_ns[first], np.add.reduceat(value, first) / np.diff(np.append(first, t_ns.size))
 
 
-# What a reader needs to go on.
+# The state: all that a reader needs to go on from the cut.
 
 
 def _device(
@@ -488,7 +489,7 @@ def _device(
 
 
 def _goes_on_from_ns(recording: Recording, device: str, trace: PowerTrace, cut_ns: int) -> int:
-    """The last anchor before the cut, or the last reading of a counter: figures go on from there as if
+    """The last anchor before the cut, or a counter's last reading: from there on figures continue as if
     nothing had been thinned."""
     if trace.anchors is not None and (trace.anchors.t_ns <= cut_ns).any():
         return int(trace.anchors.t_ns[trace.anchors.t_ns <= cut_ns][-1])
@@ -510,7 +511,7 @@ def _sockets(sockets: Mapping[int, Intervals], before: State | None, cut_ns: int
 
 
 def _damage(recording: Recording, before: State | None) -> list[str]:
-    """Of files that go: later nobody can tell."""
+    """Damage of files that go: later nobody could tell."""
     told = set(before.problems if before is not None else ())
     lines = [
         f"{file.path.name} was damaged before it was thinned: energy of that time may be missing"
@@ -522,7 +523,7 @@ def _damage(recording: Recording, before: State | None) -> list[str]:
 
 
 def _needless(recording: Recording, state: State) -> list[TableFile]:
-    """Files of which nothing is needed any more, the oldest first."""
+    """Files that nobody needs any more, oldest first."""
     needed_ns = min([state.cut_ns, *(d.start_ns for d in state.devices.values()), *state.sockets.values()])
     needed_ns -= _SETTLED_NS
     by_place: dict[tuple[int, int], list[TableFile]] = {}
@@ -542,7 +543,8 @@ def _remove(files: Sequence[TableFile]) -> None:
 
 
 class _WithoutPandas:
-    """pyarrow would import it, for a second, only to ask whether an array is one of its own."""
+    """Keeps pyarrow from importing pandas, which takes a second, only to ask whether an array is one of its
+    own."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
@@ -554,7 +556,7 @@ def main() -> None:
     os.nice(19)
     sys.meta_path.insert(0, _WithoutPandas())
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # a file system that knows no locks
+    with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         thin(folder)

@@ -1,6 +1,6 @@
-"""The power trace of every device of a recording.
+"""Builds the power trace of every device from a recording's channels.
 
-Where a GPU has both samples and a counter, samples give the shape and the counter gives the level (`anchor`).
+If a GPU has both samples and a counter, samples give the shape and the counter gives the level (`anchor`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOREVER_NS = 1 << 62
 
 
 def device_traces(recording: Recording) -> dict[str, PowerTrace]:
-    """The power trace of every device with a reading, parts of devices (`cpu:0/core`) included."""
+    """The power trace of every device with a reading, and of parts of devices (`cpu:0/core`)."""
     fine = fine_traces(recording)
     if recording.thinned is None:
         return fine
@@ -42,7 +42,7 @@ def device_traces(recording: Recording) -> dict[str, PowerTrace]:
 
 
 def fine_traces(recording: Recording) -> dict[str, PowerTrace]:
-    """The same of the readings that are there: of a long run, of its later part."""
+    """Traces from the readings that are still there: of a long run, its later part."""
     return {device: _device_trace(members) for device, members in _by_device(recording).items()}
 
 
@@ -52,7 +52,7 @@ def _all(recording: Recording) -> list[str]:
 
 
 def _after_thinned(thinned: Thinned, device: str, fine: PowerTrace | None) -> PowerTrace:
-    """What was thinned, and from there on what is still there."""
+    """What thinning kept, followed by the readings that are still there."""
     known, columns = thinned.state.devices.get(device), thinned.stretches.get(device)
     if known is None or columns is None:
         assert fine is not None
@@ -76,7 +76,7 @@ def _after_thinned(thinned: Thinned, device: str, fine: PowerTrace | None) -> Po
 
 
 def main_channels(recording: Recording) -> dict[str, Channel]:
-    """Per device the channel its figures rest on: the samples where there are some."""
+    """Per device the channel that its figures rest on: its samples, if it has any."""
     main: dict[str, Channel] = {}
     if recording.thinned is not None:
         devices = recording.thinned.state.devices
@@ -88,7 +88,7 @@ def main_channels(recording: Recording) -> dict[str, Channel]:
 
 
 def left_out(recording: Recording) -> list[str]:
-    """What further sensors read of a device, said in a line each."""
+    """A line for each device that further sensors read too; only one counts."""
     used = {device: members[0].channel.sensor for device, members in _by_device(recording).items()}
     all_of = dict.fromkeys((s.channel.device, s.channel.sensor) for s in _of_power(recording))
     return [
@@ -99,7 +99,7 @@ def left_out(recording: Recording) -> list[str]:
 
 
 def beyond(recording: Recording) -> list[str]:
-    """Readings that no device can have, said in a line for each channel: they are left out."""
+    """A line for each channel with readings that no device can have: we leave them out."""
     return [
         f"{name}: left out {count:,} of its readings, which would be more than "
         f"{MOST_W / 1000:g} kW: no device draws that. Is the recording damaged?"
@@ -108,7 +108,7 @@ def beyond(recording: Recording) -> list[str]:
 
 
 def count_beyond(recording: Recording, until_ns: int = FOREVER_NS) -> dict[str, int]:
-    """By channel, where there are any; those before `until_ns`."""
+    """How many such readings each channel has before `until_ns`."""
     counts: dict[str, int] = {}
     since_ns = -FOREVER_NS
     if recording.thinned is not None:
@@ -119,7 +119,7 @@ def count_beyond(recording: Recording, until_ns: int = FOREVER_NS) -> dict[str, 
             odd = np.isfinite(series.value) & ~can_be(series.value)
         else:
             unknown = np.isnan(used(series, series.t_ns, series.value))
-            # One that fell was set back; between two segments nobody looked.
+            # A total that fell was set back, and between two segments nobody looked: neither is impossible.
             odd = unknown & (np.diff(series.value) > 0) & (np.diff(series.segment) == 0)
         t_ns = series.t_ns[-odd.size :] if odd.size else series.t_ns[:0]
         count = int(np.count_nonzero(odd & (t_ns >= since_ns) & (t_ns < until_ns)))
@@ -129,20 +129,21 @@ def count_beyond(recording: Recording, until_ns: int = FOREVER_NS) -> dict[str, 
 
 
 def _of_power(recording: Recording) -> list[Series]:
-    """Without what only a damaged table has among its powers."""
+    """Series of power and energy; a damaged table may have others."""
     return [each for each in recording.series("power") if each.channel.quantity in ("power", "energy")]
 
 
 def _by_device(recording: Recording) -> dict[str, list[Series]]:
-    """Of each device what its first sensor read: what another one says of it (a plug-in; an estimate, where a
-    restarted sampler may no longer read the counters) is no more energy, and of another provenance."""
+    """Per device what its first sensor read. What a second one reads (a plug-in; or an estimate, if a
+    restarted sampler may no longer read the counters) is the same energy again, of another provenance."""
     found: dict[str, list[Series]] = {}
     known = {} if recording.thinned is None else recording.thinned.state.devices
     for series in _of_power(recording):
         if series.channel.device in known:
             if series.channel.sensor != known[series.channel.device].channel["sensor"]:
                 continue
-            # A sample's window, and what sharpens it, reach back; a counter goes on from where it was cut.
+            # A sample's window reaches back, and so does what sharpens it; a counter goes on from where it
+            # was cut.
             back_ns = SAMPLES_REACH_NS if series.channel.quantity == "power" else 0
             series = later(series, known[series.channel.device].start_ns - back_ns)
             if not series.t_ns.size:
@@ -159,7 +160,7 @@ def _device_trace(members: Sequence[Series]) -> PowerTrace:
     if not samples:
         return add([from_counter(series) for series in counters])
     pieces: list[PowerTrace] = []
-    # Between two segments nobody looked: no anchor reaches across.
+    # Between two segments nobody looked, so no anchor reaches across.
     for segment in np.unique(np.concatenate([series.segment for series in (samples[0], *counters[:1])])):
         sampled = _segment(samples[0], segment)
         counter = _segment(counters[0], segment) if counters else None
@@ -173,7 +174,7 @@ def _device_trace(members: Sequence[Series]) -> PowerTrace:
 
 
 def later(series: Series, since_ns: int) -> Series:
-    """Its readings from there on."""
+    """The readings from `since_ns` on."""
     rows = series.t_ns >= since_ns
     return Series(series.channel, series.t_ns[rows], series.value[rows], series.segment[rows])
 
@@ -187,7 +188,7 @@ def _join(pieces: Sequence[PowerTrace]) -> PowerTrace:
     anchors = [piece.anchors for piece in pieces if piece.anchors is not None]
     start_ns = np.concatenate([piece.start_ns for piece in pieces])
     end_ns = np.concatenate([piece.end_ns for piece in pieces])
-    # A successor's first window may reach back over what its predecessor saw.
+    # A restarted sampler's first window may reach back into what the one before it saw.
     begun_ns = np.maximum.accumulate(np.concatenate([start_ns[:1], end_ns[:-1]]))
     start_ns = np.maximum(start_ns, begun_ns)
     kept = end_ns > start_ns
@@ -206,10 +207,10 @@ def _join(pieces: Sequence[PowerTrace]) -> PowerTrace:
 
 
 def anchor(shape: PowerTrace, counter: Series, every_ns: int = ANCHOR_EVERY_NS) -> PowerTrace:
-    """Rescale a sampled trace so that between anchors its integral is what the counter says was used.
+    """Rescales a sampled trace, so that between two anchors its integral is what the counter says was used.
 
-    Anchors are readings of the counter, each an observed change, at least `every_ns` apart. Time between
-    two anchors that no sample covers gets the interval's mean power, because the counter saw it.
+    Anchors are readings of the counter, each an observed change, at least `every_ns` apart. Time between two
+    anchors that no sample covers gets their mean power, because the counter saw it.
     """
     new = goes_on(counter.t_ns)
     rows = np.flatnonzero(new)
@@ -218,12 +219,12 @@ def anchor(shape: PowerTrace, counter: Series, every_ns: int = ANCHOR_EVERY_NS) 
         return shape
     t_ns = counter.t_ns[chosen]
     used_j = used(counter, t_ns, counter.value[chosen])
-    # Between two anchors with time said twice the counter counted more than that time used.
+    # If the clock was set back between two anchors, the counter counted more than that time used.
     used_j[np.diff(np.cumsum(~new)[chosen]) > 0] = np.nan
     filled = _fill(shape, t_ns, used_j)
     interval = np.searchsorted(t_ns, filled.start_ns, side="right") - 1
     sampled_j = _energy_of_intervals(filled, interval, used_j.size)
-    # A counter that was set back (a reset GPU) says nothing about that interval: its samples stand.
+    # A counter that was set back (a reset GPU) says nothing about this interval: keep the samples.
     factor = np.divide(used_j, sampled_j, out=np.ones_like(used_j), where=(sampled_j > 0) & (used_j >= 0))
     return PowerTrace(
         filled.start_ns,
@@ -235,7 +236,7 @@ def anchor(shape: PowerTrace, counter: Series, every_ns: int = ANCHOR_EVERY_NS) 
 
 
 def _energy_of_intervals(trace: PowerTrace, interval: Ints, count: int) -> Floats:
-    """Summed stretch by stretch: a difference of running totals has lost the digits of a short interval."""
+    """Summed stretch by stretch: differences of running totals would lose the digits of a short interval."""
     inside = (interval >= 0) & (interval < count)
     energy_j = trace.power_w * (trace.end_ns - trace.start_ns) * 1e-9
     return np.bincount(interval[inside], energy_j[inside], minlength=count).astype(np.float64)
@@ -248,7 +249,7 @@ def _choose_anchors(t_ns: Ints, every_ns: int) -> Ints:
             chosen.append(i)
     last = t_ns.size - 1
     if last >= 0 and chosen[-1] != last:
-        # The last reading bounds the run: better a somewhat longer last interval than an open end.
+        # The last reading ends the run: better a somewhat longer last interval than an open end.
         if len(chosen) > 1:
             chosen[-1] = last
         else:
@@ -257,8 +258,8 @@ def _choose_anchors(t_ns: Ints, every_ns: int) -> Ints:
 
 
 def _fill(shape: PowerTrace, anchors_ns: Ints, used_j: Floats) -> PowerTrace:
-    """Cut the trace at the anchors, and give time between them that it does not cover their mean power: the
-    counter saw it, where it says what was used."""
+    """Cuts the trace at the anchors. Time between them that no sample covers gets their mean power, if the
+    counter says what was used."""
     cuts = distinct(np.concatenate([shape.start_ns, shape.end_ns, anchors_ns]))
     start_ns, end_ns = cuts[:-1], cuts[1:]
     i = np.searchsorted(shape.start_ns, start_ns, side="right") - 1
@@ -273,12 +274,12 @@ def _fill(shape: PowerTrace, anchors_ns: Ints, used_j: Floats) -> PowerTrace:
     mean_w = np.divide(
         sampled_j,
         covered_ns * 1e-9,
-        out=np.ones(covered_ns.size),  # nothing sampled at all: any shape will do, the counter sets the level
+        out=np.ones(covered_ns.size),  # no samples: any shape will do
         where=covered_ns > 0,
     )
     interval = np.clip(interval, 0, mean_w.size - 1)
     power_w = np.where(~inside & between, mean_w[interval], power_w)
-    # Samples of 0 W have no shape to scale: the counter's mean power stands in.
+    # Samples of 0 W have no shape to scale: use the counter's mean power.
     level_w = used_j / (np.diff(anchors_ns) * 1e-9)
     dark = between & (sampled_j[interval] <= 0) & (covered_ns[interval] > 0) & (level_w[interval] > 0)
     power_w = np.where(dark, level_w[interval], power_w)

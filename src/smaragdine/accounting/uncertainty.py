@@ -1,22 +1,22 @@
-"""How far a row's energy may be off: the 95 % half-width, and what it rests on.
+"""Tells how far a row's energy may be off: its 95 % half-width, and what that rests on.
 
-A sensor sees one mean power per window, and all that runs inside one is given that power. An operation of
-another power than its company is then wrong by the same sign in every window, and no number of repetitions
-shows it in the spread over steps. What can be said about its power p comes from a prior, which takes any
-power between the device's idle and its limit for as likely as another, and from the windows it was in,
-whose energies are sums over their company:
+A sensor sees one mean power per window, and we give that power to all that ran in it. If an operation draws
+more or less than its neighbours, it is wrong with the same sign in every window: repeating it does not help,
+and its spread over steps does not show it. What we can say about its power p comes from a prior, to which any
+power between the device's idle and its limit is equally likely, and from the windows it was in, whose
+energies are sums:
 
     p ~ N(mean busy power, (limit − idle)² / 12)        window energy = Σ time share × p + noise
 
-The posterior mean says how far equal sharing is off (bias), its deviation how well that is known (doubt). The
-half-width is that of the interval around the equal share that holds 95 % of the posterior, widened by the
-sensor's resolution and, where only a sample of the steps was looked at, by the spread over steps, but never
-beyond what idle and limit allow. The bias is the largest of three: as the clocks say, and with power moved
-against the events by as much as their clocks may disagree. `docs/uncertainty.md` has the derivation, and how
-often the interval covers the truth.
+The posterior mean tells how far equal sharing is off (bias), the posterior deviation how well we know that
+(doubt). The half-width is that of the interval around the equal share that holds 95 % of the posterior. The
+sensor's resolution makes it wider, and so does the spread over steps if we looked at only some of them; idle
+and limit bound it. The bias is the largest of three: with the clocks as they are, and with power moved either
+way by as much as they may disagree. `docs/uncertainty.md` derives this, and says how often the interval
+covers the truth.
 
-What errs inside a window cancels inside it, so the rows of a layer are known better together than one by one:
-`together` gives all rows one joint posterior, and `joint` makes the interval of any set of rows from it.
+Errors cancel inside a window, so we know a layer's rows better together than one by one: `Together` is one
+joint posterior of all rows, from which `grouping` makes the interval of any group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from smaragdine.accounting.engine import (
+from smaragdine.accounting.integral import (
     CHUNK,
     Boundaries,
     Chunk,
@@ -45,13 +45,13 @@ from smaragdine.accounting.power import PowerTrace
 from smaragdine.arrays import Floats, Ints
 from smaragdine.stats import t_quantile
 
-# Which operations shared a sensor's windows: for every window its energy and who had how much of its time.
+# Windows: which operations shared a sensor's window, for how much of its time, and the window's energy.
 #
-# Taken from a few chunks spread over the events: what the uncertainty needs to know, a sample shows.
+# A few chunks spread over the events are enough to show that.
 
 
 class Windows(NamedTuple):
-    """Whole windows, and a line for every row in each of them."""
+    """Whole windows, and one line for each row in each of them."""
 
     energy_j: Floats  # per window
     length_s: Floats
@@ -59,12 +59,12 @@ class Windows(NamedTuple):
     row: Ints
     share_s: Floats  # ∫ 1/n over the row's events in the window
     busy_s: Floats  # their time
-    pieces: Ints  # per row: how many stretches it paid for, wherever they are
+    pieces: Ints  # per row: the number of its stretches, in any window
     paid_s: Floats  # and their time
 
 
 def windows(chunk: Chunk, power: Levels, by_ns: int, window_ns: int, rows: int) -> Windows:
-    """Of a chunk, with the power moved by `by_ns`."""
+    """The windows of a chunk, with power moved by `by_ns`."""
     paying = pieces(chunk)
     power = _near(power, by_ns, paying, window_ns)
     at = boundaries(chunk, paying, power)
@@ -76,7 +76,7 @@ def windows(chunk: Chunk, power: Levels, by_ns: int, window_ns: int, rows: int) 
     count = int(window[-1]) + 1
     row, number, event_share_s, event_s = _per_window(chunk.key[paying.event], paying, at, share_s, window)
     line, code = number * rows + row, None
-    if count * rows > 8 * CHUNK:  # many names: number only those that occur
+    if count * rows > 8 * CHUNK:  # with many names, number only those that occur
         code, line = np.unique(line, return_inverse=True)
     size = count * rows if code is None else code.size
     line_share_s, line_busy_s = sum_by(line, event_share_s, size), sum_by(line, event_s, size)
@@ -100,14 +100,15 @@ def windows(chunk: Chunk, power: Levels, by_ns: int, window_ns: int, rows: int) 
 
 
 def _near(power: Levels, by_ns: int, paying: Pieces, window_ns: int) -> Levels:
-    """The levels around what ran, whole; of a long log beside a short trace, few. Others count as unknown."""
+    """The levels around the events; of a long log beside a short trace only a few. Others count as
+    unknown."""
     around_ns = 2 * max(window_ns, 1)
     first = np.searchsorted(power.edge_ns, paying.start_ns - by_ns - around_ns, side="right")
     last = np.searchsorted(power.edge_ns, paying.end_ns - by_ns + around_ns, side="left")
     if not first.size or int((last - first).sum()) >= power.edge_ns.size:
         return Levels(power.edge_ns + by_ns, power.power_w)
     kept = np.unique(np.concatenate([np.arange(i, j + 1) for i, j in _merged(first, last)]))
-    # Level i lasts from edge i - 1 to edge i: a kept one needs both.
+    # Level i lasts from edge i - 1 to edge i: to keep it, keep both.
     edges = np.union1d(kept - 1, kept)
     edges = edges[(edges >= 0) & (edges < power.edge_ns.size)]
     after = edges + 1
@@ -121,7 +122,7 @@ def _near(power: Levels, by_ns: int, paying: Pieces, window_ns: int) -> Levels:
 
 
 def _merged(first: Ints, last: Ints) -> list[tuple[int, int]]:
-    """Ranges of levels as few that do not touch."""
+    """Joins ranges of levels that touch."""
     order = np.argsort(first, kind="stable")
     first, until = first[order], np.maximum.accumulate(last[order])
     begins = np.flatnonzero(np.concatenate([[True], first[1:] > until[:-1] + 1]))
@@ -137,10 +138,10 @@ def join(parts: Sequence[Windows]) -> Windows:
 
 
 def _window_of(chunk: Chunk, t_ns: Ints, power: Levels, window_ns: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """For every stretch between boundaries its window; and which windows the chunk has whole.
+    """The window of every stretch between boundaries, and which windows lie wholly in the chunk.
 
-    A window is one reading's stretch, or several where the sensor's own window is longer. One that the chunk
-    cuts says nothing about the mean it had; but if there is no other, it must do.
+    A window is one reading's stretch, or several if the sensor's own window is longer. A window that the
+    chunk cuts no longer shows its mean; we use it only if there is no other.
     """
     level = np.searchsorted(power.edge_ns, t_ns[:-1], side="right")
     changes = np.concatenate([[True], level[1:] != level[:-1]])
@@ -152,7 +153,7 @@ def _window_of(chunk: Chunk, t_ns: Ints, power: Levels, window_ns: int) -> tuple
         group = np.concatenate([[0], np.cumsum(np.diff(slot) > 0)])
     else:
         group = np.arange(levels.size)
-    # Nothing is known before the first edge and after the last, nor in gaps: levels of 0 W.
+    # Before the first edge, after the last, and in gaps power is not known: levels of 0 W.
     known = np.bincount(group, power.power_w[levels] > 0) == np.bincount(group)
     cut = np.zeros(levels.size, dtype=bool)
     cut[0] = levels[0] > 0 and power.edge_ns[levels[0] - 1] < chunk.begin_ns
@@ -164,7 +165,7 @@ def _window_of(chunk: Chunk, t_ns: Ints, power: Levels, window_ns: int) -> tuple
 def _per_window(
     row: Ints, paying: Pieces, at: Boundaries, share_s: Floats, window: Ints
 ) -> tuple[Ints, Ints, Floats, Floats]:
-    """Every piece cut at the windows' borders: row, window, share of time, time."""
+    """Cuts pieces at the windows' borders: row, window, share of time, time."""
     t_ns = at.t_ns
     at_start, at_end = at_pieces(np.arange(t_ns.size), at, paying)
     lasting = t_ns[at_end] > t_ns[at_start]
@@ -181,28 +182,28 @@ def _per_window(
 
 
 RESOLUTION, REPETITION, PRIOR = "resolution", "repetition", "prior"
-MOST_WINDOWS, MOST_ROWS = 1500, 1000  # more would cost seconds and say little more
-LEAST_NOISE = 0.01  # of the mean power: no operation is that constant
+MOST_WINDOWS, MOST_ROWS = 1500, 1000  # more would take seconds and say little more
+LEAST_NOISE = 0.01  # of the mean power: no operation is more constant
 NOISE_ROUNDS = 4
-_NOTHING_J = 1e-30  # a part of less is no number any more
-# Parts of the prior's variance: each operation's own, common to one kind of operation, common to one phase.
-# What copies memory draws little wherever it runs, and an optimizer is made of such.
+_NOTHING_J = 1e-30  # parts of less would round to nothing
+# How the prior's variance splits: each operation's own, common to a kind of operation, common to a phase.
+# Copies of memory draw little wherever they run, and optimizers are made of them.
 OWN_PART, KIND_PART, PHASE_PART = 0.5, 0.5, 0.25
-# What 95 % lie within, in standard deviations: on both sides, on one side.
+# What 95 % lie within, in standard deviations: two-sided, one-sided.
 BELL_95, FLAT_95 = (1.960, 1.645), (1.645, 1.559)
 Z_95 = BELL_95[0]
 
 
 @dataclass(frozen=True)
 class SensorModel:
-    """What is known about a device and the sensor its power comes from."""
+    """What is known about a device and its sensor."""
 
     idle_w: float
     limit_w: float
     window_ns: int
-    timing_ns: int  # by how much its clock and the events' may disagree
+    timing_ns: int  # how far its clock and the events' may disagree
     step_w: float  # the smallest difference it shows
-    source: str  # where idle and limit come from
+    source: str  # how we know idle and limit
 
 
 def sensor_of(
@@ -212,14 +213,14 @@ def sensor_of(
     window_ns: int | None = None,
     timing_ns: int | None = None,
 ) -> SensorModel:
-    """Facts that were given, and for the others what the trace itself suggests, said in `source`."""
+    """Takes the facts that were given, and guesses the others from the trace; `source` says which."""
     length_ns = trace.end_ns - trace.start_ns
     spacing_ns = int(np.median(length_ns)) if length_ns.size else 0
     low, high = (float(trace.power_w.min()), float(trace.power_w.max())) if length_ns.size else (0.0, 0.0)
     guessed = [name for name, value in (("idle", idle_w), ("limit", limit_w)) if value is None]
     steps = np.diff(np.unique(trace.power_w))
     return SensorModel(
-        # Means over a window hide both the quietest and the loudest operation.
+        # Means over a window hide the quietest operation and the loudest.
         idle_w=min(low, low / 2 if idle_w is None else idle_w),
         limit_w=max(high, 2 * high if limit_w is None else limit_w),
         window_ns=_window_ns(trace, spacing_ns) if window_ns is None else window_ns,
@@ -230,9 +231,10 @@ def sensor_of(
 
 
 def _window_ns(trace: PowerTrace, spacing_ns: int) -> int:
-    """A log polled faster than its source repeats every value: the window is as long as nearly all stand.
+    """If a log polls faster than its source updates, values repeat: the window is as long as nearly all of
+    them stand.
 
-    Power that happens to be constant for a while makes some long runs, but short ones remain.
+    Power that is constant for a while makes some runs long, but short ones remain.
     """
     changes = np.flatnonzero(np.diff(trace.power_w))
     if changes.size < 10:
@@ -241,29 +243,29 @@ def _window_ns(trace: PowerTrace, spacing_ns: int) -> int:
 
 
 class Look(NamedTuple):
-    """What the sampled windows say about every row; 0 for a row that is not among them."""
+    """What the sampled windows say about every row; 0 for rows that are not among them."""
 
     share_s: Floats
-    equal_j: Floats  # its energy by equal shares
+    equal_j: Floats  # the row's energy by equal shares
     mean_w: Floats  # its power per share of time, as inferred
     deviation_w: Floats
-    learned: Floats  # how much of the prior's variance the windows took away, 0 to 1
-    most_j: Floats  # no true energy is farther from the equal share
-    stretch_s: Floats  # the mean length of what the row pays for: of a parent, the time between its children
-    joint_w: Floats  # as mean_w, where rows of one kind or phase are taken to be alike
+    learned: Floats  # the part of the prior's variance that the windows took away
+    most_j: Floats  # the true energy cannot be farther from the equal share
+    stretch_s: Floats  # the mean length of what the row pays for; for a parent, between its children
+    joint_w: Floats  # like mean_w, but rows of one kind or phase are taken to be alike
     together: Together | None = None
 
 
 class Together(NamedTuple):
-    """The joint posterior of all rows' powers. The least rows of very many share a column."""
+    """The joint posterior of all rows' powers. If there are very many rows, the smallest share a column."""
 
     column: Ints  # per row; -1: not seen
-    factor_w: Floats  # column × direction: a sum of columns is off by the length of the sum of their vectors
-    own_w: Floats  # per row: by how much it differs from its column, known by the prior alone
+    factor_w: Floats  # column × direction: a sum of columns errs by the length of the sum of their vectors
+    own_w: Floats  # per row: how far it differs from its column, by the prior alone
 
 
 class Kinship(NamedTuple):
-    """Per row which kind of operation it is, and of which phase: numbers."""
+    """Per row, its kind of operation and its phase, as numbers."""
 
     kind: Ints
     phase: Ints
@@ -281,9 +283,9 @@ def infer(seen: Windows, sensor: SensorModel, rows: int, kin: Kinship) -> Look:
     together = None
     if known.size and sensor.limit_w > sensor.idle_w:
         prior_w = (sensor.limit_w - sensor.idle_w) * busy_s[known] / share_s[known] / np.sqrt(12)
-        # One thread is the fastest on two cores; with sixteen, accounting took up to a hundred times the CPU.
+        # One thread is fastest on two cores; with sixteen, accounting took up to a hundred times the CPU.
         with threadpool_limits(1, "blas"):
-            # In parts of the limit: the squares of any watts must fit a float.
+            # In parts of the limit, so that squares of any watts fit a float.
             prior = prior_w / sensor.limit_w
             system = _system(seen, sensor, known, share_s[known], prior)
             means, deviations, noise_var = _posterior(system, prior)
@@ -304,11 +306,11 @@ def infer(seen: Windows, sensor: SensorModel, rows: int, kin: Kinship) -> Look:
 def _most_off_w(seen: Windows, window_w: Floats, sensor: SensorModel) -> Floats:
     """How far a row's power in a window can be from the window's mean.
 
-    Between idle and limit, and no farther than the rest of the window, between idle and limit too, can make
-    up for: a row that has a window to itself is not off at all.
+    It lies between idle and limit, and the rest of the window, which does too, must make up for it. A row
+    that has a window to itself is not off at all.
     """
     fraction = np.minimum(seen.share_s / seen.length_s[seen.window], 1.0)
-    # Of several at a time each may use all the power above idle.
+    # If several run at once, each may use all the power above idle.
     high_w = sensor.idle_w + seen.busy_s / seen.share_s * (sensor.limit_w - sensor.idle_w)
     least_w = np.maximum(sensor.idle_w, (window_w - (1 - fraction) * high_w) / fraction)
     most_w = np.minimum(high_w, (window_w - (1 - fraction) * sensor.idle_w) / fraction)
@@ -316,25 +318,25 @@ def _most_off_w(seen: Windows, window_w: Floats, sensor: SensorModel) -> Floats:
 
 
 class _System(NamedTuple):
-    """One equation for each window, in parts of the limit: design × (powers − mean) = target + noise."""
+    """One equation per window, in parts of the limit: design × (powers − mean) = target + noise."""
 
-    design: Floats  # window × column: parts of the window's time
+    design: Floats  # window × column: the part of the window's time
     target: Floats
     mean: float
     prior_var: Floats  # per column
     least_var: float  # of the noise
-    column: Ints  # per known row: its own, or MOST_ROWS for the least of very many
+    column: Ints  # per known row: its own; MOST_ROWS for the smallest of very many
 
 
 def _system(seen: Windows, sensor: SensorModel, known: Ints, share_s: Floats, prior: Floats) -> _System:
-    """Of idle time in a window the power is known to be near idle. The least rows of very many are told apart
-    by nothing but the prior, and stand in the equations as one."""
+    """Idle time in a window is known to draw about idle power. If there are very many rows, the smallest
+    share one column of the equations; only the prior tells them apart."""
     time_s, picked, column = _time_matrix(seen, known, share_s)
     told = np.flatnonzero(column < MOST_ROWS)
     length_s = seen.length_s[picked]
     idle_s = np.maximum(length_s - time_s.sum(axis=1), 0.0)
     busy = (seen.energy_j[picked] - idle_s * sensor.idle_w) / sensor.limit_w
-    # As power: every window counts alike, however long.
+    # As power: every window counts the same, however long it is.
     design = time_s / length_s[:, None]
     total_s = float(time_s.sum())
     mean = max(float(busy.sum()) / total_s, 0.0) if total_s > 0 else 0.0
@@ -347,8 +349,8 @@ def _system(seen: Windows, sensor: SensorModel, known: Ints, share_s: Floats, pr
 
 
 def _posterior(system: _System, prior: Floats) -> tuple[Floats, Floats, float]:
-    """Mean and deviation of every known row's power per share of time; and the variance of the noise, which
-    is what the windows' energies show that no fixed power explains, found by repeating (EM)."""
+    """Mean and deviation of every known row's power per share of time, and the variance of the noise:
+    whatever no fixed powers explain in the windows' energies. Found by repetition (EM)."""
     design, target, prior_var, column = system.design, system.target, system.prior_var, system.column
     told = np.flatnonzero(column < MOST_ROWS)
     noise_var = max(system.least_var, float(np.var(target)) / 4)
@@ -366,13 +368,13 @@ def _posterior(system: _System, prior: Floats) -> tuple[Floats, Floats, float]:
 def _joint_posterior(
     system: _System, prior: Floats, noise_var: float, kin: Kinship, known: Ints
 ) -> tuple[Floats, Floats]:
-    """Every known row's mean power, and a factor of the columns' covariance (B with B Bᵀ = covariance)."""
+    """Every known row's mean power, and a factor B of the columns' covariance: B Bᵀ = covariance."""
     columns = system.prior_var.size
     told = np.flatnonzero(system.column < MOST_ROWS)
     deviation = np.sqrt(system.prior_var)
     alike = OWN_PART * np.eye(columns)
     for codes, part in ((kin.kind, KIND_PART), (kin.phase, PHASE_PART)):
-        # What stands in the last column together is of no one kind: a number that no other has.
+        # The rows that share the last column are of no one kind: give them a number of their own.
         code = np.arange(-1, -1 - columns, -1)
         code[system.column[told]] = codes[known[told]]
         alike += part * (code[:, None] == code[None, :])
@@ -390,15 +392,15 @@ def _joint_posterior(
 
 
 def with_events(seen: Windows) -> Windows:
-    """Only the windows in which something ran: of a short trace beside a long log, few of all."""
+    """Drops windows in which nothing ran: most of them, for a short trace beside a long log."""
     number, window = np.unique(seen.window, return_inverse=True)
     return seen._replace(energy_j=seen.energy_j[number], length_s=seen.length_s[number], window=window)
 
 
 def _time_matrix(seen: Windows, known: Ints, share_s: Floats) -> tuple[Floats, Ints, Ints]:
-    """Time share per window and row; which windows; and the column of every known row.
+    """The time share of each row in each window; which windows; and the column of every known row.
 
-    Rows beyond the MOST_ROWS of most time share the last column.
+    Rows beyond the MOST_ROWS with the most time share the last column.
     """
     picked = np.arange(seen.energy_j.size)
     if picked.size > MOST_WINDOWS:
@@ -421,7 +423,7 @@ def _solve(
 ) -> tuple[Floats, Floats, Floats]:
     """The normal posterior: mean and variance of each power, and the variance of each window's fitted value.
 
-    By the smaller of the two systems: one equation per window, or one per row.
+    Solves the smaller of the two systems: one equation per window, or one per row.
     """
     windows, rows = design.shape
     if windows <= rows:
@@ -436,17 +438,17 @@ def _solve(
 
 
 class Widths(NamedTuple):
-    """Per row the 95 % half-width, what it rests on, and the part of it that repeats from row to row."""
+    """Per row the 95 % half-width, what it rests on, and the part of it that repeats in every row."""
 
     half_width_j: Floats
     basis: list[str]
-    chance_j: Floats  # a standard deviation: of steps that were not looked at, and of the resolution
+    chance_j: Floats  # a standard deviation: steps we did not look at, and the resolution
 
 
 def combine(looks: Sequence[Look], ledger: Ledger, sensor: SensorModel) -> Widths:
-    """`looks`: by the clocks, then moved either way."""
+    """`looks`: with the clocks as they are, then moved either way."""
     energy_j, busy_s = ledger.energy_j, ledger.busy_ns / 1e9
-    # What no window was seen of may be anything between idle and limit.
+    # If no window was seen, power may be anything between idle and limit.
     anything_j = np.maximum(energy_j - sensor.idle_w * busy_s, sensor.limit_w * busy_s - energy_j)
     anything_j = np.maximum(anything_j, 0.0)
     if not looks:
@@ -464,7 +466,7 @@ def combine(looks: Sequence[Look], ledger: Ledger, sensor: SensorModel) -> Width
     resolution_j = sensor.step_w / np.sqrt(12) * busy_s / np.sqrt(windows)
     spread_j = np.zeros_like(energy_j)
     if ledger.steps > 1:
-        # Steps that were looked at are known; how far the others may differ, their spread says.
+        # Steps that we looked at are known; their spread tells how far the others may differ.
         looked = np.divide(clocks.equal_j, energy_j, out=np.ones_like(energy_j), where=energy_j > 0)
         unlooked = 1 - np.minimum(looked, 1.0)
         spread_j = ledger.step_std_j() * np.sqrt(ledger.steps * unlooked)
@@ -483,14 +485,14 @@ def combine(looks: Sequence[Look], ledger: Ledger, sensor: SensorModel) -> Width
 
 
 def _relative(off_j: Floats, clocks: Look) -> Floats:
-    """To the equal share; 0 for a row that is not in the sample."""
+    """Relative to the equal share; 0 for rows that are not in the sample."""
     return np.divide(off_j, clocks.equal_j, out=np.zeros_like(off_j), where=clocks.equal_j > _NOTHING_J)
 
 
 def around_zero(mean: Floats, deviation: Floats, learned: Floats) -> Floats:
-    """h such that a value lies within ±h with 95 %; good to 0.02 deviations.
+    """The h for which a value lies within ±h with 95 %; good to 0.02 deviations.
 
-    What has been learned is normal; what still rests on the prior is uniform, with shorter tails.
+    What was learned is normal; what rests on the prior is uniform, which has shorter tails.
     """
     two_sided, one_sided = (
         (1 - learned) * flat + learned * bell for flat, bell in zip(FLAT_95, BELL_95, strict=True)

@@ -33,7 +33,6 @@ def main(words: list[str]) -> int:
         "-o", "--output", metavar="DIR", help="the recording's folder (default runs/<date>-baseline)"
     )
     options = parser.parse_args(words)
-    from smaragdine.accounting.at_rest import not_idle
     from smaragdine.accounting.run import Run
     from smaragdine.report.terminal import console, run_tables, shortest_path
 
@@ -51,7 +50,7 @@ def main(words: list[str]) -> int:
         raise
     run = Run.open(folder)
     out.print(run_tables(run.summary, idle=True))
-    for line in not_idle(run.recording, run.activity.sockets):
+    for line in run.not_idle:
         out.print(f"! {line}", markup=False, soft_wrap=True)
     out.print(f"recording: {shortest_path(folder)}", markup=False, soft_wrap=True)
     return 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from smaragdine.errors import UserError, visible
 
 if TYPE_CHECKING:
     from smaragdine.accounting.run import Run
-    from smaragdine.recording.reader import Recording
 
 
 class Parser(argparse.ArgumentParser):
@@ -105,31 +106,37 @@ def _value(word: str) -> str | int | float:
     return word
 
 
+def split_words(words: list[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits our options from the program and its arguments. `with_value` names the options that take one."""
+    i = 0
+    while i < len(words) and words[i].startswith("-") and words[i] not in ("-m", "--", "-"):
+        i += 2 if words[i] in with_value else 1
+    return words[:i], words[i:]
+
+
 def opened(path: str | os.PathLike[str], baseline: Run | None = None) -> Run:
     """A recording for a verb that shows no remarks of its own: what is wrong with it goes to stderr."""
     from smaragdine.accounting.run import Run
-    from smaragdine.recording.reader import open_recording
 
-    run = Run(open_recording(path), baseline)
-    say_damage(run.recording)
+    run = replace(Run.open(path), baseline=baseline)
+    say_damage(run)
     return run
 
 
 def opened_baseline(path: str | os.PathLike[str], say: bool = True) -> Run:
     """What is wrong with it goes to stderr too, unless the figures that rest on it `say` so themselves."""
-    from smaragdine.accounting.at_rest import refuse_work
     from smaragdine.accounting.run import Run
 
     run = Run.open(path)
-    refuse_work(run.recording, run.activity.sockets)
-    for line in run.at_rest.remarks if say else ():
+    run.refuse_work()
+    for line in run.idle_machine.remarks if say else ():
         print(f"smaragdine: {run.path}: {visible(line)}", file=sys.stderr)
     return run
 
 
-def say_damage(recording: Recording) -> None:
-    for line in recording.damage:
-        print(f"smaragdine: {recording.path}: {visible(line)}", file=sys.stderr)
+def say_damage(run: Run) -> None:
+    for line in run.recording.damage:
+        print(f"smaragdine: {run.path}: {visible(line)}", file=sys.stderr)
 
 
 def add_merge_options(parser: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.run import Run, alike
 from smaragdine.cli.parsing import Parser, add_merge_options, count, opened_baseline, say_damage
@@ -75,7 +74,7 @@ def main(words: list[str]) -> int:
     if options.figures or options.by == "step" or (len(runs) == 2 and not options.json):
         # These have no room for remarks.
         for run in runs:
-            say_damage(run.recording)
+            say_damage(run)
     if options.figures:
         _draw(runs, options)
     baseline = None
@@ -133,7 +132,7 @@ def _merged(runs: Sequence[Run], options: argparse.Namespace) -> Sequence[Run]:
 
 def _print_one(run: Run, options: argparse.Namespace) -> None:
     from smaragdine.accounting.footprint import in_order
-    from smaragdine.accounting.joint import grouped
+    from smaragdine.accounting.grouping import grouped
     from smaragdine.report.tables import overview_tables, step_tables
     from smaragdine.report.terminal import console, run_tables
 
@@ -142,7 +141,7 @@ def _print_one(run: Run, options: argparse.Namespace) -> None:
     command = visible(" ".join(run.info.get("command", [])))
     out.print(command, style="bold", markup=False, soft_wrap=True)
     if options.by == "device":
-        out.print(run_tables(run.summary, idle=is_baseline(run.recording)))
+        out.print(run_tables(run.summary, idle=run.is_baseline))
         return
     if options.by == "step":
         out.print(step_tables(run, options.top))
@@ -156,7 +155,7 @@ def _print_one(run: Run, options: argparse.Namespace) -> None:
 
 def _print_both(a: Run, b: Run, options: argparse.Namespace) -> int:
     from smaragdine.accounting.comparison import compare, to_json
-    from smaragdine.accounting.joint import grouped
+    from smaragdine.accounting.grouping import grouped
 
     sides: list[Footprint] = []
     alone: list[UserError] = []

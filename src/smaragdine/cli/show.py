@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.baseline import subtract
 from smaragdine.accounting.run import Run
 from smaragdine.accounting.summary import to_json
@@ -36,7 +35,7 @@ def main(words: list[str]) -> int:
     summary = run.summary
     idle = opened_baseline(options.subtract, say=False) if options.subtract else None
     net = subtract(summary, idle.summary) if idle is not None else []
-    said = idle.at_rest.remarks if idle is not None else ()
+    said = idle.idle_machine.remarks if idle is not None else ()
     if options.json:
         values = to_json(summary)
         if options.subtract:
@@ -56,7 +55,7 @@ def main(words: list[str]) -> int:
     out = console()
     command = visible(" ".join(run.info.get("command", [])))
     out.print(command, style="bold", markup=False, soft_wrap=True)
-    out.print(run_tables(summary, net, idle=is_baseline(run.recording)))
+    out.print(run_tables(summary, net, idle=run.is_baseline))
     for line in said:
         out.print(f"! {visible(line)}", markup=False, soft_wrap=True)
     if options.carbon is not None:

@@ -8,8 +8,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from smaragdine.cli import run
-from smaragdine.cli.parsing import Parser, count, percentage, positive_count, positive_seconds, positive_watts
+from smaragdine.cli.parsing import (
+    Parser,
+    count,
+    percentage,
+    positive_count,
+    positive_seconds,
+    positive_watts,
+    split_words,
+)
+from smaragdine.cli.recorded import cut_short, end_like, finishing, report
 from smaragdine.errors import UserError
 from smaragdine.recording.asked import asked
 from smaragdine.recording.command import build_command
@@ -78,17 +86,9 @@ def _parser() -> Parser:
     return parser
 
 
-def split_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the program with everything that follows it."""
-    i = 0
-    while i < len(words) and words[i].startswith("-") and words[i] not in ("-m", "--", "-"):
-        i += 2 if words[i] in _WITH_VALUE else 1
-    program = words[i:]
-    return words[:i], program[1:] if program[:1] == ["--"] else program
-
-
 def main(words: list[str]) -> int:
-    ours, program = split_words(words)
+    ours, program = split_words(words, _WITH_VALUE)
+    program = program[1:] if program[:1] == ["--"] else program
     options = _parser().parse_args(ours)
     wanted = _options(options)
     if not program:
@@ -104,7 +104,7 @@ def main(words: list[str]) -> int:
     try:
         folder = Path(options.output) if options.output else None
         options_of = RecordOptions(asked=asked("tune"))
-        with run.finishing() as finish:
+        with finishing() as finish:
             recorded = record_program(command, folder, options_of, os.environ, finish(prepare))
     finally:
         found = tuner.finish()
@@ -112,8 +112,8 @@ def main(words: list[str]) -> int:
         finish.interrupted()
         _report(recorded, found)
     except KeyboardInterrupt:
-        return run.cut_short(recorded)
-    return run.end_like(recorded.returncode)
+        return cut_short(recorded)
+    return end_like(recorded.returncode)
 
 
 def _options(options: argparse.Namespace) -> TuneOptions:
@@ -136,7 +136,7 @@ def _options(options: argparse.Namespace) -> TuneOptions:
 
 def _report(recorded: Recorded, found: TuneOutcome | None) -> None:
     """After the table of the run, on stderr. Whatever fails here, the program's own result stands."""
-    run.report(recorded, [])
+    report(recorded, [])
     if found is not None:
         save_outcome(recorded.folder, found)
     if sys.stderr is None:  # closed by the caller

@@ -13,8 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smaragdine.version import __version__
+
+if TYPE_CHECKING:
+    from smaragdine.daemon.core import Daemon
+    from smaragdine.daemon.lending import Lending
 
 # GET /metrics: just enough HTTP for Prometheus, and nothing a stranger on the network can hold up.
 #
@@ -363,6 +368,57 @@ def render(
         ),
     )
     return "".join(families)
+
+
+class FleetMetrics:
+    """Counts every second, scraped or not, so that a session between two scrapes is not lost."""
+
+    def __init__(self, daemon: Daemon, lending: Lending) -> None:
+        self._daemon = daemon
+        self._lending = lending
+        self._fleet = Fleet()
+
+    def take_up(self) -> None:
+        """Sessions of before a restart: what they had used has been counted."""
+        self._fleet.take_up(time.monotonic(), self._sessions())
+
+    def update(self) -> None:
+        devices = [
+            DeviceEnergy(device.device, device.provenance, device.energy_j, device.scope, device.power_w)
+            for device in self._daemon.meter.devices()
+        ]
+        self._fleet.update(time.monotonic(), devices, self._sessions())
+
+    def _sessions(self) -> list[SessionEnergy]:
+        daemon = self._daemon
+        return [
+            SessionEnergy(
+                session.id,
+                session.job,
+                session.user,
+                session.slurm_job_id,
+                daemon.exclusive_j(session),
+                session.ended,
+            )
+            for session in daemon.table.sessions.values()
+            if session.begin_ns
+        ]
+
+    def text(self) -> str:
+        daemon = self._daemon
+        channels = daemon.source.channels.items()
+        return self._fleet.text(
+            DaemonHealth(
+                begin_s=daemon.begin_ns / 1e9,
+                cpu_s=time.process_time(),
+                memory_bytes=daemon.memory_bytes(),
+                sensors_up={(c.device, c.quantity): number not in daemon.lost for number, c in channels},
+                missed_readings=sum(lag.missed for lag in daemon.source.sampler.lag.values()),
+                dropped_batches=daemon.dropped_batches,
+                kept_batches=daemon.log.kept_batches,
+                leases=self._lending.count,
+            )
+        )
 
 
 def slurm_job_id(pid: int, proc: Path = Path("/proc")) -> str:

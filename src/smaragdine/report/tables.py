@@ -11,7 +11,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
 from smaragdine.accounting.run import Run, Tracing, phases_j
@@ -187,7 +186,7 @@ def overview_tables(
     """`shown` is the footprint to print: a step's, or what was traced, merged or not; `rows` the same in the
     groups and the order asked for."""
     parts: list[RenderableType] = [
-        run_tables(run.summary, idle=is_baseline(run.recording)),
+        run_tables(run.summary, idle=run.is_baseline),
         Text(""),
     ]
     if run.tracing is not None:

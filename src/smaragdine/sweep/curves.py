@@ -1,20 +1,17 @@
-"""Curves over time from many runs: relative time, resampling on an even grid, averages, cumulative energy.
+"""Averages curves over time from many runs: relative times, an even grid, mean and standard deviation.
 
-What GPyJoules' report does with its power readings, function by function.
+These are the functions that GPyJoules' report applies to its power readings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from smaragdine.arrays import Floats
-
-Ends = Literal["not-a-knot", "natural"]
 
 OVERSAMPLING = 2.0  # of the sensor's own rate: interpolation must not lose what was measured
 
@@ -42,20 +39,20 @@ def rate_hz(t_s: Floats) -> float:
     return OVERSAMPLING / float(np.median(np.diff(t_s)))
 
 
-def resample(t_s: Floats, value: Floats, hz: float, ends: Ends = "not-a-knot") -> tuple[Floats, Floats]:
+def resample(t_s: Floats, value: Floats, hz: float) -> tuple[Floats, Floats]:
     """Times 0, 1/hz, 2/hz … within the readings, and the cubic interpolation there."""
     span_s = float(t_s[-1] - t_s[0])
     # A grid point that rounding puts a hair behind the last reading is still on it.
     grid = np.minimum(np.arange(np.floor(span_s * hz * (1 + 1e-12)) + 1) / hz, span_s)
-    return grid, spline(t_s - t_s[0], value, grid, ends)
+    return grid, spline(t_s - t_s[0], value, grid)
 
 
-def spline(t_s: Floats, value: Floats, at_s: Floats, ends: Ends = "not-a-knot") -> Floats:
-    """The cubic spline through (t, value); nan outside of it: nothing is extrapolated."""
+def spline(t_s: Floats, value: Floats, at_s: Floats) -> Floats:
+    """The not-a-knot cubic spline through (t, value); nan outside of it: nothing is extrapolated."""
     step = np.diff(t_s)
     if t_s.size < 2 or not (step > 0).all():
         raise ValueError("a spline needs two readings or more, at rising times")
-    bend = _second_derivatives(step, np.diff(value) / step, ends)
+    bend = _second_derivatives(step, np.diff(value) / step)
     i = np.clip(np.searchsorted(t_s, at_s, side="right") - 1, 0, step.size - 1)
     h, right, left = step[i], at_s - t_s[i], t_s[i + 1] - at_s
     found = (bend[i] * left**3 + bend[i + 1] * right**3) / (6 * h)
@@ -79,12 +76,7 @@ def average(curves: Sequence[Floats], hz: float) -> Averaged:
     )
 
 
-def cumulative_j(t_s: Floats, power_w: Floats) -> Floats:
-    """Energy until each reading: Σ Δt·P. A reading stands for the time since the one before it."""
-    return np.cumsum(np.diff(t_s, prepend=t_s[:1]) * power_w)
-
-
-def _second_derivatives(step: Floats, slope: Floats, ends: Ends) -> Floats:
+def _second_derivatives(step: Floats, slope: Floats) -> Floats:
     inner = step.size - 1
     bend = np.zeros(step.size + 1)
     if not inner:
@@ -93,19 +85,17 @@ def _second_derivatives(step: Floats, slope: Floats, ends: Ends) -> Floats:
     diagonal, lower, upper = 2 * (before + after), before.copy(), after.copy()
     right = 6 * np.diff(slope)
     first, last = before[0] / after[0], after[-1] / before[-1]
-    if ends == "not-a-knot" and inner == 1:
+    if inner == 1:
         bend[:] = right[0] / (3 * (before[0] + after[0]))  # three readings: one parabola
         return bend
-    if ends == "not-a-knot":
-        # The first two pieces are one cubic, and the last two: what this says of the ends is put in.
-        diagonal[0] += before[0] * (1 + first)
-        upper[0] -= before[0] * first
-        diagonal[-1] += after[-1] * (1 + last)
-        lower[-1] -= after[-1] * last
+    # The first two pieces are one cubic, and so are the last two.
+    diagonal[0] += before[0] * (1 + first)
+    upper[0] -= before[0] * first
+    diagonal[-1] += after[-1] * (1 + last)
+    lower[-1] -= after[-1] * last
     bend[1:-1] = _solved(lower, diagonal, upper, right)
-    if ends == "not-a-knot":
-        bend[0] = bend[1] + first * (bend[1] - bend[2])
-        bend[-1] = bend[-2] + last * (bend[-2] - bend[-3])
+    bend[0] = bend[1] + first * (bend[1] - bend[2])
+    bend[-1] = bend[-2] + last * (bend[-2] - bend[-3])
     return bend
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError
 from smaragdine.files import locked
-from smaragdine.recording.reader import open_recording
 from smaragdine.stats import t_quantile
 from smaragdine.sweep.experiment import ExperimentFile, until_part
 from smaragdine.sweep.plan import PLAN, Plan, Task, read_plan, same_plan
@@ -217,8 +217,8 @@ class Sweep:
 
     def row(self, task: Task, folder: Path, node: str) -> Repetition:
         """What the recording in `folder` says of a repetition."""
-        recording = open_recording(folder)
-        for line in recording.damage:
+        run = Run.open(folder)
+        for line in run.recording.damage:
             self.note(f"{task.name}: {line}")
         setting = task.setting
         devices = self.plan.experiment(task).devices or None
@@ -228,7 +228,7 @@ class Sweep:
             "limit_kind": setting.limit_kind,
             "repetition": task.repetition,
             "recording": f"{RUNS}/{task.name}",
-            "status": recording.status,
+            "status": run.recording.status,
             "power_limit_w": setting.power_limit_w,
             "memory_clock_mhz": setting.memory_clock_mhz,
             "graphics_clock_mhz": setting.graphics_clock_mhz,
@@ -236,7 +236,7 @@ class Sweep:
             "node": node,
         }
         try:
-            found = measure(recording, devices)
+            found = measure(run, devices)
         except UserError as error:
             self.note(f"{task.name}: {error}")
             return Repetition(**row)

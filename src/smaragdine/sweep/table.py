@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.accounting.power import PowerTrace, add, from_counter, from_samples
@@ -176,18 +174,12 @@ LEAST_STEPS = 3
 
 
 @dataclass(frozen=True)
-class MeasuredSteps:
-    """All steps, each at the mean from the end of the first to the end of the last: the first, which compiles
-    and allocates, counts as the others do. None where there is no such figure."""
+class Measured:
+    """The whole program and its steps, on `device`. None: the recording does not say.
 
-    steps: int | None = None  # that were announced
-    steps_time_s: float | None = None
-    steps_energy_j: float | None = None  # as `Measured.energy_j`
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured(MeasuredSteps):
-    """The whole program and its steps, on `device`; None where there is no such figure."""
+    All steps count as long as the mean from the end of the first to the end of the last: the first compiles
+    and allocates.
+    """
 
     device: str
     device_name: str | None  # of the GPUs, where all are of one kind
@@ -197,64 +189,57 @@ class Measured(MeasuredSteps):
     energy_counter_j: float | None
     epoch_time_s: tuple[float, ...]
     epoch_energy_j: tuple[float | None, ...]
+    steps: int | None  # that were announced
+    steps_time_s: float | None
+    steps_energy_j: float | None  # by the same readings as `energy_j`
 
 
-def measure(recording: Recording, devices: Sequence[str] | None = None) -> Measured:
-    """Time and energy of a recording on `devices`: its GPUs unless given, or all that add up without one."""
-    run = Run(recording)
-    summary = run.summary
+def measure(run: Run, devices: Sequence[str] | None = None) -> Measured:
+    """Time and energy on `devices`; by default its GPUs or, if it has none, all that add up."""
+    recording, summary = run.recording, run.summary
     adding = [name for name, device in summary.devices.items() if device.scope == "device"]
     gpus = [name for name in adding if name.startswith("gpu:")]
     chosen = list(devices) if devices is not None else gpus or adding
     missing = [name for name in chosen if name not in summary.devices]
     if missing or not chosen:
         raise UserError(
-            f"{recording.path} has no power of {missing[0] if missing else 'any device'}",
+            f"{run.path} has no power of {missing[0] if missing else 'any device'}",
             f"it has {', '.join(summary.devices) or 'none'}",
         )
     span = summary.begin_ns, summary.end_ns
+    marks = recording.marks
     sampled, counted = zip(*(_traces(recording, device) for device in chosen), strict=True)
     epochs = [[epoch.devices[device].energy_j for device in chosen] for epoch in summary.epochs]
+    steps = main_steps(marks).num_rows
+    steps_ns = steps_span_ns(marks)
+    steps_time_s = steps_energy_j = None
+    if steps_ns is not None:
+        # Between the ends of n steps lie n - 1 of them.
+        whole = steps / (steps - 1)
+        steps_time_s = (steps_ns[1] - steps_ns[0]) * 1e-9 * whole
+        energy_j = _energy_j(marks, sampled, *steps_ns)
+        steps_energy_j = None if energy_j is None else energy_j * whole
     return Measured(
         device=" + ".join(chosen),
         device_name=_name(recording, chosen),
         provenance=" + ".join(sorted({run.channels[device].provenance for device in chosen})),
         time_s=summary.duration_s,
-        energy_j=_energy_j(recording.marks, sampled, *span),
-        energy_counter_j=_energy_j(recording.marks, counted, *span),
+        energy_j=_energy_j(marks, sampled, *span),
+        energy_counter_j=_energy_j(marks, counted, *span),
         epoch_time_s=tuple(epoch.duration_s for epoch in summary.epochs),
         epoch_energy_j=tuple(_sum(each) for each in epochs),
-        **vars(_steps(recording.marks, sampled)),
+        steps=steps or None,
+        steps_time_s=steps_time_s,
+        steps_energy_j=steps_energy_j,
     )
 
 
-def measure_steps(recording: Recording, devices: Sequence[str]) -> MeasuredSteps:
-    """The steps of a recording, and what they took on `devices`."""
-    return _steps(recording.marks, [_traces(recording, device)[0] for device in devices])
-
-
-def steps_span_ns(recording: Recording) -> tuple[int, int] | None:
+def steps_span_ns(marks: pa.Table) -> tuple[int, int] | None:
     """From the end of the first step to the end of the last; None where there are too few to measure."""
-    return _span_ns(main_steps(recording.marks)["t_ns"].to_numpy())
-
-
-def _span_ns(ends_ns: npt.NDArray[np.int64]) -> tuple[int, int] | None:
+    ends_ns = main_steps(marks)["t_ns"].to_numpy()
     if ends_ns.size < LEAST_STEPS or ends_ns[0] == ends_ns[-1]:
         return None
     return int(ends_ns[0]), int(ends_ns[-1])
-
-
-def _steps(marks: pa.Table, traces: Sequence[PowerTrace | None]) -> MeasuredSteps:
-    ends_ns = main_steps(marks)["t_ns"].to_numpy()
-    count, span_ns = ends_ns.size, _span_ns(ends_ns)
-    if span_ns is None:
-        return MeasuredSteps(count or None)
-    first_ns, last_ns = span_ns
-    energy_j = _energy_j(marks, traces, first_ns, last_ns)
-    # Between the ends of n steps lie n - 1 of them.
-    whole = count / (count - 1)
-    time_s = (last_ns - first_ns) * 1e-9 * whole
-    return MeasuredSteps(count, time_s, None if energy_j is None else energy_j * whole)
 
 
 def _name(recording: Recording, devices: Sequence[str]) -> str | None:

@@ -263,7 +263,7 @@ def _swept_words(group: Group, settings: Mapping[str, Sequence[Repetition]]) -> 
 
 def _run(sweep: Path, row: Repetition, setting: str, of: Of | None) -> LabelledRun:
     run = Run.open(sweep / row.recording)
-    steps_ns = steps_span_ns(run.recording) if of == "steps" else None
+    steps_ns = steps_span_ns(run.recording.marks) if of == "steps" else None
     if of == "steps" and steps_ns is None:
         raise UserError(f"{run.path} has no steps", "the sweep's table has them", "Was it replaced?")
     return LabelledRun(run, run.path.name, setting, setting, steps_ns)

@@ -13,7 +13,7 @@ import numpy as np
 
 from smaragdine.accounting.account import thinned
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.joint import grouped
+from smaragdine.accounting.grouping import grouped
 from smaragdine.accounting.merge import merge_all
 from smaragdine.accounting.precision import KS, Experiment, Score
 from smaragdine.accounting.precision import assw as widened

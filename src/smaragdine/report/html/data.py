@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.at_rest import is_baseline
 from smaragdine.accounting.comparison import Comparison, compare
 from smaragdine.accounting.comparison import to_json as comparison_json
 from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.footprint import Footprint, column
-from smaragdine.accounting.joint import half_widths_j
+from smaragdine.accounting.grouping import half_widths_j
 from smaragdine.accounting.merge import MergeRule, merge_edges, renamed, renaming
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.regions import longest
@@ -263,7 +262,7 @@ def run_data(run: Run, rules: Sequence[MergeRule] = ()) -> dict[str, Any]:
         "signal": signal_name(info["signal"]) if info.get("signal") else None,
         "begin_ms": run.summary.begin_ns // 1_000_000,
         "absent": info.get("absent", []),
-        "headline": headline(run.summary, is_baseline(run.recording)),
+        "headline": headline(run.summary, run.is_baseline),
         "epochs": _epochs(run),
         "regions": _regions(run),
         # Rows are in columns below, marks in the power's picture.

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from smaragdine.tracing.coverage import FRAMEWORK, INPUT, OPTIMIZER, PROGRAM, UNPLACED
 from smaragdine.tracing.kineto.compiled import CallFollower, Compiled
+from smaragdine.tracing.kineto.reader import ANNOTATIONS, TraceEvent, args_of
 
 # Where each call of a Kineto trace belongs: the module it runs in, or the one whose forward it undoes.
 
@@ -35,22 +36,6 @@ _GRAPH = re.compile(r"## Call (\w+) (\w+) ##")
 _EXCHANGE = ("c10d::", "nccl:", "gloo:", "record_param_comms", "torch.distributed.ddp.reducer::")
 
 
-class CallArguments(Protocol):
-    @property
-    def sequence(self) -> Any: ...
-    @property
-    def forward_thread(self) -> Any: ...
-
-
-class Call(Protocol):
-    name: str
-    cat: str | None
-    tid: Any
-
-    @property
-    def args(self) -> CallArguments: ...
-
-
 class CallPlace(NamedTuple):
     path: str
     phase: int
@@ -61,7 +46,7 @@ _OUTSIDE = CallPlace(PROGRAM, UNDECIDED)
 
 
 def places_of(
-    calls: Sequence[Call],
+    calls: Sequence[TraceEvent],
     order: Sequence[int],
     start_ns: Sequence[int],
     end_ns: Sequence[int],
@@ -84,7 +69,8 @@ def places_of(
         parent = parents[at] = stack[-1] if stack else None
         place = _OUTSIDE if parent is None else places[parent]
         stack.append(at)
-        sequence, thread = call.args.sequence, call.args.forward_thread
+        args = args_of(call)
+        sequence, thread = args.sequence, args.forward_thread
         if call.name.startswith(ENGINE):
             if call.name == _ACCUMULATE:
                 # The engine runs it right after the node that made the gradient.
@@ -97,7 +83,7 @@ def places_of(
                     else CallPlace(origin.path, BACKWARD, origin.region)
                 )
                 last_node[call.tid] = place
-        elif call.cat == "user_annotation" or call.name.startswith(PREFIX):
+        elif call.cat in ANNOTATIONS or call.name.startswith(PREFIX):
             place = _annotated(call.name, place)
         elif not thread and type(sequence) is int:
             if place.phase == UNDECIDED:
@@ -192,7 +178,7 @@ class _Outermost:
 
 
 def call_steps(
-    calls: Sequence[Call],
+    calls: Sequence[TraceEvent],
     order: Sequence[int],
     parents: Sequence[int | None],
     start_ns: Sequence[int],
@@ -234,7 +220,7 @@ def _irregular(why: str) -> CallSteps:
 
 
 def _outermost_of(
-    calls: Sequence[Call], order: Sequence[int], parents: Sequence[int | None]
+    calls: Sequence[TraceEvent], order: Sequence[int], parents: Sequence[int | None]
 ) -> list[int | None]:
     """The outermost call of a module that each call is in, or is; not in backward, where it is done again."""
     found: list[int | None] = [None] * len(calls)
@@ -294,7 +280,7 @@ def _take_turns(found: Sequence[_Outermost], path: str) -> bool:
     return len(set(between)) == 1
 
 
-def _alike(calls: Sequence[Call], around: Sequence[int | None], mine: Sequence[_Outermost]) -> bool:
+def _alike(calls: Sequence[TraceEvent], around: Sequence[int | None], mine: Sequence[_Outermost]) -> bool:
     """Whether each of these calls made the same calls. A prompt and the tokens after it do not."""
     made: dict[int | None, Counter[str]] = {call.at: Counter() for call in mine}
     for at, outermost in enumerate(around):
@@ -305,7 +291,7 @@ def _alike(calls: Sequence[Call], around: Sequence[int | None], mine: Sequence[_
 
 
 def _alike_between(
-    calls: Sequence[Call], order: Sequence[int], start_ns: Sequence[int], mine: Sequence[_Outermost]
+    calls: Sequence[TraceEvent], order: Sequence[int], start_ns: Sequence[int], mine: Sequence[_Outermost]
 ) -> bool:
     """Whether the thread did the same from each of these calls to the next. Another module may be called
     there, that nobody saw."""

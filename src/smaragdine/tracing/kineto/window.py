@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from smaragdine.errors import UserError
 from smaragdine.recording.tables import MOST_NS, encode, words_column
-from smaragdine.tracing import chrome
 from smaragdine.tracing.coverage import NO_STEP, PROGRAM, UNPLACED, Coverage, coverage_of, steps_at
 from smaragdine.tracing.kineto.compiled import compiled_of
 from smaragdine.tracing.kineto.places import (
@@ -37,44 +36,22 @@ from smaragdine.tracing.kineto.places import (
     operation,
     places_of,
 )
+from smaragdine.tracing.kineto.reader import (
+    ANNOTATIONS,
+    GPU_WORK,
+    LAUNCHES,
+    OPERATORS,
+    TraceEvent,
+    TraceFile,
+    args_of,
+    times_ns,
+)
 from smaragdine.tracing.table import built
 
-_PHASES = ("forward", "backward", "optimizer", "other")  # by the codes of kineto_places
-_CALLS = ("cpu_op", "user_annotation")
-_KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
-_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_PHASES = ("forward", "backward", "optimizer", "other")  # by their numbers in places.py
+_CALLS = OPERATORS | ANNOTATIONS
 _NEVER_NS = 2**63 - 1
 _LONG_AGO_NS = -(2**62)
-
-
-class _Args(msgspec.Struct, frozen=True, gc=False):
-    external_id: Any = msgspec.field(default=None, name="External id")
-    sequence: Any = msgspec.field(default=None, name="Sequence number")
-    forward_thread: Any = msgspec.field(default=None, name="Fwd thread id")
-    correlation: Any = None
-    device: Any = None
-    stream: Any = None
-
-
-_NOTHING = _Args()
-
-
-class _Event(msgspec.Struct, gc=False):
-    """As chrome.TraceEvent, with the arguments that only a trace of our own is sure to have."""
-
-    ph: str = ""
-    name: str = ""
-    cat: str | None = ""
-    id: Any = None
-    tid: Any = None
-    ts: chrome.Decimal = chrome.Decimal("NaN")
-    dur: chrome.Decimal = chrome.Decimal("NaN")
-    args: _Args = _NOTHING
-
-
-class _Trace(msgspec.Struct, gc=False):
-    events: list[_Event] = msgspec.field(name="traceEvents")
-    base_ns: int = msgspec.field(default=0, name="baseTimeNanoseconds")
 
 
 class _Launch(NamedTuple):
@@ -88,8 +65,8 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     trace = _read(raw)
     spans = [event for event in trace.events if event.ph == "X"]
     calls = [event for event in spans if event.cat in _CALLS]
-    kernels = [event for event in spans if event.cat in _KERNELS]
-    start_ns, duration_ns = _times_ns([*calls, *kernels], trace.base_ns, str(raw))
+    kernels = [event for event in spans if event.cat in GPU_WORK]
+    start_ns, duration_ns = times_ns([*calls, *kernels], trace.base_ns, str(raw))
     begins, ends = start_ns.tolist(), (start_ns + duration_ns).tolist()
     order = np.lexsort((-(start_ns + duration_ns)[: len(calls)], start_ns[: len(calls)])).tolist()
     places, parents = places_of(calls, order, begins, ends, _forward_threads(trace.events), compiled_of(meta))
@@ -99,7 +76,9 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     rows = np.array([*operators, *range(len(calls), len(calls) + len(kernels))], dtype=np.int64)
     named = [(f"{places[at].path}/{operation(calls[at].name)}", places[at].phase) for at in operators]
     named += [_kernel(*both, calls, places) for both in zip(kernels, launches, strict=True)]
-    codes = np.array([OTHER if phase == UNDECIDED else phase for _, phase in named], dtype=np.int32)
+    phases = np.array([OTHER if phase == UNDECIDED else phase for _, phase in named], dtype=np.int32)
+    devices = ["cpu:0"] * len(operators) + [f"gpu:{args_of(kernel).device or 0}" for kernel in kernels]
+    lanes = [calls[at].tid for at in operators] + [args_of(kernel).stream for kernel in kernels]
     asked_ns = np.concatenate(
         [start_ns[operators], np.array([launch.asked_ns for launch in launches], dtype=np.int64)]
     ).astype(np.int64)
@@ -112,14 +91,11 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     steps = steps_at(asked_ns, {"steps": found.spans} if found.spans else meta)
     table = built(
         encode([name for name, _ in named]),
-        encode(["cpu:0"] * len(operators) + [f"gpu:{kernel.args.device or 0}" for kernel in kernels]),
+        encode(devices),
         start_ns[rows],
         duration_ns[rows],
-        words_column(codes, _PHASES),
-        pa.array(
-            [_whole(calls[at].tid) for at in operators] + [_whole(kernel.args.stream) for kernel in kernels],
-            pa.int64(),
-        ),
+        words_column(phases, _PHASES),
+        pa.array([_whole(lane) for lane in lanes], pa.int64()),
         pa.array(steps, mask=steps == NO_STEP),
     )
     # The program goes on while the profiler is being stopped.
@@ -137,23 +113,19 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     return table, replace(coverage, found_steps=found.spans, found_of=found.of, slice_remarks=tuple(remarks))
 
 
-def _read(raw: Path) -> _Trace:
+def _read(raw: Path) -> TraceFile:
     try:
-        return msgspec.json.decode(raw.read_bytes(), type=_Trace)
+        return msgspec.json.decode(raw.read_bytes(), type=TraceFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{raw} is no trace of PyTorch", str(error), "Trace again") from None
-
-
-def _times_ns(events: Sequence[_Event], base_ns: int, where: str) -> tuple[chrome.Ints, chrome.Ints]:
-    return chrome.times_ns(cast("Sequence[chrome.TraceEvent]", events), base_ns, where)
 
 
 def _whole(value: object) -> int | None:
     return value if type(value) is int and -MOST_NS <= value <= MOST_NS else None
 
 
-def _is_operator(call: _Event) -> bool:
-    return call.cat == "cpu_op" and not call.name.startswith((PREFIX, ENGINE))
+def _is_operator(call: TraceEvent) -> bool:
+    return call.cat in OPERATORS and not call.name.startswith((PREFIX, ENGINE))
 
 
 def _kernel_name(name: str) -> str:
@@ -162,7 +134,7 @@ def _kernel_name(name: str) -> str:
     return operation(short.rsplit("::", 1)[-1].strip() or name)
 
 
-def _forward_threads(events: Sequence[_Event]) -> dict[int, Any]:
+def _forward_threads(events: Sequence[TraceEvent]) -> dict[int, Any]:
     """The thread a backward node means by its `Fwd thread id`, which is PyTorch's own count of threads.
 
     Kineto draws an arrow from a forward operator to its node; one arrow per thread tells.
@@ -173,15 +145,15 @@ def _forward_threads(events: Sequence[_Event]) -> dict[int, Any]:
     found: dict[int, Any] = {}
     if arrows:
         for event in events:
-            if event.ph == "X" and event.args.forward_thread:
+            if event.ph == "X" and (thread := args_of(event).forward_thread):
                 origin = origins.get(arrows.get((event.tid, event.ts)))
                 if origin is not None:
-                    found.setdefault(event.args.forward_thread, origin)
+                    found.setdefault(thread, origin)
     return found
 
 
 def _kernel(
-    kernel: _Event, launch: _Launch, calls: Sequence[_Event], places: Sequence[CallPlace]
+    kernel: TraceEvent, launch: _Launch, calls: Sequence[TraceEvent], places: Sequence[CallPlace]
 ) -> tuple[str, int]:
     """Its name and phase."""
     own = _kernel_name(kernel.name)
@@ -193,9 +165,9 @@ def _kernel(
 
 
 def _launches(
-    spans: Sequence[_Event],
-    calls: Sequence[_Event],
-    kernels: Sequence[_Event],
+    spans: Sequence[TraceEvent],
+    calls: Sequence[TraceEvent],
+    kernels: Sequence[TraceEvent],
     order: Sequence[int],
     start_ns: Sequence[int],
     end_ns: Sequence[int],
@@ -205,9 +177,9 @@ def _launches(
     """What launched each kernel. Other records reuse small ids: only calls are asked."""
     if not kernels:
         return []
-    by_id = {call.args.external_id: at for at, call in enumerate(calls) if call.args.external_id}
+    by_id = {number: at for at, call in enumerate(calls) if (number := args_of(call).external_id)}
     records = {
-        span.args.correlation: span for span in spans if span.cat in _LAUNCHES and span.args.correlation
+        number: span for span in spans if span.cat in LAUNCHES and (number := args_of(span).correlation)
     }
     by_thread: dict[Any, list[int]] = {}
     for at in order:
@@ -223,20 +195,21 @@ def _launches(
 
     found: list[_Launch] = []
     for kernel in kernels:
-        record = records.get(kernel.args.correlation)
-        call = by_id.get(kernel.args.external_id)
+        args = args_of(kernel)
+        record = records.get(args.correlation)
+        call = by_id.get(args.external_id)
         asked_ns = _LONG_AGO_NS if call is None else start_ns[call]
         if record is not None:
             asked_ns = base_ns + int(record.ts * 1000)
             if call is None:
-                call = by_id.get(record.args.external_id)
+                call = by_id.get(args_of(record).external_id)
             if call is None:
                 call = around(record.tid, asked_ns)
         found.append(_Launch(call, asked_ns, record is not None and "GraphLaunch" in record.name))
     return found
 
 
-def _remarks(calls: Sequence[_Event], launches: Sequence[_Launch], meta: dict[str, Any]) -> list[str]:
+def _remarks(calls: Sequence[TraceEvent], launches: Sequence[_Launch], meta: dict[str, Any]) -> list[str]:
     remarks: list[str] = []
     if not meta.get("marked", True):
         remarks.append(

@@ -79,7 +79,7 @@ def record_asked(
         try:
             yield path
         finally:
-            hook_module("versions").mark_libraries()
+            hook_module("install").mark_libraries()
             # Back to the surrounding `smaragdine run`, if there is one.
             marks.set_spool(os.environ.get("SMARAGDINE_SPOOL"))
 
@@ -198,7 +198,7 @@ class Region:
         if self._sync and "torch" in sys.modules and marks.wanted():
             # If something is wrong with the GPU, the program's own next call will say so.
             with contextlib.suppress(Exception):
-                hook_module("torch.graphs").wait_for_gpu()
+                hook_module("torch.conflicts").wait_for_gpu()
         marks.mark(name, number, source="region", detail=self.name)
 
 
@@ -300,7 +300,7 @@ def _announced(model: Any) -> contextlib.ExitStack:
     ends."""
     opened = contextlib.ExitStack()
     if hasattr(model, "register_forward_hook") and hook_module("environment").trace_wanted():
-        opened.callback(hook_module("torch.forward").announce(model))
+        opened.callback(hook_module("torch.loop").announce(model))
     return opened
 
 

@@ -118,7 +118,7 @@ def test_program_is_as_without(tmp_path, python, way):
     gained = set(with_hook.pop("modules")) - set(bare.pop("modules"))
     ours = {name for name in gained if name.split(".")[0] == "_smaragdine_hook"}
     assert ours == {"_smaragdine_hook"} | {
-        f"_smaragdine_hook.{name}" for name in ("install", "imports", "marks", "state", "versions")
+        f"_smaragdine_hook.{name}" for name in ("install", "marks", "state")
     }
     assert gained - ours <= {"atexit"}
     # The one folder more is the package's own, where its files are looked for.
@@ -206,6 +206,22 @@ def test_uv_run(tmp_path):
         [*command, "import sys; print('_smaragdine_hook' in sys.modules)"], spool=tmp_path, cwd=tmp_path
     )
     assert done.stdout == "True\n", done.stderr
+
+
+def test_frameworks_are_the_programs_own(tmp_path):
+    """Not the hook's folders and files of the same names."""
+    names = ("torch", "tensorflow", "jax", "keras", "lightning", "transformers")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("mine = True")
+    hooked(
+        tmp_path,
+        f"""
+        import importlib, os
+        for name in {names}:
+            module = importlib.import_module(name)
+            assert module.mine and os.path.dirname(module.__file__) == os.path.dirname(__file__), name
+        """,
+    )
 
 
 def test_errors_look_the_same(tmp_path):
@@ -378,11 +394,11 @@ def test_imports(tmp_path):
         """
         import importlib.util, sys
         import early
-        from _smaragdine_hook import imports
+        from _smaragdine_hook import install
         patched = []
         names = ("plain", "lazy", "early", "only_found", "space", "space.inner", "fails", "absent", "math")
         patch = lambda module: patched.append((module.__name__, module.value))
-        imports.install({name: patch for name in names})
+        install.after_import({name: patch for name in names})
         assert patched == [("early", 1)]
 
         import plain

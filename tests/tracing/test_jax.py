@@ -345,7 +345,7 @@ from flax import nnx
 folder = sys.argv[1]
 os.environ["SMARAGDINE_TRACE_FOLDER"] = folder
 hook = "smaragdine.tracing.hook."
-tracer, scopes = importlib.import_module(hook + "trace_jax"), importlib.import_module(hook + "jax")
+tracer = scopes = importlib.import_module(hook + "jax")
 random = numpy.random.default_rng(0)
 x = jnp.array(random.normal(size=(32, 48)), "float32")
 

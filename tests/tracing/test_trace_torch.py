@@ -451,7 +451,7 @@ def test_nobody_waits_for_the_gpu_while_a_graph_is_captured(tmp_path):
     """Which would break it, in any thread."""
     body = """
     import threading
-    from _smaragdine_hook.torch import graphs
+    from _smaragdine_hook.torch import conflicts
     model, waited, here = Model(), [], []
     torch.cuda.is_initialized = lambda: True
     torch.cuda.is_current_stream_capturing = lambda: bool(here)
@@ -460,7 +460,7 @@ def test_nobody_waits_for_the_gpu_while_a_graph_is_captured(tmp_path):
         class CUDAGraph:
             def capture_begin(self, pool=None): pass
             def capture_end(self): raise RuntimeError
-    graphs.patch_graphs(Graphs)
+    conflicts.patch_graphs(Graphs)
 
     def asked():
         return [tracer.ready(), tracer.may_stop()]

@@ -1,23 +1,31 @@
-"""Scopes where JAX programs have none: the root of a Keras model, and the modules of flax.nnx.
+"""JAX: scopes where its programs have none, and a window of its profiler.
 
-A scope is a word in the compiled program's metadata. Values do not depend on it, nor does the key under which
-JAX keeps compiled programs (it leaves metadata out, unless told otherwise). It is opened while a function is
-traced, not when it runs, and only in processes of which a trace is wanted.
+The root of a Keras model and the modules of flax.nnx have no scopes. A scope is a word in the compiled
+program's metadata. Values do not depend on it, nor does the key under which JAX keeps compiled programs (it
+leaves metadata out, unless told otherwise). We open scopes while JAX traces a function, not when the function
+runs, and only in processes that may be profiled.
 
-Steps of a plain JAX loop are not recognised here. What jax.jit returns is an object of C++ that people
+We do not recognise the steps of a plain JAX loop. What jax.jit returns is an object of C++ that people
 inspect (`lower`, `clear_cache`) and whose calls are a fast path; wrapping it would change the one and lose
 the other. The profiler tells the executions of a program apart by itself.
 """
 
+import _thread
 import functools
 import sys
+import threading
 
 from . import environment, marks, wrapping
 from .state import process
+from .tracers import ProfilerBusy
+from .xplane import FORMAT, SUFFIX, XplaneSession, check_unused, write
+
+FRAMEWORK = "jax"
+__all__ = ["FORMAT", "FRAMEWORK", "SUFFIX", "patch_keras_layer", "patch_nnx", "start", "stop"]
 
 
 def patch_keras_layer(module):
-    """`fit` on JAX calls the model's `call` and so leaves its own scope out."""
+    """On JAX, `fit` calls the model's `call` and so leaves out the model's own scope."""
     if environment.trace_wanted() and module.backend.backend() == "jax":
         wrapping.replace(module.Layer, "stateless_call", _keras_root)
 
@@ -32,7 +40,7 @@ def _keras_root(original):
 
 
 def patch_nnx(module):
-    """Modules are what their classes' `__call__` makes them; classes made later are told of by Python."""
+    """Wraps `__call__` of the classes there are; Python tells us of those made later."""
     if not environment.trace_wanted():
         return
     base = module.Module
@@ -60,7 +68,8 @@ def _wrap_call(cls):
 def _nnx_call(original):
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
-        # A parent class's `__call__` is part of the same call; outside a trace nobody would see the scope.
+        # A parent class's `__call__` is part of the same call. And unless JAX traces, nobody would see a
+        # scope.
         stack = _stack()
         if (stack and stack[-1][0] is self) or not _is_tracing():
             return original(self, *args, **kwargs)
@@ -75,7 +84,7 @@ def _nnx_call(original):
 
 
 def _stack():
-    """(module, its path from the outermost one being called, paths of all in that by identity)"""
+    """Calls under way: (module, its path from the outermost module called, paths of all modules in that)."""
     if not hasattr(process.nnx, "stack"):
         process.nnx.stack = []
     return process.nnx.stack
@@ -91,7 +100,7 @@ def _enter(stack, module):
         if path.startswith(above) and path != above:
             scope = path[len(above) :].strip("/") or scope
     if not path:
-        # Not part of the one that calls it: a root of its own.
+        # It is no part of the one that calls it, but a root of its own.
         paths = _paths(module)
     stack.append((module, path, paths))
     return scope
@@ -132,3 +141,48 @@ class _Scope:
         if self.scope is not None:
             self.scope.__exit__(*raised)
         return False
+
+
+def start():
+    """Begin profiling; raises, having changed nothing, where the program would notice."""
+    import jax._src.profiler as profiler
+
+    state = getattr(profiler, "_profile_state", None)
+    if getattr(state, "profile_session", None) is not None:
+        raise ProfilerBusy("a JAX profiler is running already")
+    module = getattr(profiler, "_profiler", None)
+    if module is None:
+        from jax._src.lib import xla_client
+
+        module = xla_client.profiler
+    check_unused(module)
+    _wait()
+    options = module.ProfileOptions()
+    options.python_tracer_level = 0
+    return XplaneSession(module, module.ProfilerSession(options))
+
+
+def stop(session, path):
+    """End the session and write its raw file; raises where there is nothing to write."""
+    if session.profiler is not None:
+        _wait()
+    return write(session, path, _export)
+
+
+def _export(profiler, path):
+    with open(path, "wb") as file:
+        file.write(profiler.stop())
+
+
+def _wait():
+    """Wait until the devices have done what they were given. A step that failed tells the program, not us;
+    jax.effects_barrier would take the error away from the program."""
+    # In a thread beside the program's own, our list of its arrays would keep them in memory for too long.
+    if _thread.get_ident() not in getattr(threading, "_active", ()):
+        return
+    for array in sys.modules["jax"].live_arrays():
+        try:
+            if not array.is_deleted():
+                array.block_until_ready()
+        except Exception:
+            pass

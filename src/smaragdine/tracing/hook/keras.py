@@ -1,11 +1,11 @@
 """Marks of Keras 3 (TensorFlow, JAX and PyTorch backends), Keras 2 and tf_keras.
 
-No callback is added. In Keras 3 one that is `async_safe` runs on a pool of threads, at a later time, and one
-that is not stops the asynchronous dispatch of all others; in tf_keras one that handles batches can have every
-batch's logs copied to the host. But `fit` tells its CallbackList of every batch, on its own thread, whether
-anybody listens or not. So the methods of the list itself are wrapped: stamps are of the training thread,
-taken after the callbacks of a batch's beginning and before those of its end, and neither the user's callbacks
-nor the model know of it.
+We add no callback. In Keras 3, an `async_safe` one runs on a pool of threads, later; any other stops the
+asynchronous dispatch of all callbacks. In tf_keras, one that handles batches can have every batch's logs
+copied to the host. But `fit` tells its CallbackList of every batch, on its own thread, whether anybody
+listens or not. So we wrap the methods of the list itself. The training thread takes the stamps, after the
+callbacks of a batch's beginning and before those of its end, and neither the user's callbacks nor the model
+know of it.
 
 Where a backend only enqueues work (JAX, GPUs), a step's marks say when it was handed to the device.
 """
@@ -17,6 +17,8 @@ import weakref
 
 from . import environment, marks, training, wrapping
 from .state import process
+
+_DEEPEST = 32  # models within models, and operations that are no layers
 
 _state = process.keras
 
@@ -72,9 +74,17 @@ def steps_itself(model):
     return all(module.partition(".")[0] in ("keras", "tf_keras") for module in modules)
 
 
+def layer_edges(model):
+    """How data flows between the layers of a functional model and of the models in it: [[source, target], …],
+    paths of layers from the model's name down."""
+    found = {}
+    _collect(model, model.name, found, _DEEPEST)
+    return [list(edge) for edge in found]
+
+
 def patch_optimizer(module):
-    """On PyTorch a step of Keras' optimizers would be operations like others; the profiler is told of it as
-    it is of PyTorch's own. Compiled code is left as it is."""
+    """Tells PyTorch's profiler of steps of Keras' optimizers, as PyTorch's own optimizers do. Else they would
+    be operations like any other. Compiled code stays as it is."""
     if environment.trace_wanted() and module.backend.backend() == "torch":
         wrapping.replace(module.BaseOptimizer, "apply", _named_step)
 
@@ -96,7 +106,7 @@ def _source(module):
 
 
 def _closing(source, original):
-    """End what an exception leaves open, so that the next training is seen again."""
+    """Ends what an exception leaves open, so that we see the next training again."""
 
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
@@ -122,7 +132,7 @@ def _abandon(source, before):
 
 
 def _begin(kind, source, callbacks, args, kwargs, total=None):
-    # A list inside a list, or a model run by a callback of another of the same kind, is part of what is open.
+    # A list inside a list is part of what is open, and so is a model that a callback of another one runs.
     if kind not in _state.open or _state.open[kind]() is None:
         _state.open[kind] = weakref.ref(callbacks)
         marks.mark(kind + "_begin", source=source, total=total)
@@ -163,7 +173,7 @@ def _step_begin(source, callbacks, args, kwargs):
 
 
 def _step_end(source, callbacks, args, kwargs):
-    # With steps_per_execution one call covers several steps, and its end names the last of them.
+    # With steps_per_execution, one call covers several steps and its end names the last of them.
     if training.owns(callbacks):
         index = _state.base + wrapping.argument(args, kwargs, 0, "batch")
         if index != _state.ended:
@@ -177,3 +187,46 @@ def _graph_batch(which, source, callbacks, args, kwargs):
     if mode == "train" and hook == which:
         step = _step_begin if which == "begin" else _step_end
         step(source, callbacks, args[2:], kwargs)
+
+
+def _collect(layer, path, found, depth):
+    # A Sequential model keeps a functional one inside, which has no name of its own in a path.
+    functional = getattr(layer, "_functional", None) or layer
+    for node in _nodes(functional):
+        target = _operation(node)
+        if not _is_layer(target):
+            continue
+        for source in _layers_before(node, _DEEPEST):
+            if source is not target:
+                found[_below(path, source.name), _below(path, target.name)] = None
+    if depth:
+        for child in layer._flatten_layers(include_self=False, recursive=False):
+            _collect(child, _below(path, child.name), found, depth - 1)
+
+
+def _below(path, name):
+    """A model may have an empty name, and then no scope of its own."""
+    return path + "/" + name if path else name
+
+
+def _nodes(functional):
+    by_depth = getattr(functional, "_nodes_by_depth", None) or {}
+    return [node for nodes in by_depth.values() for node in nodes]
+
+
+def _layers_before(node, depth):
+    """Layers whose output a node takes, through operations that are no layers and leave no scope."""
+    for parent in node.parent_nodes:
+        if _is_layer(_operation(parent)):
+            yield _operation(parent)
+        elif depth:
+            for source in _layers_before(parent, depth - 1):
+                yield source
+
+
+def _operation(node):
+    return getattr(node, "operation", None) or node.layer  # tf_keras
+
+
+def _is_layer(operation):
+    return hasattr(operation, "weights") and type(operation).__name__ != "InputLayer"

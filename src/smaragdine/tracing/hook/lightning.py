@@ -1,8 +1,8 @@
 """Marks of Lightning, under both its names.
 
-Every event passes through `trainer.call._call_callback_hooks` (private, there since 2.0). Wrapping it,
-instead of adding a callback, leaves the trainer's list of callbacks and the checkpoints as the user made
-them, and works in processes that receive the trainer by pickle.
+Every event passes through `trainer.call._call_callback_hooks` (private, there since 2.0). We wrap it instead
+of adding a callback: the trainer's list of callbacks and its checkpoints stay as the user made them, and it
+works in processes that receive the trainer by pickle.
 """
 
 import functools
@@ -40,7 +40,7 @@ def _event(table, trainer, name, args, kwargs):
 
 
 def _setup(trainer, args, kwargs):
-    # The processes are all there, and nothing is marked yet. Lightning's own launcher names no rank in the
+    # All processes are there, and nothing is marked yet. Lightning's own launcher puts no rank into the
     # environment.
     marks.learn_rank(trainer.global_rank)
 
@@ -63,7 +63,7 @@ def _epoch_begin(trainer, args, kwargs):
 
 
 def _epoch_end(trainer, args, kwargs):
-    # Called twice, for checkpoints and early stopping last.
+    # Lightning calls this twice; the second time is for checkpoints and early stopping.
     if kwargs.get("monitoring_callbacks") is not False and training.owns(trainer):
         marks.mark("epoch_end", trainer.current_epoch, source=SOURCE)
 

@@ -1,6 +1,7 @@
 """Marks of this process, one JSON line each, in a file of its own.
 
-A mark must cost a few microseconds and must never be felt: whatever goes wrong is counted and nothing else.
+A mark costs a few microseconds, and the program never feels it: we count what goes wrong, and do nothing
+else.
 """
 
 import os
@@ -30,7 +31,7 @@ def wanted():
 
 
 def mark(name, index=None, *, source, total=None, t_ns=None, detail=None):
-    """Append one mark; without a spool, nothing."""
+    """Append one mark; does nothing where nobody records."""
     if _state.spool is None:
         return
     if t_ns is None:
@@ -51,13 +52,14 @@ def mark(name, index=None, *, source, total=None, t_ns=None, detail=None):
 
 
 def soon(t_ns, name, index, source):
-    """A mark that may wait a tenth of a second: one of thousands. Whatever is marked next takes it along."""
+    """Append one of thousands of marks: it may wait a tenth of a second, and the next one takes it along."""
     if _state.spool is None:
         return
     try:
         pid = os.getpid()
-        _state.waiting.append((pid, t_ns, name, index, source))
-        if t_ns - _state.waiting_since_ns > _LONGEST_WAIT_NS or len(_state.waiting) > 1000:
+        waiting = _state.waiting
+        waiting.append((pid, t_ns, name, index, source))
+        if t_ns - _state.waiting_since_ns > _LONGEST_WAIT_NS or len(waiting) > 1000:
             _state.waiting_since_ns = t_ns
             _write(pid, _waiting(pid).encode("ascii"))
     except Exception:
@@ -68,7 +70,7 @@ def soon(t_ns, name, index, source):
 
 
 def flush():
-    """Write what waits; the process is about to end."""
+    """Write the marks that wait; the process is about to end."""
     if _state.spool is None:
         return
     try:
@@ -81,24 +83,26 @@ def flush():
 
 
 def _waiting(pid):
-    """The lines that wait. Other threads only append, so a prefix can be taken without a lock."""
-    count = len(_state.waiting)
+    """Takes the lines that wait. Other threads only append, so taking the first ones needs no lock."""
+    waiting = _state.waiting
+    count = len(waiting)
     if not count:
         return ""
-    entries = _state.waiting[:count]
-    del _state.waiting[:count]
-    # What a forked child finds here is its parent's.
+    entries = waiting[:count]
+    del waiting[:count]
+    # A forked child finds those of its parent here, which writes them itself.
     return "".join([_line(*entry) + "}\n" for entry in entries if entry[0] == pid])
 
 
 def _line(pid, t_ns, name, index, source):
+    quoted = _state.quoted
     return '{"t_ns":%d,"name":%s,"index":%s,"rank":%d,"pid":%d,"source":%s' % (
         t_ns,
-        _state.quoted.get(name) or _quote(name),
+        quoted.get(name) or _quote(name),
         "null" if index is None else "%d" % index,
         _rank_in(pid),
         pid,
-        _state.quoted.get(source) or _quote(source),
+        quoted.get(source) or _quote(source),
     )
 
 
@@ -111,7 +115,7 @@ def error(framework, exception):
 
 
 def learn_rank(rank):
-    """A rank found at run time; it counts only where the environment names none."""
+    """Take a rank that was found at run time, unless the environment names one."""
     if not any(name in os.environ for name in (*_RANKS, "SLURM_PROCID")):
         _set_rank(os.getpid(), int(rank))
 
@@ -171,8 +175,8 @@ def _write(pid, data):
 
 
 def _ours(handle):
-    # A program may close every descriptor it does not know (daemons do) and get the same number for a file of
-    # its own, into which we would then write.
+    # A program may close every descriptor it does not know (daemons do), and get the same number for a file
+    # of its own. We would write into that file.
     try:
         status = os.fstat(handle[1])
     except OSError:
@@ -181,8 +185,9 @@ def _ours(handle):
 
 
 def _open(pid):
-    # No lock: one held by another thread during fork would hang the child. Two threads opening at once only
-    # waste a descriptor. An inherited descriptor is not closed, for the reason given in _ours.
+    # No lock: another thread may hold it during a fork, and the child would hang. Two threads that open at
+    # once only waste a descriptor. We do not close an inherited descriptor, which may be the program's by
+    # now.
     path = os.path.join(_state.spool, "marks-%d.jsonl" % pid)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     status = os.fstat(fd)

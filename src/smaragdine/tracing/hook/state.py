@@ -54,7 +54,7 @@ class TorchState:
         self.compiled_call = None  # the function that calls a compiled module, as PyTorch has it
         self.compiled_around = []  # what lies around it, the innermost first
         # The profiler's end.
-        self.capturing = None  # a WeakSet of the CUDA graphs that are being captured
+        self.graphs = None  # a WeakSet of the CUDA graphs being captured: one that is never ended goes, too
         self.functions = None  # of PyTorch's library; False where they are not to be had
         self.looking = RLock()  # held while threads are looked at, and during a fork; a signal may look again
         self.leaving = []  # threads of Kineto's that may still wait for a call of CUDA

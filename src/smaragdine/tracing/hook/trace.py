@@ -1,8 +1,8 @@
 """When a process traces itself: a few steps, or a few slices of time where it announces none.
 
-The framework's own profiler runs for a window and writes its raw file beside the recording; names and phases
-are found from it after the program has ended, in another process. A process follows its steps by the marks it
-makes anyway; a thread watches for programs that make none, and for windows that no step ends.
+The framework's own profiler runs for a window and writes its raw file beside the recording. Another process
+finds names and phases in it after the program has ended. A process follows its steps by the marks it makes
+anyway. A thread watches for programs that make none, and for windows that no step ends.
 """
 
 import _thread
@@ -22,21 +22,21 @@ _SLICE_S = 1.0
 _SLICES = 5
 _LONGEST_WAIT_S = 5.0  # for the program to call a module
 _TICK_S = 0.25
-# The end of a step, or that what lies before it is of no step.
+# Marks that end a step, or void the time before them.
 _TELLING = frozenset({"step_end", "train_end", "train_begin", "epoch_begin", "evaluate_end", "predict_end"})
 _INTERRUPTING = frozenset({"evaluate_begin", "predict_begin"})
-_LEAST_LOAD = 0.1  # cores; a launcher that waits for others has nothing to trace
+_LEAST_LOAD = 0.1  # cores: a launcher that waits for others has nothing to trace
 
 
 def install():
-    """Follow the steps of this process, as its environment says."""
+    """Follow the steps of this process, if its environment asks for that."""
     settings = environment.settings_of(os.environ)
     if settings is not None:
         begin(settings)
 
 
 def begin(settings):
-    """Trace from now on; what was traced before is finished."""
+    """Trace from now on, after finishing what was traced before."""
     finish()
     _state.settings, _state.plan = settings, windows.WindowPlan(settings)
     process.marks.follower = marked
@@ -45,43 +45,45 @@ def begin(settings):
 
 
 def end():
-    """Finish what is open, and follow no longer."""
+    """Finish what is open, and follow no steps any longer."""
     finish()
     _state.settings = None
     process.marks.follower = None
 
 
 def framework_loaded(module=None):
-    """A framework was imported: from now on somebody may have work to trace."""
+    """A framework was imported: from now on the process may have work to trace."""
     if _state.settings is not None and _state.watching != (os.getpid(), _state.settings):
         if _state.watching is None:
-            # Registered after the framework's own, and so called before it: it cleans up what we still need.
+            # Registered after the framework's own function, and so called before it cleans up what we still
+            # need.
             atexit.register(at_exit)
         _state.watching = (os.getpid(), _state.settings)
-        # Not by threading: a program may join every thread it finds there.
+        # Not by `threading`: a program may join every thread that it finds there.
         _thread.start_new_thread(_watch, (_state.plan,))
 
 
 def marked(name, index, source, t_ns):
-    """What the process says of its training."""
+    """The process has marked something; follows what it says of its training."""
     if _state.settings is None or not (name in _TELLING or name in _INTERRUPTING):
         return
     plan = _state.plan if _state.plan.pid == os.getpid() else _plan_of_child()
     told = _alone(plan, lambda: _tell(plan, name, index, source, t_ns))
-    # Calls of a model give way to its training, should there be one.
+    # Calls of a model go on being followed: should it be trained, they give way to that.
     if told and plan.done and plan.window is None and plan.source != training.FORWARD:
         process.marks.follower = None  # from now on a step costs what it costs without us
 
 
 def finish():
-    """What has been traced is kept, and nothing more is: the program ends, or the training."""
+    """Keep what was traced, and trace nothing more: the program ends, or the training."""
     plan = _state.plan
     if plan is not None and plan.pid == os.getpid():
         _alone(plan, lambda: _finish(plan))
 
 
 def at_exit():
-    # Left by a signal's exception, the process would end under a thread that is at work in the framework.
+    # Should a signal's exception end this early, the process would end under a thread at work in the
+    # framework.
     while True:
         try:
             detach = sys.modules.get("%s.torch.detach" % __package__)
@@ -96,14 +98,14 @@ def at_exit():
 
 
 def _plan_of_child():
-    """A forked child traces nothing where its parent did: that profiler is not its own. Nor is a lock it may
-    find held."""
+    """In a forked child, which traces nothing where its parent did: that profiler is not its own. Nor is the
+    lock, which it may find held."""
     used = _state.plan.used()
     _state.lock, _state.postponed = _thread.RLock(), []
     _state.plan = windows.WindowPlan(_state.settings)
     _state.plan.done = _state.plan.failed = used
     if _is_worker():
-        # It ends by _exit, without the functions registered by atexit.
+        # It ends by _exit, without the functions that atexit knows.
         sys.modules["multiprocessing.util"].Finalize(None, _worker_ends, exitpriority=0)
     return _state.plan
 
@@ -117,7 +119,7 @@ def _tell(plan, name, index, source, t_ns):
     if name == "step_end":
         plan.step_ended(source, index, t_ns)
     elif name == "train_end":
-        plan.close()  # saving is none of the steps' business
+        plan.close()  # saving the model is part of no step
     elif name in _INTERRUPTING:
         plan.interrupted()
     else:
@@ -133,8 +135,8 @@ def _finish(plan):
 
 
 def _alone(plan, work):
-    """Whether it was done, by one thread at a time. A signal's handler may interrupt one that opens or closes
-    a window, and would wait for itself: what it wants is done after that."""
+    """Do `work`, one thread at a time; returns whether it was done. A signal's handler may interrupt its own
+    thread in this, and would wait for itself: what the handler wants is done afterwards."""
     if _state.lock._is_owned():
         _state.postponed.append((plan, work))
         return False
@@ -154,7 +156,7 @@ def _try(plan, work):
 
 
 def _watch(plan):
-    """Until the process ends, or the plan is done with."""
+    """Watch until the process ends, or the plan is done."""
     try:
         load = _Load()
         next_s = time.monotonic() + plan.settings.quiet_s
@@ -170,7 +172,7 @@ def _watch(plan):
             if training.active() or _is_worker() or not plan.slice_affordable(_SLICE_S):
                 continue
             framework = tracers.in_use()
-            # A device may be busy with what a JAX program, at rest itself, has given it.
+            # A JAX program may rest itself while a device works on what it was given.
             if framework is not None and (busy or framework == "jax"):
                 _take_slice(plan, tracers.named(framework))
                 taken += 1
@@ -196,11 +198,11 @@ def _take_slice(plan, tracer):
 
 
 def _done_by(plan, tracer, work, most_s):
-    """Whether the slice went on, by a thread of the program's where the tracer needs one."""
+    """Do `work`, in a thread of the program's where the tracer needs one; returns whether it was done."""
     done = []
 
     def guarded():
-        # Reached from the program's own code: whoever holds the lock may be further up the same stack.
+        # Called from the program's own code: whoever holds the lock may be further up this stack.
         lock = _state.lock
         if plan.pid != os.getpid() or lock._is_owned():
             return
@@ -209,7 +211,7 @@ def _done_by(plan, tracer, work, most_s):
                 _try(plan, work)
                 done.append(True)
         finally:
-            # Asked, for a signal's exception may have come just before or just after it was taken.
+            # Ask, for a signal's exception may have come just before the lock was taken, or just after.
             if lock._is_owned():
                 lock.release()
 
@@ -228,7 +230,8 @@ def _done_by(plan, tracer, work, most_s):
 
 
 def _is_worker():
-    """Of a DataLoader, for one: it helps the program that trains, and knows a framework only by import."""
+    """Whether this process is a worker, a DataLoader's for one: it helps the program that trains, and only
+    imports the framework."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 

@@ -1,4 +1,17 @@
-"""Which framework's profiler a program needs."""
+"""Which framework's profiler a program needs.
+
+A tracer is a module with the FRAMEWORK, FORMAT and SUFFIX of its raw files, and with
+
+    start()                          begins, returns a session; raises, having changed nothing, if it cannot
+    stop(session, path)              ends, writes `path` and returns what else is known; raises if it cannot
+
+and, where the framework asks for more care,
+
+    ready(), may_stop()              whether it can begin, or stop, just now
+    stop_aside(session, path, then)  like `stop`, on a background thread
+    at_next_call(work)               has a thread of the program do `work`; returns what takes this back
+    still_safe()                     whether what waits for the next call may go on waiting
+"""
 
 import importlib
 import sys
@@ -7,17 +20,17 @@ _TORCH = ("torch", "transformers", "lightning")
 _TRACERS = {
     "torch": "torch.tracer",
     "tensorflow": "tensorflow.tracer",
-    "session": "tensorflow.session_tracer",
-    "jax": "trace_jax",
+    "session": "tensorflow.sessions",
+    "jax": "jax",
 }
 
 
 class ProfilerBusy(RuntimeError):
-    """The program has a profiler of its own, beside which there can be none of ours; it may end."""
+    """The program runs a profiler of its own, and there can be no other; it may end."""
 
 
 def of_source(source):
-    """The tracer of whoever announces steps."""
+    """The tracer for whoever announces steps."""
     if source == "tensorflow":
         return named("session")
     if source == "keras":
@@ -37,13 +50,13 @@ def named(framework):
 
 
 def in_use():
-    """The framework that has work in this process. Many are imported by others and never used: JAX has a
-    backend when it is, and TensorFlow a context."""
+    """The framework that has work in this process. Libraries import many that they never use: JAX has a
+    backend only once it is used, and TensorFlow a context."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and getattr(bridge, "_backends", None):
         return "jax"
     context = sys.modules.get("tensorflow.python.eager.context")
-    # Not context(), which makes one where there is none.
+    # Not `context()`, which makes one where there is none.
     known = getattr(context, "context_safe", None)
     if known is not None and getattr(known(), "_initialized", False):
         return "tensorflow"

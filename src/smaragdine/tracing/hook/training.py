@@ -1,6 +1,6 @@
 """Who trains in this process.
 
-One stream of steps: what runs underneath a trainer (an optimizer, a session) keeps quiet.
+There is one stream of steps: an optimizer or a session that runs underneath a trainer marks none.
 """
 
 import os
@@ -14,7 +14,7 @@ FORWARD = "torch:forward"  # the source of a model's calls, where nothing else a
 
 
 def begin(trainer):
-    """Claim the process for `trainer`; False where another one has it."""
+    """Claim the process for `trainer`. Returns False where another one has it."""
     if active():
         return False
     process.trainer = (os.getpid(), weakref.ref(trainer))
@@ -23,7 +23,7 @@ def begin(trainer):
 
 
 def end(trainer):
-    """Give the process back; False where it was not `trainer`'s."""
+    """Give the process back. Returns False where it was not `trainer`'s."""
     if not owns(trainer):
         return False
     process.trainer = None
@@ -35,13 +35,13 @@ def owns(trainer):
 
 
 def active():
-    # A trainer that died in an exception nobody told us about, or that was left behind by fork, owns nothing.
+    # A trainer owns nothing once it is gone (nobody tells us of every exception), nor in a forked child.
     owner = process.trainer
     return owner is not None and owner[1]() is not None and owner[0] == os.getpid()
 
 
 def learn_rank():
-    """From PyTorch's process group, where there is one."""
+    """Take the rank from PyTorch's process group, where there is one."""
     distributed = sys.modules.get("torch.distributed")
     # A PyTorch without it has the module, but nothing in it.
     initialized = getattr(distributed, "is_initialized", None)
@@ -50,5 +50,5 @@ def learn_rank():
 
 
 def model():
-    """The model being trained, where its trainer calls parts of it and never the whole: Lightning's."""
+    """The model being trained, of Lightning, whose trainer calls parts of it and never the whole."""
     return getattr(process.trainer[1](), "lightning_module", None) if active() else None

@@ -1,7 +1,7 @@
 """Marks of the Hugging Face Trainer.
 
-Every event passes through `CallbackHandler.call_event`. Wrapping it, instead of adding a callback, leaves the
-trainer's list of callbacks, and with it the saved state, as the user made them.
+Every event passes through `CallbackHandler.call_event`. We wrap it instead of adding a callback: the
+trainer's list of callbacks, and with it the saved state, stays as the user made it.
 """
 
 import functools
@@ -63,7 +63,7 @@ def _train(original):
 
 
 def _outermost(kind, original):
-    # The trainer has events for the end of these only, and calls itself for every one of several datasets.
+    # The trainer has events for the end of these only, and calls itself for each of several data sets.
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
         if process.transformers.inside[kind] == 0:

@@ -10,20 +10,20 @@ from . import marks, tracers
 from .training import FORWARD
 
 _FIRST_WINDOW_S = 4.0
-_MOST_BYTES = 64 << 20  # of a window's raw file; its events are in memory until then
+_MOST_BYTES = 64 << 20  # of a window's raw file: its events are in memory until it is written
 _OVERDUE_S = 10.0
-_SHORT_S = 0.25  # a window; to write its file takes about twice as long at most
-_WORTHWHILE = 3  # steps; to start and stop a profiler for fewer wastes the budget
-_SILENT = 20  # steps of others in a row: whoever was followed has ended
-# Steps until the next attempt, where the program has a profiler of its own; twice as many each time.
+_SHORT_S = 0.25  # a window: writing its file takes about twice as long at most
+_WORTHWHILE = 3  # steps: starting and stopping a profiler for fewer wastes the budget
+_SILENT = 20  # steps of others in a row: after that many, whoever was followed has ended
+# Steps until the next attempt where the program runs a profiler of its own; twice as many each time.
 _FIRST_WAIT, _LONGEST_WAIT = 4, 64
-_MOST_BROKEN = 5  # windows; each one that the program's profiler ends has cost something
-_KEPT = 51  # lengths of untraced steps, of which the one in the middle counts
-_GUESSED_PAUSE_S = 0.5  # to start and stop a profiler that has not run yet
+_MOST_BROKEN = 5  # windows: each one that the program's profiler ends has cost something
+_KEPT = 51  # lengths of untraced steps; their median counts
+_GUESSED_PAUSE_S = 0.5  # for starting and stopping a profiler that has not run yet
 
 
 class WindowPlan:
-    """What a process traces. Its methods are called one at a time."""
+    """What a process traces. One thread at a time calls its methods."""
 
     def __init__(self, settings, clock_ns=time.time_ns):
         self.pid = os.getpid()
@@ -71,7 +71,7 @@ class WindowPlan:
                 self.close()
 
     def step_begins(self, t_ns):
-        """What lies before is no part of it: an evaluation, or the end of an epoch."""
+        """The next step begins: the time before, an evaluation or the end of an epoch, is no part of it."""
         self.cost.last_ns = None
         if self.window is not None:
             self.window.last_ns = max(self.window.last_ns, t_ns)
@@ -94,13 +94,13 @@ class WindowPlan:
         self.cost.started((begin_ns - asked_ns) * 1e-9)
 
     def close(self):
-        """The window that is open, if any. What it saw is kept, unless it should have steps and has none."""
+        """Close the window that is open, if any, and keep it, unless it should have steps and has none."""
         window = self.window
         if window is None:
             return
         may_stop = getattr(window.tracer, "may_stop", None)
         if may_stop is not None and not may_stop():
-            window.complete = True  # the next step ends it, or the watch
+            window.complete = True  # the next step closes it, or the watch
             return
         self.window = None
         ended = self.done
@@ -114,7 +114,7 @@ class WindowPlan:
             raise
         aside = getattr(window.tracer, "stop_aside", None)
         if aside is not None:
-            # Whom the plan follows by then may be another.
+            # By the time it is written, the plan may follow another source.
             self.ending = aside(
                 window.session,
                 window.path,
@@ -141,12 +141,12 @@ class WindowPlan:
         self._keep(window, source, end_ns, resumed_ns, facts or {})
 
     def _keep(self, window, source, end_ns, resumed_ns, facts):
-        """Its file is written: note what it is of, unless it is of nothing."""
+        """The window's file is written: keep it with a note of what it is, unless nothing is in it."""
         stopped_ns = self._clock_ns()
         kept = False
         try:
             length_s = (end_ns - window.begin_ns) * 1e-9
-            # What is done beside the program takes its processors, if not its time.
+            # A background thread takes processors from the program, if not its time.
             self.cost.spent_s += (stopped_ns - resumed_ns) * 1e-9 / (os.cpu_count() or 1)
             if source is None:
                 self.cost.sliced(length_s)
@@ -165,7 +165,7 @@ class WindowPlan:
     def settle(self):
         """Wait until the last window's file is written."""
         if self.ending is not None:
-            self.ending.wait()  # a KeyboardInterrupt may end it: then the program's end waits again
+            self.ending.wait()  # after a KeyboardInterrupt the program's end waits again
             self.ending = None
 
     def interrupted(self):
@@ -175,17 +175,17 @@ class WindowPlan:
             self.close()
 
     def overdue(self):
-        """No step ends the window: the loop is over, or waits for something."""
+        """Whether no step will end the window: the loop is over, or waits for something."""
         window = self.window
         if window is None:
             return False
         if self.source is None:
-            return True  # a slice begun too late for whoever asked for it
+            return True  # a slice that began too late for whoever asked for it
         waited_s = (self._clock_ns() - window.last_ns) * 1e-9
         return waited_s > max(_OVERDUE_S, 20 * self.cost.longest_s)
 
     def give_up(self):
-        """Something went wrong: nothing more is traced, and no profiler left running."""
+        """Something went wrong: trace nothing more, and leave no profiler running."""
         self.done = self.failed = True
         window, self.window = self.window, None
         if window is not None:
@@ -197,18 +197,18 @@ class WindowPlan:
         return budget is None or self.cost.forecast_s(0, True) + length_s <= budget * elapsed_s
 
     def used(self):
-        """Whether a profiler has run in this process, be it the program's own."""
+        """Whether a profiler has run in this process, ours or the program's own."""
         ours = self.windows > 0 or self.window is not None or self.ending is not None
         return ours or self.failed or self.refusal is not None
 
     def _refused(self, refusal):
-        """The program has a profiler of its own: at a later step it may be over."""
+        """The program runs a profiler of its own; try again at a later step."""
         self.refusal = refusal.with_traceback(None)  # which would keep the program's frames
         self._next = self.seen + self._wait
         self._wait = min(2 * self._wait, _LONGEST_WAIT)
 
     def _follow(self, source):
-        """Whether a source that was not followed is from now on."""
+        """Whether to follow, from now on, a source that was not followed."""
         if self.source not in (None, FORWARD):
             self._others += 1
             if source == FORWARD or self._others < _SILENT:
@@ -216,7 +216,8 @@ class WindowPlan:
             if self.traced or self.window is not None:
                 self.close()
                 return False
-        # So far a slice, or calls of a model that turns out to be trained, or a training that ended early.
+        # So far there was a slice, or calls of a model that turns out to be trained, or a training that ended
+        # early.
         self.close()
         if self.window is not None:
             return False  # it cannot be closed just now
@@ -228,12 +229,12 @@ class WindowPlan:
         return True
 
     def _takes_long(self):
-        """Whether the last window's file may: but who wants every step waits even so."""
+        """Whether writing the last window's file may. Who wants every step waits even so."""
         return self.settings.steps > 0 and self.ending_s > _SHORT_S
 
     def _overlong(self):
-        """PyTorch's mark comes inside the optimizer's step, whose own record would be lost if the profiler
-        stopped there: it runs into the next step."""
+        """Whether windows run into the next step. PyTorch's mark comes inside the optimizer's step, whose own
+        record would be lost if the profiler stopped there."""
         return self.source.startswith("torch")
 
     def _enough(self, window):
@@ -256,6 +257,8 @@ class WindowPlan:
 
 
 class Window:
+    """One window: what it saw, and the files it leaves."""
+
     def __init__(self, tracer, session, base, asked_ns, begin_ns):
         self.tracer, self.session = tracer, session
         self.path, self.noted = base + tracer.SUFFIX, base + ".meta.json"
@@ -265,13 +268,13 @@ class Window:
         self.complete = False
 
     def add(self, index, t_ns):
-        """A step; its length."""
+        """Add a step; returns its length in seconds."""
         begin_ns, self.last_ns = self.last_ns, t_ns
         self.steps.append((index, begin_ns, t_ns))
         return (t_ns - begin_ns) * 1e-9
 
     def note(self, source, end_ns, resumed_ns, stopped_ns, facts):
-        """What its file is of."""
+        """Write beside the raw file what it is of."""
         meta = {
             "framework": self.tracer.FRAMEWORK,
             "format": self.tracer.FORMAT,
@@ -291,12 +294,12 @@ class Window:
             json.dump(meta, file)
 
     def remove(self):
-        """What it may have written: a disk that is full has better use for it."""
+        """Remove what it may have written: a full disk has better use for the space."""
         _remove(self.path, self.path + ".tmp", self.noted)
 
     def discard(self):
         """End it, and keep nothing."""
-        # Kineto says on stderr what it cannot write: it gets a folder that is there.
+        # Kineto complains on stderr of what it cannot write, so it gets a folder that is there.
         path = self.path
         try:
             folder = tempfile.mkdtemp()  # ours alone: nobody has put a link there
@@ -321,13 +324,15 @@ def _remove(*paths):
 
 
 class WindowCost:
+    """How much longer the program takes because it is traced."""
+
     def __init__(self):
         self.first_ns = None
         self.last_ns = None
-        self.lengths_s = []  # of untraced steps, the latest ones
+        self.lengths_s = []  # of the latest untraced steps
         self.longest_s = 0.0
         self.spent_s = 0.0
-        self.slower_s = None  # a traced step, than an untraced one
+        self.slower_s = None  # by how much a traced step is slower than an untraced one
         self.start_s = None  # how long the profiler took to start, the last time
         self.stop_s = None
 
@@ -356,11 +361,11 @@ class WindowCost:
         self._paused(length_s)
 
     def sliced(self, length_s):
-        """Nobody knows how much of it the program would have needed: it counts whole."""
+        """A slice counts whole: nobody knows how much of it the program would have needed anyway."""
         self.spent_s += length_s
 
     def of_other_steps(self):
-        """From now on steps are others, as long as they may be."""
+        """Steps are others from now on, and may be longer or shorter."""
         self.last_ns, self.lengths_s, self.slower_s = None, [], None
 
     def typical_s(self):
@@ -370,7 +375,7 @@ class WindowCost:
         return 0.0 if self.first_ns is None else (now_ns - self.first_ns) * 1e-9
 
     def forecast_s(self, steps, opening):
-        """What will have been spent after so many more steps and the window's end."""
+        """What will have been spent once so many more steps and the window's end are over."""
         slower_s = self.typical_s() if self.slower_s is None else self.slower_s
         pause_s = _GUESSED_PAUSE_S if self.stop_s is None else self.stop_s
         if opening and self.stop_s is not None:
@@ -379,7 +384,7 @@ class WindowCost:
 
     def _paused(self, length_s):
         self.spent_s += length_s
-        self.last_ns = None  # the step it happened in says nothing
+        self.last_ns = None  # the step in which it happened tells nothing
 
     def _saw(self, length_s):
         self.longest_s = max(self.longest_s, length_s)

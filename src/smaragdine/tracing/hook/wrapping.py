@@ -1,4 +1,7 @@
-"""Put our code around a method of the program's classes."""
+"""Put our code around methods of the program's classes.
+
+Apart from `install`: it needs functools, which an interpreter does not load by itself.
+"""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""A window of TensorFlow's own profiler."""
+"""A window of TensorFlow's own profiler, for Keras on TensorFlow."""
 
 import glob
 import os
@@ -9,22 +9,22 @@ import time
 
 from .. import keras, marks
 from ..state import process
-from . import edges, graph, scopes
-from ..trace_xplane import FORMAT, SUFFIX, XplaneSession, check_unused, write
 from ..tracers import ProfilerBusy
+from ..xplane import FORMAT, SUFFIX, XplaneSession, check_unused, write
+from . import scopes
 
 FRAMEWORK = "tensorflow"
 __all__ = ["FORMAT", "FRAMEWORK", "SUFFIX", "start", "stop"]
 
 
 class _Level(int):
-    """TensorFlow takes for a truth value what can be one, and ignores that; this can only be a number."""
+    """TensorFlow takes a number that can be a truth value for one, and ignores it. This one cannot."""
 
     def __bool__(self):
         raise TypeError("a level")
 
 
-# 3: operations that have turned out to be cheap count as details, and the level by default leaves them out.
+# 3, for the default leaves out details, and operations that have turned out to be cheap count as such.
 _OPTIONS = {
     "host_tracer_level": _Level(3),
     "python_tracer_level": _Level(0),
@@ -41,7 +41,7 @@ def start():
         raise ProfilerBusy("a TensorFlow profiler is running already")
     check_unused(module)
     _wait()
-    # The profiler makes the folder, when it exports.
+    # The profiler makes the folder when it exports.
     folder = os.path.join(tempfile.gettempdir(), "smaragdine-xplane-%d-%d" % (os.getpid(), time.time_ns()))
     profiler = module.ProfilerSession()
     profiler.start(folder, _OPTIONS)
@@ -52,7 +52,7 @@ def start():
 
 
 def stop(session, path):
-    """End it and write the raw file; raises where there is nothing to write."""
+    """End the session and write its raw file; raises where there is nothing to write."""
     if session.events is not None:
         session.events.close()
     try:
@@ -65,11 +65,12 @@ def stop(session, path):
 
 
 def _facts():
-    """What the raw file does not tell: whose code a step is, and how data flows through the model."""
+    """What the raw file does not tell: whether a step is Keras' code alone, and how data flows in the
+    model."""
     try:
         model = keras.trained_model()
-        facts = graph.facts()
-        facts["edges"] += [] if model is None else edges.edges(model)
+        facts = scopes.graph_facts()
+        facts["edges"] += [] if model is None else keras.layer_edges(model)
         return dict(facts, keras=keras.steps_itself(model), exact_scopes=process.tensorflow.exact)
     except Exception as exception:
         marks.error(FRAMEWORK, exception)
@@ -93,7 +94,7 @@ def _export(profiler, folder, path):
 
 
 def _wait():
-    # On the CPU a step has ended when its call returns.
+    # Until the GPUs have done their work; on the CPU a step has ended when its call returns.
     tensorflow = sys.modules["tensorflow"]
     try:
         if tensorflow.executing_eagerly() and tensorflow.config.list_logical_devices("GPU"):

@@ -1,14 +1,15 @@
-"""Ends PyTorch's profiler beside the program, without holding the interpreter's lock.
+"""Stops PyTorch's profiler on a background thread, without holding the interpreter's lock.
 
 To stop, Kineto turns all its records into a trace and writes it: 13 µs for each, seconds for a few steps on a
-GPU. PyTorch's own function holds the lock all the while. The library's does not, when called by ctypes; its
-names say what it takes, and where one of them is missing PyTorch's own function is used.
+GPU. PyTorch's own function holds the interpreter's lock all the while. The function of its library does not
+when we call it by ctypes. Its mangled name says what it takes; where a name is missing, PyTorch's own
+function is used.
 
-A thread that writes a record while all are turned into a trace crashes, also in PyTorch's own function. So
-the profiler first stops listening, with the lock held. It is ended when every other thread has left the
-operator it may have been in, or has been there for so long that it writes nothing now: an operator that ends
-after the profiler writes no more. It would if the next one had begun, to where its record was; so none begins
-while a thread may be in such an operator.
+A thread that ends an operator writes a record. While the records are turned into a trace that crashes, in
+PyTorch's own function too. So the profiler first stops listening, with the lock held. We stop it when every
+other thread has left the operator it may have been in, or has been in it for so long that it writes nothing
+now. An operator that ends after the profiler has stopped writes no record, unless the next profiler has
+begun: it would write to where its record once was. So none begins while a thread may be in such an operator.
 """
 
 import _thread
@@ -24,7 +25,7 @@ import torch
 
 from .. import marks
 from ..state import process
-from . import detach
+from . import conflicts, detach
 
 _state = process.torch
 
@@ -36,26 +37,26 @@ _DELETE = "_ZdlPv"
 _STATE = "_ZN5torch8profiler4impl17ProfilerStateBase"
 _RUNNING, _UNHEAR = _STATE + "3getEb", _STATE + "14removeCallbackEv"
 
-# What Kineto has recorded: launches, by runtime and driver, then kernels, copies, sets, whose they are,
-# waiting, and CUPTI's own overhead.
+# What Kineto has CUPTI record: launches by runtime and driver, kernels, copies, sets, which launch they come
+# from, waiting, and CUPTI's own overhead.
 _CUPTI_KINDS = (5, 4, 10, 1, 2, 39, 38, 17)
 
 _PYTHON = os.path.dirname(threading.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# The loops there never end; what they call does.
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # the hook
+# Threads stay in the loops there for good; what those call ends.
 _LOOPS = tuple(
     os.path.join(_TORCH, *folder) + os.sep for folder in (("utils", "data"), ("_inductor", "compile_worker"))
 )
-_GRACE_S = 0.02  # for records that are being written by threads without Python
+_GRACE_S = 0.02  # for records that threads without Python are writing
 _PATIENCE_S = 1.0  # for operators of other threads to end
-_ASLEEP = 0.1  # the part of the time that a thread at work would surpass
+_ASLEEP = 0.1  # of the time: a thread at work runs for more than that
 
-_COLLECTS_ANYWHERE = sys.version_info < (3, 12)  # from then on between instructions only
+_COLLECTS_ANYWHERE = sys.version_info < (3, 12)  # since then garbage is collected between instructions only
 
 
 class _String(ctypes.Structure):
-    # A std::string: where its text is, how long, and room for a short one.
+    # A std::string: where its text is, how long it is, and room for a short one.
     _fields_ = [("text", ctypes.c_void_p), ("size", ctypes.c_size_t), ("room", ctypes.c_size_t * 2)]
 
 
@@ -70,7 +71,7 @@ def _functions():
 
 
 def _look():
-    # How an object is returned differs between processors.
+    # How a function returns an object differs between processors.
     if platform.machine() != "x86_64":
         return None
     try:
@@ -89,7 +90,7 @@ def _look():
 
 
 def unhear():
-    """The profiler of all threads listens no more. Whether there is one."""
+    """Has the profiler of all threads listen no more. Returns whether there is one."""
     state = _functions()[4](True)
     if state:
         _functions()[5](state)
@@ -97,8 +98,8 @@ def unhear():
 
 
 def silence():
-    """The profiler of all threads listens no more. Threads that may be inside an operator it has heard of, or
-    None where there is no such profiler."""
+    """Has the profiler of all threads listen no more. Returns the threads that may be in an operator whose
+    beginning it has recorded, or None where there is no such profiler."""
     if not unhear():
         return None
     own = threading.get_ident()
@@ -110,9 +111,10 @@ def silence():
 
 
 def leave_gpu():
-    """Nothing more is recorded of the GPUs, which must have done their work. Kineto would see to that only
-    after it has put all records of operators in order; till then a launch takes as long as in a traced step.
-    PyTorch's own switch for this prints a warning."""
+    """Records nothing more of the GPUs, once they have done their work. Kineto would stop that only after it
+    has put all records of operators in order, and till then a launch takes as long as in a traced step.
+    PyTorch's own switch for it prints a warning."""
+    conflicts.wait_for_gpu()
     try:
         with open("/proc/self/maps") as file:
             loaded = {line.split()[-1] for line in file if "/libcupti.so" in line}
@@ -125,11 +127,12 @@ def leave_gpu():
 
 
 def _stacks():
-    """Where each thread is: its frames from the innermost on, as (id, instruction, file), without references,
-    which would keep a program's tensors.
+    """Where each thread is: its frames from the innermost on, as (id, instruction, file). A reference to a
+    frame would keep the program's tensors.
 
-    Python makes a frame's object when it is asked for. Before 3.12 that may collect garbage, whose end lets
-    other threads run on: the object would be of a frame that is no more, and the process crash.
+    Python makes the object of a frame when it is asked for. Before 3.12 that may collect garbage, and
+    collecting lets other threads run on: the frame may be gone before its object is made, and the process
+    crashes.
     """
     with _state.looking:
         collects = _COLLECTS_ANYWHERE and gc.isenabled()
@@ -143,13 +146,13 @@ def _stacks():
 
 
 def before_fork():
-    """Nobody looks while the process forks: the child would have the lock of a thread that it does not have,
-    and its garbage would not be collected."""
+    """Lets nobody look at threads while the process forks. The child would find the lock held by a thread
+    that it does not have, and garbage collection switched off."""
     _state.looking.acquire()
 
 
 def after_fork():
-    """In either process."""
+    """In both processes."""
     _state.looking.release()
 
 
@@ -162,20 +165,21 @@ def _stack(frame):
 
 
 def _waits(stack):
-    # In a function of Python's own library, as threads are that wait for work, or of ours: in no operator,
-    # unless below is one of PyTorch that has called back.
+    # A thread that waits for work is in a function of Python's own library. It is in no operator there, nor
+    # in a function of ours, unless an operator of PyTorch has called back.
     path = stack[0][2]
     elsewhere = path.startswith(_OURS) or (path.startswith(_PYTHON) and "site-packages" not in path)
     return elsewhere and not _calling(stack)
 
 
 def _calling(stack):
-    """Which of its calls are under way in PyTorch."""
+    """Those of its frames that are calls of PyTorch."""
     return {frame for frame, _, path in stack if path.startswith(_TORCH) and not path.startswith(_LOOPS)}
 
 
 def _worked(ident):
-    """Now, and for how long a thread has run or waited to be run, in nanoseconds; None where nobody tells."""
+    """(now, for how long the thread has run or waited to be run), in nanoseconds; None where the kernel does
+    not tell."""
     try:
         with open("/proc/self/task/%d/schedstat" % threading._active[ident].native_id) as file:
             running, ready = [int(part) for part in file.read().split()[:2]]
@@ -185,7 +189,7 @@ def _worked(ident):
 
 
 def _sleeps(ident, before):
-    """Whether it has done nothing to speak of since: it waits for something, or sleeps in a loop."""
+    """Whether the thread has hardly run since: it waits for something, or sleeps in a loop."""
     now = _worked(ident)
     if before is None or now is None or now[0] - before[0] < _PATIENCE_S * 5e8:
         return False
@@ -193,11 +197,12 @@ def _sleeps(ident, before):
 
 
 def left(inside):
-    """Forget threads that have gone on since: whatever they are in now, the profiler has not heard of it."""
+    """Takes threads that have gone on out of `inside`: whatever they are in now, the profiler has not
+    recorded its beginning. Returns whether none is left."""
     stacks = _stacks()
     for ident, (last, calling, worked) in list(inside.items()):
         stack = stacks.get(ident, [])
-        # What it was in may have called back: then that lies below where it is now.
+        # What it was in may have called back: then it is further down the stack.
         there = any(each[:2] == last for each in stack) or calling & _calling(stack)
         if not there or (not calling and _sleeps(ident, worked)):
             del inside[ident]
@@ -205,7 +210,7 @@ def left(inside):
 
 
 def drain(inside):
-    """Wait until these threads write no record of what they were in."""
+    """Waits until these threads write no record of what they were in."""
     time.sleep(_GRACE_S)
     deadline_s, pause_s = time.monotonic() + _PATIENCE_S, 0.0005
     while not left(inside) and time.monotonic() < deadline_s:
@@ -215,7 +220,7 @@ def drain(inside):
 
 def _stop_and_save(path):
     stop, save, destroy, delete = _functions()[:4]
-    result = (ctypes.c_void_p * 8)()  # one is used
+    result = (ctypes.c_void_p * 8)()  # only the first is used
     with detach.leaving():
         stop(result)
     text = os.fsencode(path)
@@ -226,10 +231,10 @@ def _stop_and_save(path):
 
 
 class Ending:
-    """A profiler that is being ended by a thread of its own; `then` is called there when the file is written.
+    """Stops the profiler on a thread of its own, which calls `then` when the file is written.
 
-    It must have been silenced, with these threads `inside`, and not be ended: the library ends the process
-    where there is none.
+    The profiler must have been silenced, with the threads `inside`, and must still be there: where there is
+    none, the library ends the process.
     """
 
     def __init__(self, inside, path, then):
@@ -237,9 +242,9 @@ class Ending:
         self._busy = _thread.allocate_lock()
         self._busy.acquire()
         try:
-            # Not by threading: a program may join every thread it finds there.
+            # Not by `threading`: a program may join every thread that it finds there.
             _thread.start_new_thread(self._run, ())
-        except RuntimeError:  # the program may have no more of them
+        except RuntimeError:  # the program may have no more threads
             self._run()
 
     def _run(self):
@@ -253,7 +258,7 @@ class Ending:
             self._busy.release()
 
     def forgotten(self):
-        """Whether no thread can be in an operator it has heard of."""
+        """Whether no thread can be in an operator whose beginning it has recorded."""
         return left(self._inside)
 
     def over(self):

@@ -1,6 +1,7 @@
-"""What inductor knows of the code it made: which call of a generated function comes from which module.
+"""What torch.compile made: which call of a generated function comes from which module, as inductor knows it.
 
-Read from objects that compiled code keeps alive anyway, after the profiler has stopped; nothing is changed.
+After the profiler has stopped we read this from objects that compiled code keeps alive anyway, and change
+nothing.
 """
 
 import gc
@@ -11,7 +12,8 @@ from ..state import process
 
 _state = process.torch
 
-# Of a generated `call`, only these lines matter: what is called, and the nodes of the program's graph behind.
+# The lines of a generated `call` that matter: what it calls, and the nodes of the program's graph behind
+# that.
 _LINE = re.compile(
     r"\s*(# Topologically Sorted Source Nodes: |# Source Nodes: |.*\w\.run\(|.*extern_kernels\.|.*torch\.ops)"
 )
@@ -36,7 +38,7 @@ def facts():
 def frames():
     """How many functions torch.compile has seen."""
     utils = sys.modules.get("torch._dynamo.utils")
-    # While it is being imported it has none.
+    # It has none yet while it is being imported.
     return getattr(utils, "counters", {}).get("frames", {}).get("total", 0)
 
 
@@ -48,8 +50,8 @@ def used():
 
 
 def around_calls(make):
-    """Put `make(original)` around calls of modules that were given to torch.compile; a function to take it
-    back. Unlike a hook it lies outside of what is compiled, and no guard sees it."""
+    """Puts `make(original)` around calls of modules that were given to torch.compile; returns a function that
+    takes it back. Unlike a hook it lies outside of what is compiled, and no guard sees it."""
     if not _state.compiled_around:
         _state.compiled_call = sys.modules["torch._dynamo.eval_frame"].OptimizedModule.__call__
     _state.compiled_around.append(make)
@@ -75,7 +77,7 @@ def _facts():
 
     graphs, regions, models, size = {}, {}, set(), 0
     for thing in gc.get_objects():
-        # Not isinstance, which asks the object: a proxy of the program's own might answer with an error.
+        # Not isinstance, which asks the object: a proxy of the program's might raise an error.
         kind = type(thing)
         if issubclass(kind, GraphModule):
             region = thing.__dict__.get("meta", {}).get("dynamo_compile_id")
@@ -93,7 +95,7 @@ def _facts():
 
 
 def _paths(graph):
-    """Node -> path of the module it comes from."""
+    """{node: path of the module it comes from}."""
     found = {}
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack")
@@ -104,7 +106,7 @@ def _paths(graph):
         if root is None or innermost is None:
             continue
         below = (innermost.group(1) or "").replace(".", "/")
-        if root.group(1) is None:  # a function was compiled, that calls the model
+        if root.group(1) is None:  # what was compiled is a function that calls the model
             kind = entries[0][1]
             name = kind if isinstance(kind, str) else kind.__name__
             below = "/" + "/".join(filter(None, (name.rsplit(".", 1)[-1], below)))

@@ -1,10 +1,16 @@
-"""Has Kineto leave CUPTI when it stops, and sees to it that it has.
+"""Has Kineto leave CUPTI, the GPU's profiling library, when it stops, and the process end without hanging.
 
-It would stay attached, and every launch after it slower (steps by 30 % on an H200). Told by a variable of the
-environment, it starts a thread that waits for the next call of CUDA's runtime, at whose end CUPTI is left.
-A process that ends while it waits, waits for it forever, and a call in the next session would take that one's
-records: so we call CUDA ourselves before either. That thread is known by its name, which is that of the one
+Kineto would stay attached to CUPTI, and every launch after it would be slower (steps by 30 % on an H200). A
+variable of the environment tells it to leave: it then starts a thread that waits for the next call of CUDA's
+runtime, and leaves CUPTI at the end of that call. We find the thread by its name, which it takes from the one
 that started it.
+
+While that thread waits, two things must not happen. A new session must not begin, for the next call would
+take its records. And the process must not end: Kineto's destructor destroys the condition that the thread
+waits on, and waits for it forever. So before either we call CUDA ourselves.
+
+A forked child has no such thread, but the wait is still noted in it, and it hangs at its end (torch 2.13). So
+a child leaves by `_exit`: after Python has ended and the streams of C are written, but without destructors.
 """
 
 import contextlib
@@ -16,15 +22,14 @@ import time
 import torch
 
 from ..state import process
-from . import forks
-
-_state = process.torch
 
 _TOLD = "TEARDOWN_CUPTI"
 _TASKS = "/proc/self/task"
 _NAME, _SET_NAME = "kineto-leaves", 15
 _NEXT_S, _END_S = 0.05, 1.0  # for how long CUDA is called, before the next session and at the program's end
 _PAUSE_S = 0.0005
+
+_state = process.torch
 
 
 @contextlib.contextmanager
@@ -45,22 +50,27 @@ def leaving():
         _take_back()
 
 
-def program_ends():
-    """A session that is about to stop stays attached: it is of no use any more."""
-    _state.program_ends = True
-    _take_back()
-
-
 def has_left():
-    """Whether CUPTI has been left, so that another session may begin. The program waits for it once only."""
+    """Whether CUPTI has been left, so that another session may begin. The program waits for it only once."""
     most_s, _state.patience_s = _state.patience_s, 0.0
     return _left_within(most_s)
 
 
+def program_ends():
+    """A session that is about to stop stays attached: leaving is of no use any more."""
+    _state.program_ends = True
+    _take_back()
+
+
 def leave():
-    """At the program's end."""
+    """At the program's end: wait until CUPTI has been left, or end without destructors."""
     if not _left_within(_END_S):
-        forks.ending()()
+        _without_destructors()()
+
+
+def watch_forks():
+    """Children that this process forks from now on end without destructors."""
+    os.register_at_fork(after_in_child=_without_destructors())
 
 
 def _left_within(most_s):
@@ -72,16 +82,31 @@ def _left_within(most_s):
         try:
             torch.cuda.cudart().cudaMemGetInfo(torch.cuda.current_device())
         except Exception:
-            pass  # a call that fails is an occasion, too
+            pass  # a call that fails is a call, too
         if time.monotonic() >= until_s:
             return False
         time.sleep(_PAUSE_S)
 
 
+def _without_destructors():
+    """A function after which this process, or the child that calls it, ends by `_exit`."""
+    libc = ctypes.CDLL(None)
+    leave, flush = (ctypes.cast(function, ctypes.c_void_p) for function in (libc._exit, libc.fflush))
+    on_exit, at_exit = libc.on_exit, getattr(libc, "__cxa_atexit")
+
+    def end():
+        on_exit(leave, None)
+        at_exit(flush, None, None)  # the last one registered is the first called
+
+    return end
+
+
 def _tell():
-    """Unless the program says what it wants. Before CUDA 12.6 programs with CUDA graphs might crash."""
+    """Unless the program has set the variable itself. Before CUDA 12.6, programs with CUDA graphs might
+    crash."""
     version = torch.version.cuda or "0"
-    if [int(part) for part in version.split(".")[:2]] < [12, 6] or _TOLD in os.environ or _state.program_ends:
+    old = [int(part) for part in version.split(".")[:2]] < [12, 6]
+    if old or _TOLD in os.environ or _state.program_ends:
         return
     os.environ[_TOLD] = "1"
     _state.told_to_leave = True
@@ -95,7 +120,7 @@ def _take_back():
 
 
 def _renamed(name):
-    """This thread; its former name."""
+    """Names this thread; returns the name it had."""
     former = _name(str(threading.get_native_id()))
     try:
         if name:
@@ -106,7 +131,7 @@ def _renamed(name):
 
 
 def _name(thread):
-    """None where it is no more."""
+    """None where the thread has ended."""
     try:
         with open("%s/%s/comm" % (_TASKS, thread)) as file:
             return file.read().rstrip("\n")

@@ -1,11 +1,11 @@
-"""Steps of PyTorch optimizers, and the epochs of plain loops.
+"""Marks of plain PyTorch loops: steps, epochs and evaluations; and the calls of a model that only predicts.
 
-A step of a plain loop is announced only by its optimizer. It is stamped from the batch that began it, so that
-it spans forward, backward and optimizer like the steps of the other frameworks; without a DataLoader nobody
-knows when it began, and only its end is marked.
+Only its optimizer announces a step of a plain loop. We stamp the step from the batch that began it, so that
+it spans forward, backward and optimizer like the steps of other frameworks. Without a DataLoader nobody knows
+when it began, and only its end is marked.
 
-An epoch is an iteration over a DataLoader during which an optimizer steps; evaluation makes no epoch. It is
-marked where a model goes to its evaluation mode and back.
+An epoch is an iteration over a DataLoader during which an optimizer steps; evaluation makes no epoch.
+Evaluation is the time from a module's `eval()` to its `train()`.
 """
 
 import functools
@@ -19,7 +19,6 @@ import torch
 
 from .. import marks, training, wrapping
 from ..state import process
-from .evaluation import Evaluation
 
 _state = process.torch
 
@@ -33,7 +32,7 @@ def patch_optimizer(module):
 
 def patch_dataloader(module):
     wrapping.replace(module.DataLoader, "__iter__", _iter)
-    # The loop's `for` calls this on the type: there is no public place that sees each batch.
+    # A `for` calls this on the type: there is no public place that sees each batch.
     wrapping.replace(module._BaseDataLoaderIter, "__next__", _next)
 
 
@@ -49,8 +48,8 @@ def _supported():
 
 
 def before_step(optimizer, args, kwargs):
-    # Under torch.compile the answer is a constant, and the compiler sees an empty function instead of system
-    # calls at which it would have to break the graph.
+    # torch.compile takes the answer for a constant, and compiles an empty function. At the system calls below
+    # it would have to break the graph.
     if torch.compiler.is_compiling():
         return
     try:
@@ -69,14 +68,27 @@ def after_step(optimizer, args, kwargs):
         marks.error("torch", exception)
 
 
+def announce(model):
+    """Marks the end of every call without gradients; returns a function that stops this."""
+    count = [0]
+
+    def called(module, args, output):
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or training.active():
+            return
+        marks.soon(time.time_ns(), "step_end", count[0], training.FORWARD)
+        count[0] += 1
+
+    return model.register_forward_hook(called).remove
+
+
 def finish():
-    """The program ends: so does its last epoch."""
+    """The program ends, and so does its last epoch."""
     if _state.loop is not None and _state.loop.pid == os.getpid():
         _state.loop.close_epoch()
 
 
 def _loop():
-    # A forked child starts afresh: the parent's open step and epoch are not its own.
+    # A forked child starts afresh: its parent's open step and epoch are not its own.
     if _state.loop is None or _state.loop.pid != os.getpid():
         _state.loop = _Loop()
     return _state.loop
@@ -130,7 +142,7 @@ def _eval(original):
 
 
 def _train(original):
-    # It calls itself for every module inside, and mostly there is nothing to end.
+    # `train` calls itself for every module inside, and mostly there is no evaluation to end.
     @functools.wraps(original)
     def train(self, mode=True):
         loop = None if torch.compiler.is_compiling() else _state.loop
@@ -155,7 +167,7 @@ def _switched(module, trains):
 
 
 def _below(frame, outer):
-    # By address and code: to keep the frame itself would keep alive all that a failed step had in its hands.
+    # By address and code: a reference to the frame would keep alive all that a failed step had in its hands.
     frame = frame.f_back
     while frame is not None:
         if id(frame) == outer[1] and frame.f_code is outer[2]:
@@ -179,7 +191,7 @@ class _Iteration:
         return self.iterator() is not None
 
     def evaluated(self):
-        # Read to its end before any step. One batch may have been fetched ahead by a training loop.
+        # It was read to its end before any step. A single batch may have been fetched ahead for training.
         return self.exhausted and self.batches > 1 and self.stepped_ns is None
 
 
@@ -217,11 +229,11 @@ class _Loop:
         thread = get_ident()
         frame = sys._getframe(2)
         outer = self.stepping.get(thread)
-        # An optimizer that steps another inside its own step is one step. Looking through the stack tells it
-        # from a step that failed and never ended.
+        # An optimizer may step another one inside its own step: that is one step. A look through the stack
+        # tells this from a step that failed and never ended.
         if outer is not None and _below(frame, outer):
             return
-        # Most programs have one optimizer, and a look into the dictionary costs as much as all the rest.
+        # Most programs have one optimizer, and looking into the dictionary costs as much as all the rest.
         latest = self.latest
         if latest is not None and latest[0]() is optimizer:
             seen = latest[1]
@@ -268,15 +280,49 @@ class _Loop:
             iteration.stepped_ns = now_ns
             self._enter_epoch(iteration)
         begin_ns, iteration.batch_ns = iteration.batch_ns, None
-        # Without a new batch this is another step on the same one (a second optimizer, a prefetched batch),
-        # and a batch fetched ahead begins no step before the last one ended.
+        # Without a new batch this is another step on the last one (of a second optimizer, say). A batch that
+        # was fetched ahead begins no step before the last one ended.
         return max(begin_ns or 0, self.step_end_ns or 0, self.evaluation.end_ns) or now_ns
 
     def _enter_epoch(self, iteration):
-        # Loaders read side by side are one epoch: both were opened before the first step.
+        # Loaders that are read side by side, all opened before the first step, are one epoch.
         if self.epoch is not None and iteration.begin_ns < self.epoch.stepped_ns:
             return
         self.close_epoch()
         self.epoch = iteration
         marks.mark("epoch_begin", self.epochs, source="torch.dataloader", t_ns=iteration.begin_ns)
         self.epochs += 1
+
+
+class Evaluation:
+    """From a module's `eval()` to its `train()`; only then is it known to have been one.
+
+    A step in between makes it none: the program trains the model, or parts of it, in that mode. And what a
+    program does so in every step (an attack, its own labels, samples for a GAN) is part of the step. So an
+    evaluation stands apart only where all optimizers have stepped more than once since the last one.
+    """
+
+    def __init__(self):
+        self.switched = {}  # since the last step: id of a module -> (weak reference, when it went to eval)
+        self.end_ns = 0
+        self._counted = {}  # source -> its steps, when the last one was over
+        self._apart = False  # whether the last one stood apart
+
+    def begins(self, module):
+        self.switched[id(module)] = (weakref.ref(module), time.time_ns())
+
+    def ends(self, module, counts):
+        """The module is trained again; `counts` are the optimizers' (source, steps) so far."""
+        known, begin_ns = self.switched.get(id(module), (None, 0))
+        if known is None or known() is not module:
+            return
+        self.switched.clear()
+        since = [steps - self._counted.get(source, 0) for source, steps in counts]
+        stepped = [steps for steps in since if steps]
+        if stepped:  # else it goes on: with a second data set, say
+            self._apart = min(stepped) > 1
+            self._counted = dict(counts)
+        if self._apart:
+            self.end_ns = time.time_ns()
+            marks.mark("evaluate_begin", source="torch", t_ns=begin_ns)
+            marks.mark("evaluate_end", source="torch", t_ns=self.end_ns)

@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits
 
 from smaragdine.accounting.integral import (
     CHUNK,
@@ -283,6 +282,9 @@ def infer(seen: Windows, sensor: SensorModel, rows: int, kin: Kinship) -> Look:
     together = None
     if known.size and sensor.limit_w > sensor.idle_w:
         prior_w = (sensor.limit_w - sensor.idle_w) * busy_s[known] / share_s[known] / np.sqrt(12)
+        # Imported here: it sets a variable in our environment, and a recorded program would inherit it.
+        from threadpoolctl import threadpool_limits
+
         # One thread is fastest on two cores; with sixteen, accounting took up to a hundred times the CPU.
         with threadpool_limits(1, "blas"):
             # In parts of the limit, so that squares of any watts fit a float.

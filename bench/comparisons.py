@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from simulated_runs import Neighbour, layer_of, three_sides
 from smaragdine.accounting.comparison import Change, Comparison, compare
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.grouping import grouped
+from smaragdine.accounting.intervals import grouped
 
 SETTINGS: dict[str, tuple[str, Neighbour]] = {
     "GPU": ("gpu:0", "none"),

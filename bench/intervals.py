@@ -21,7 +21,7 @@ from programs import IDLE_W, LIMIT_W, make_model, make_program, watch
 
 from smaragdine.accounting.account import account
 from smaragdine.accounting.device_power import DevicePower
-from smaragdine.accounting.grouping import half_widths_j
+from smaragdine.accounting.intervals import half_widths_j
 from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.arrays import Floats
 from smaragdine.stats import t_quantile

@@ -20,7 +20,7 @@ from simulated_runs import Neighbour, layer_of, make_model, record_run, three_si
 from smaragdine.accounting.common_mode import LEAST_NAMES, beside_company, fit
 from smaragdine.accounting.comparison import Change, Comparison, compare, to_json
 from smaragdine.accounting.footprint import Footprint, save
-from smaragdine.accounting.grouping import grouped
+from smaragdine.accounting.intervals import grouped
 from smaragdine.cli.compare import main
 from smaragdine.cli.report import main as report
 from smaragdine.errors import UserError

@@ -23,7 +23,7 @@ from recordings import put
 from smaragdine.accounting.account import account
 from smaragdine.accounting.device_power import from_power_table
 from smaragdine.accounting.diagram import diagram, walk
-from smaragdine.accounting.grouping import grouped
+from smaragdine.accounting.intervals import grouped
 from smaragdine.accounting.merge import merge
 from smaragdine.accounting.run import Run
 from smaragdine.cli.main import main

@@ -17,7 +17,7 @@ from smaragdine.accounting.account import account
 from smaragdine.accounting.arithmetic import per_step
 from smaragdine.accounting.device_power import DevicePower
 from smaragdine.accounting.diagram import diagram, walk
-from smaragdine.accounting.grouping import grouped
+from smaragdine.accounting.intervals import grouped
 from smaragdine.accounting.merge import merge
 from smaragdine.accounting.power import PowerTrace, from_log
 from smaragdine.accounting.uncertainty import sensor_of

@@ -18,7 +18,6 @@ from smaragdine.accounting.device_power import (
 )
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint, numbers
 from smaragdine.accounting.gpu_idle import busy_spans, sharpen, without_idle
-from smaragdine.accounting.grouping import Joint, joint_of, sum_half_width_j
 from smaragdine.accounting.integral import (
     CHUNK,
     Chunk,
@@ -30,6 +29,7 @@ from smaragdine.accounting.integral import (
     sum_by,
     sweep_for,
 )
+from smaragdine.accounting.intervals import Joint, joint_of, sum_half_width_j
 from smaragdine.accounting.ledger import (
     Columns,
     Entry,

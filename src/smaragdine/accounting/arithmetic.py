@@ -24,7 +24,7 @@ from smaragdine.accounting.footprint import (
     ordered,
     replace,
 )
-from smaragdine.accounting.grouping import joined
+from smaragdine.accounting.intervals import joined
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.footprint import Footprint, column
-from smaragdine.accounting.grouping import half_widths_j
+from smaragdine.accounting.intervals import half_widths_j
 from smaragdine.display import Shown
 from smaragdine.errors import UserError
 

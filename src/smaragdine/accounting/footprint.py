@@ -23,7 +23,7 @@ from smaragdine.files import parse_json, read_json, users_file
 from smaragdine.recording.tables import kind_of, read_content, read_table, refuse, write_csv
 
 if TYPE_CHECKING:
-    from smaragdine.accounting.grouping import Joint
+    from smaragdine.accounting.intervals import Joint
 
 
 ROWS = pa.schema(
@@ -69,7 +69,7 @@ class Footprint(Shown):
     # device → number of events whose power nobody measured
     without_power: Mapping[str, int] = field(default_factory=dict[str, int])
     remarks: tuple[str, ...] = ()
-    # Device → what is known of its rows together (`accounting.grouping`). Files do not have it.
+    # Device → what is known of its rows together (`accounting.intervals`). Files do not have it.
     joints: Mapping[str, Joint] = field(default_factory=dict[str, "Joint"], repr=False, compare=False)
 
     def device_rows(self, device: str) -> pa.Table:

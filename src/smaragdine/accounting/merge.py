@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from smaragdine.accounting.footprint import Footprint, replace
-from smaragdine.accounting.grouping import joined
+from smaragdine.accounting.intervals import joined
 from smaragdine.errors import UserError
 
 _INDEX = re.compile(r"[0-9]+")

@@ -9,7 +9,7 @@ from pathlib import Path
 from smaragdine.accounting.arithmetic import per_step
 from smaragdine.accounting.comparison import compare, to_json
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.grouping import grouped
+from smaragdine.accounting.intervals import grouped
 from smaragdine.accounting.merge import merge_all, parse_rule
 from smaragdine.accounting.precision import assw, score_json, stability
 from smaragdine.accounting.similarity import Correlation, constant_power, matrix

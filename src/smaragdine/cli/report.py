@@ -138,7 +138,7 @@ def _merged(runs: Sequence[Run], options: argparse.Namespace) -> Sequence[Run]:
 
 def _print_one(run: Run, options: argparse.Namespace) -> None:
     from smaragdine.accounting.footprint import in_order
-    from smaragdine.accounting.grouping import grouped
+    from smaragdine.accounting.intervals import grouped
     from smaragdine.report.tables import overview_tables, step_tables
     from smaragdine.report.terminal import console, run_tables
 
@@ -161,7 +161,7 @@ def _print_one(run: Run, options: argparse.Namespace) -> None:
 
 def _print_both(a: Run, b: Run, options: argparse.Namespace) -> int:
     from smaragdine.accounting.comparison import compare, to_json
-    from smaragdine.accounting.grouping import grouped
+    from smaragdine.accounting.intervals import grouped
 
     sides: list[Footprint] = []
     alone: list[UserError] = []

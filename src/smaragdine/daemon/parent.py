@@ -7,8 +7,8 @@ It forks the daemon, which gives up its privileges once its sensors are open. Fr
   passes signals on, and ends with it, after the keeper has put every limit back.
 
 The daemon asks over a socket that no other process has. A question is one packet, a line of JSON as anywhere
-(lines.py): {"id": 7, "open": path} or {"id": 7, "start": helper}. The answer is {"id": 7, "errno": 0}. They
-go over a socket, not a pipe, because only a socket carries the descriptors that come with an answer.
+(messages.py): {"id": 7, "open": path} or {"id": 7, "start": helper}. The answer is {"id": 7, "errno": 0}.
+It is a socket and not a pipe, because only a socket carries the descriptors that come with an answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import NoReturn, TypeVar
 
 from smaragdine import privilege
 from smaragdine.errors import UserError
-from smaragdine.lines import Message, decode, encode
+from smaragdine.messages import Message, decode, encode
 from smaragdine.system import end_with_parent
 
 # Which files the privileged parent opens for the daemon: energy counters, and nothing posing as one.

@@ -1,6 +1,6 @@
 """One job: warm-up, cool-down, limits, and a recording of the program, made by a process of its own.
 
-    python -m smaragdine.jobs.job PARENT    # one message asks, one answers (see lines.py)
+    python -m smaragdine.jobs.job PARENT    # one message asks, one answers (see messages.py)
 
 It needs a process of its own because recording takes over signals and the working folder. The process dies
 with its parent, and the program with the process.
@@ -27,7 +27,7 @@ import msgspec
 from smaragdine.errors import UserError
 from smaragdine.jobs.lender import Lender, Wanted, temperature_c
 from smaragdine.jobs.setting import CoolDown
-from smaragdine.lines import Child, Inbox, keep_stdout_for_messages, module_command, send
+from smaragdine.messages import Child, Inbox, keep_stdout_for_messages, module_command, send
 from smaragdine.recording.format import INFO_FILE, TRACES_FOLDER
 from smaragdine.system import GRACE_S, end_rest, end_with_parent, readable
 

@@ -27,12 +27,12 @@ from typing import Any
 from smaragdine.errors import UserError
 from smaragdine.jobs.lender import JOURNAL_VARIABLE
 from smaragdine.limits.journal import DEFAULT_JOURNAL
-from smaragdine.lines import Child, Inbox, Message, keep_stdout_for_messages, module_command, send
+from smaragdine.messages import Child, Inbox, Message, keep_stdout_for_messages, module_command, send
 from smaragdine.system import end_with_parent
 
 # How a Ray worker calls something that sets limits or runs programs: in a child.
 #
-#     python -m smaragdine.jobs.ray PARENT    # what to call, and what it gives, are messages (see lines.py)
+#     python -m smaragdine.jobs.ray PARENT    # what to call, and what it gives, are messages
 #
 # A Ray worker kills its children when it ends, and would kill the limits' keeper before it has brought
 # anything back. So one child does all of this. It dies with the worker, and its own children live on until

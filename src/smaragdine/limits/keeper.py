@@ -2,7 +2,7 @@
 
     python -m smaragdine.limits.keeper --journal FILE
 
-It takes requests as messages (see lines.py). Before it sets a limit it notes the previous value in the
+It takes requests as messages (see messages.py). Before it sets a limit it notes the previous value in the
 journal. When its stdin or its parent ends, or at SIGTERM, it brings back every limit, latest first. A lost
 GPU or a reloading driver may refuse: then it tries again every second for a while, and leaves the rest in the
 journal for the next keeper. With an empty stdin it only brings back: `… --journal FILE </dev/null`.
@@ -41,7 +41,7 @@ from smaragdine.limits.nvml import (
     open_gpus,
     setting_words,
 )
-from smaragdine.lines import Inbox, Message, send
+from smaragdine.messages import Inbox, Message, send
 from smaragdine.privilege import CAPABILITIES, bound
 from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library
 

@@ -24,7 +24,7 @@ from smaragdine.limits.journal import DEFAULT_JOURNAL
 from smaragdine.limits.keeper import Brought
 from smaragdine.limits.leases import Applied
 from smaragdine.limits.nvml import Code, Kind, LimitError, LimitRange, LimitValue
-from smaragdine.lines import Child, Inbox, Message, encode, module_command
+from smaragdine.messages import Child, Inbox, Message, encode, module_command
 
 TIMEOUT_S = 5.0
 START_TIMEOUT_S = 15.0  # a keeper before us may still be bringing back

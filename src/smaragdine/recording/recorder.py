@@ -3,7 +3,7 @@
     python -m smaragdine.recording.recorder CONFIG
 
 A process of its own shares no interpreter lock with the program. It ends when the program does, which a pidfd
-tells it, even of `kill -9`. Its messages (see lines.py):
+tells it, even of `kill -9`. Its messages (see messages.py):
 
     in   {"watch": PID, "include_past": …, "marker": …}    the program to follow
          {"stop": true}                                    finish and go
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.files import last_printed
-from smaragdine.lines import Child, Inbox, Outbox, module_command
+from smaragdine.messages import Child, Inbox, Outbox, module_command
 from smaragdine.monitor.sampler import ClockWatch, Sampler, prioritise_thread
 from smaragdine.monitor.through_daemon import DaemonSensor, through_daemon
 from smaragdine.recording.format import SPOOL_FOLDER, channel_to_dict, table_of

@@ -21,7 +21,7 @@ import msgspec
 from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError, signal_name
 from smaragdine.jobs.job import RunRequest, Stop, record
-from smaragdine.lines import Child, Inbox, Message, keep_stdout_for_messages, module_command, send
+from smaragdine.messages import Child, Inbox, Message, keep_stdout_for_messages, module_command, send
 from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.study.folder import (
     Keep,
@@ -52,7 +52,7 @@ from smaragdine.tracing.assemble import NotWritten, assemble
 
 # What becomes of a recording: its raw trace becomes events, and these become a result.
 #
-#     python -m smaragdine.study.runner   # one message asks, one answers (see lines.py)
+#     python -m smaragdine.study.runner   # one message asks, one answers (see messages.py)
 #
 # A process of its own does this beside the next program, which has to start before it is measured. It dies
 # with whoever started it. The raw trace stays until there is a result, so the next command can begin again.

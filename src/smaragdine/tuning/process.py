@@ -1,6 +1,6 @@
 """The tuner's process: `python -m smaragdine.tuning.process`, beside the program and never in its way.
 
-Options are JSON in its argument. Its messages (see lines.py):
+Options are JSON in its argument. Its messages (see messages.py):
 
     out  {"ready": {}} or {"refused": why}
     in   {"follow": SPOOL}          the marks of the program to tune; then stdin stays open until the end
@@ -28,7 +28,7 @@ from smaragdine.errors import UserError
 from smaragdine.jobs.lender import Lender, devices_here, lender, ranges_here, try_all, wanted_limits
 from smaragdine.jobs.setting import Setting
 from smaragdine.limits.nvml import LimitError, LimitRange
-from smaragdine.lines import Child, Inbox, module_command, send
+from smaragdine.messages import Child, Inbox, module_command, send
 from smaragdine.sensors.nvml.gpus import nvml
 from smaragdine.tuning.policy import Kind, Mean, Policy, Search, Seen, TuneObjective, log_ratio
 from smaragdine.tuning.tuner import SliceOptions, Tuner, Wait, live_energy

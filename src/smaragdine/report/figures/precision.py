@@ -14,7 +14,7 @@ import numpy as np
 
 from smaragdine.accounting.account import thinned
 from smaragdine.accounting.footprint import Footprint, only
-from smaragdine.accounting.grouping import grouped
+from smaragdine.accounting.intervals import grouped
 from smaragdine.accounting.merge import merge_all
 from smaragdine.accounting.precision import KS, Experiment, Score
 from smaragdine.accounting.precision import assw as widened

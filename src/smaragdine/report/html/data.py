@@ -21,7 +21,7 @@ from smaragdine.accounting.comparison import Comparison, compare
 from smaragdine.accounting.comparison import to_json as comparison_json
 from smaragdine.accounting.diagram import diagram, walk
 from smaragdine.accounting.footprint import Footprint, column
-from smaragdine.accounting.grouping import half_widths_j
+from smaragdine.accounting.intervals import half_widths_j
 from smaragdine.accounting.merge import MergeRule, merge_edges, renamed, renaming
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.regions import longest

@@ -1,8 +1,8 @@
 """A process that is attached to every visible GPU and does nothing: idle power as a program sees it.
 
 Run as a script, it makes a context on each GPU, prints how many, and holds them until its stdin closes. It
-runs without site packages, so it is standard library alone and does not use lines.py: the number is its only
-message.
+runs without site packages, so it is standard library alone and does not use messages.py: the number is all
+that it says.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from cli import TIMEOUT_S, wait_for
-from smaragdine.lines import Child, Inbox, Outbox, encode, send
+from smaragdine.messages import Child, Inbox, Outbox, encode, send
 from smaragdine.system import dying_with_us, start_ticks
 
 # --- what arrives -------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_a_reader_that_is_gone_is_no_exception(pipe: tuple[int, int]):
 # --- a child ------------------------------------------------------------------------------------------------
 
 ECHO = """
-from smaragdine.lines import Inbox, keep_stdout_for_messages, send
+from smaragdine.messages import Inbox, keep_stdout_for_messages, send
 answers = keep_stdout_for_messages()
 print("not a message")
 for message in Inbox(0):

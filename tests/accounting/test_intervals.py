@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint, in_order
-from smaragdine.accounting.grouping import NO_PHASE, grouped
+from smaragdine.accounting.intervals import NO_PHASE, grouped
 
 
 def row(name: str, phase: str | None, energy_j: float, busy_s: float, count: float, device: str = "gpu:0"):

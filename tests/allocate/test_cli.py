@@ -207,8 +207,8 @@ def test_figures(profiles: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
         (["--global-batch", "60", "--max-batch", "big=5", "--max-batch", "big=6"], ["big is given twice"]),
         (["--global-batch", "60", "--wait-power", "big=-1"], ["power above 0"]),
         (["--global-batch", "60", "--strongest", "other"], ["no GPU named other"]),
-        (["--global-batch", "60", "--eta", "1.5"], ["weight from 0 to 1"]),
-        (["--global-batch", "60", "--eta", "nan"], ["weight from 0 to 1"]),
+        (["--global-batch", "60", "--eta", "1.5"], ["number from 0 to 1"]),
+        (["--global-batch", "60", "--eta", "nan"], ["number from 0 to 1"]),
         (
             ["--global-batch", "60", "--eta", "0.5", "--objective", "time"],
             ["--eta weighs energy", "sum or sync"],

@@ -12,11 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from smaragdine.accounting.calibrated import (
+    BASIS,
+    Attribution,
+    Calibration,
+    by_calls,
+    closure_remark,
+    refused_remark,
+)
 from smaragdine.accounting.device_power import (
     DevicePower,
     DevicePowers,
 )
-from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint, numbers
+from smaragdine.accounting.footprint import ROWS, DeviceTotal, Footprint, numbers, ordered, replace
 from smaragdine.accounting.gpu_idle import busy_spans, sharpen, without_idle
 from smaragdine.accounting.integral import (
     CHUNK,
@@ -29,7 +37,13 @@ from smaragdine.accounting.integral import (
     sum_by,
     sweep_for,
 )
-from smaragdine.accounting.intervals import Joint, joint_of, sum_half_width_j
+from smaragdine.accounting.intervals import (
+    Joint,
+    joint_of,
+    joint_of_calls,
+    row_half_widths_j,
+    sum_half_width_j,
+)
 from smaragdine.accounting.ledger import (
     Columns,
     Entry,
@@ -43,8 +57,19 @@ from smaragdine.accounting.ledger import (
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.accounting.precision import Score, asss
 from smaragdine.accounting.spans import Spans
-from smaragdine.accounting.uncertainty import Kinship, Look, Windows, combine, infer, join, sensor_of, windows
-from smaragdine.arrays import Floats
+from smaragdine.accounting.uncertainty import (
+    PRIOR,
+    Kinship,
+    Look,
+    Windows,
+    combine,
+    infer,
+    join,
+    sensor_of,
+    windows,
+)
+from smaragdine.arrays import Floats, Ints
+from smaragdine.arrow import pc
 from smaragdine.errors import UserError
 
 CONSERVED_TO = 1e-9
@@ -113,7 +138,11 @@ def account_meters(events: pa.Table, meters: DevicePowers) -> Footprint:
     source = columns(events)
     check_times(source, [meters.of[device].trace for device in device_counts(source) if device in meters.of])
     found = account(source, meters.of)
-    return dataclasses.replace(found, remarks=(*found.remarks, *meters.remarks))
+    found = dataclasses.replace(found, remarks=(*found.remarks, *meters.remarks))
+    for device, meter in meters.of.items():
+        if meter.calibration is not None and found.device_rows(device).num_rows:
+            found = _with_calibration(found, events, device, meter, meter.calibration)
+    return found
 
 
 def thinned(events: pa.Table, meters: DevicePowers, ks: Sequence[int]) -> dict[str, list[Score]]:
@@ -259,6 +288,11 @@ def event_energies_j(events: pa.Table, meters: DevicePowers) -> Floats:
     for device in device_counts(source):
         if device in meters.of:
             _add_device(energy_j, source, device, meters.of[device])
+    for device, meter in meters.of.items():
+        if meter.calibration is not None:
+            rows, found = _by_calls(events, device, meter, meter.calibration)
+            if found is not None:
+                energy_j[rows] = np.where(np.isnan(energy_j[rows]), np.nan, found.energy_j)
     return energy_j
 
 
@@ -275,3 +309,83 @@ def _add_device(energy_j: Floats, source: Columns, device: str, meter: DevicePow
         some = (known_ns > 0) | (chunk.end_ns == chunk.start_ns)
         rows = chunk.step[some]
         energy_j[rows] = np.nan_to_num(energy_j[rows]) + added_j[some]
+
+
+# Devices whose calls were replayed: the same energy by what each call draws alone.
+
+
+def _by_calls(
+    events: pa.Table, device: str, meter: DevicePower, calibration: Calibration
+) -> tuple[Ints, Attribution | None]:
+    """Which events are of the device, and the energy of each by its call; None where replays do not fit."""
+    rows = np.flatnonzero(pc.equal(events["device"].cast(pa.string()), device).to_numpy())
+    mine = events.take(pa.array(rows))
+    trace = meter.trace
+    one_watt = dataclasses.replace(trace, power_w=np.ones_like(trace.power_w))
+    share_s = event_energies_j(mine, DevicePowers({device: DevicePower(one_watt, meter.sensor)}))
+    start_ns = mine["start_ns"].to_numpy()
+    until_ns = start_ns + mine["duration_ns"].to_numpy()
+    busy_s = np.asarray(trace.covered_until_ns(until_ns) - trace.covered_until_ns(start_ns)) * 1e-9
+    busy_s = busy_s.astype(np.float64)
+    length_s = (trace.end_ns - trace.start_ns) * 1e-9
+    return rows, by_calls(
+        mine["call"].fill_null(-1).to_numpy(),
+        busy_s,
+        np.nan_to_num(share_s),
+        float((trace.power_w * length_s).sum()),
+        float(length_s.sum()),
+        meter.idle_w,
+        calibration,
+    )
+
+
+def _with_calibration(
+    footprint: Footprint, events: pa.Table, device: str, meter: DevicePower, calibration: Calibration
+) -> Footprint:
+    at, found = _by_calls(events, device, meter, calibration)
+    if found is None:
+        return dataclasses.replace(footprint, remarks=(*footprint.remarks, refused_remark(device)))
+    mine, others = (
+        footprint.rows.filter(test) for test in (pc.field("device") == device, pc.field("device") != device)
+    )
+    names = list(zip(mine["name"].to_pylist(), mine["phase"].to_pylist(), strict=True))
+    place = {name: i for i, name in enumerate(names)}
+    texts = (events[column].take(pa.array(at)).to_pylist() for column in ("name", "phase"))
+    row = np.array([place[both] for both in zip(*texts, strict=True)], dtype=np.int64)
+    call = events["call"].take(pa.array(at)).fill_null(-1).to_numpy()
+    joint = joint_of_calls(found, call, row, len(names), names)
+    known_j = sum_by(row[found.replayed], found.energy_j[found.replayed], len(names))
+    energy_j = sum_by(row, found.energy_j, len(names))
+    basis = np.where(known_j >= energy_j / 2, BASIS, PRIOR)
+    mean_j, std_j = _over_steps(events["step"].take(pa.array(at)), row, found.energy_j, len(names))
+    rows = replace(
+        mine,
+        {
+            "energy_j": pa.array(energy_j),
+            "uncertainty_j": numbers(row_half_widths_j(joint)),
+            "basis": pa.array(basis.tolist(), pa.string()),
+            "step_mean_j": numbers(mean_j),
+            "step_std_j": numbers(std_j),
+        },
+    )
+    total = dataclasses.replace(footprint.devices[device], idle_j=found.idle_j)
+    shown = dataclasses.replace(
+        footprint,
+        rows=ordered(pa.concat_tables([others, rows]), footprint.devices),
+        devices={**footprint.devices, device: total},
+        remarks=(*footprint.remarks, closure_remark(device, found), *calibration.remarks),
+        joints={**footprint.joints, device: joint},
+    )
+    whole = dataclasses.replace(total, uncertainty_j=sum_half_width_j(shown, device))
+    return dataclasses.replace(shown, devices={**shown.devices, device: whole})
+
+
+def _over_steps(step: pa.ChunkedArray, row: Ints, energy_j: Floats, rows: int) -> tuple[Floats, Floats]:
+    """Mean and standard deviation over steps of every row; nan where there are no steps, or one."""
+    known = np.flatnonzero(step.is_valid().to_numpy())
+    ids, column = np.unique(step.drop_null().to_numpy(), return_inverse=True)
+    if not ids.size:
+        return np.full(rows, np.nan), np.full(rows, np.nan)
+    sums = sum_by(row[known] * ids.size + column, energy_j[known], rows * ids.size).reshape(rows, ids.size)
+    std_j = sums.std(axis=1, ddof=1) if ids.size > 1 else np.full(rows, np.nan)
+    return sums.mean(axis=1), std_j

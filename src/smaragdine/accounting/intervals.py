@@ -20,9 +20,11 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from smaragdine.accounting.calibrated import COUNTER, TOGETHER, Attribution
 from smaragdine.accounting.footprint import Footprint, column, combine, group, numbers, ordered, replace
+from smaragdine.accounting.integral import sum_by
 from smaragdine.accounting.ledger import Ledger
-from smaragdine.accounting.uncertainty import Look, Widths, around_zero
+from smaragdine.accounting.uncertainty import Z_95, Look, Widths, around_zero
 from smaragdine.arrays import Floats, Ints
 
 By = Literal["name", "layer", "phase"]
@@ -81,6 +83,38 @@ def joint_of(
         bias_j=np.stack(bias_j, axis=1),
         chance_j=widths.chance_j[keys],
     )
+
+
+def joint_of_calls(found: Attribution, call: Ints, row: Ints, rows: int, names: Sequence[Key]) -> Joint:
+    """What is known together about the rows. A replay that is off is off in every row of its call. The
+    counter knows the sum: what one row has too much, the others have too little."""
+    ids, column = np.unique(np.where(found.replayed, call, -1), return_inverse=True)
+    off_j = np.zeros((rows, ids.size + 1))
+    np.add.at(off_j, (row, column), found.above_idle_j * found.deviation)
+    unknown = np.flatnonzero(ids == -1)
+    own_j = np.zeros(rows)
+    if unknown.size:
+        own_j = off_j[:, unknown[0]].copy()
+        off_j[:, unknown[0]] = 0.0
+    above_j = sum_by(row, found.above_idle_j, rows)
+    off_j[:, -1] = (TOGETHER + abs(1 - found.closure) / 2) * above_j
+    share = above_j / above_j.sum() if above_j.sum() > 0 else np.zeros(rows)
+    off_j -= share[:, None] * off_j.sum(axis=0)
+    energy_j = sum_by(row, found.energy_j, rows)
+    return Joint(
+        row={name: i for i, name in enumerate(names)},
+        vectors_j=off_j,
+        vector_of=np.arange(rows),
+        weight=np.ones(rows),
+        own_var_j2=(own_j * (1 - share)) ** 2,
+        bias_j=np.zeros((rows, 1)),
+        chance_j=COUNTER * energy_j,
+    )
+
+
+def row_half_widths_j(joint: Joint) -> Floats:
+    variance = (joint.vectors_j**2).sum(axis=1) + joint.own_var_j2 + joint.chance_j**2
+    return Z_95 * np.sqrt(variance)
 
 
 def half_widths_j(footprint: Footprint, order: Ints, begin: Ints, end: Ints) -> Floats:

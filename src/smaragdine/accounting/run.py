@@ -26,6 +26,8 @@ import pyarrow as pa
 from smaragdine.accounting.account import account_meters, check_times, event_energies_j
 from smaragdine.accounting.activity import SocketUse, activity, run_bounds
 from smaragdine.accounting.baseline import is_baseline, not_idle, refuse_work
+from smaragdine.accounting.calibrated import Calibration
+from smaragdine.accounting.calibrated import read as read_calibration
 from smaragdine.accounting.device_power import NOTHING_KNOWN, DevicePowers, SensorFacts, from_recording
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint, to_json
@@ -194,6 +196,11 @@ class Run(Shown):
     def inputs_of(self, events: pa.Table) -> tuple[pa.Table, DevicePowers]:
         """The same with events from another tool's trace of this run."""
         return self._inputs(events, False)
+
+    @cached_property
+    def calibrations(self) -> tuple[dict[str, Calibration], str]:
+        """What its calls draw alone, per device, and what is wrong with the file that says so."""
+        return read_calibration(self.path)
 
     @cached_property
     def accounted(self) -> Footprint:
@@ -399,13 +406,24 @@ class Run(Shown):
             spans = traced_spans(recording, events)
         meters = self._over(lambda device: spans.get(device, spans[""]))
         said = (
+            *([self.calibrations[1]] if self.calibrations[1] else ()),
             *meters.remarks,
             *_thinned_remarks(recording, meters),
             *recording.damage,
             *beyond(recording),
             *self.baseline_remarks,
         )
+        if in_windows and "call" in events.column_names:
+            meters = self._with_calibration(meters)
         return events, _known(dataclasses.replace(meters, remarks=said), recording)
+
+    def _with_calibration(self, meters: DevicePowers) -> DevicePowers:
+        found, _ = self.calibrations
+        of = {
+            device: dataclasses.replace(meter, calibration=found.get(device))
+            for device, meter in meters.of.items()
+        }
+        return dataclasses.replace(meters, of=of)
 
     @cached_property
     def _footprint_or_why(self) -> tuple[Footprint | None, str | None]:

@@ -29,6 +29,7 @@ VERBS = {
     "study": "repeat the paper's study of BERT and ALBERT, or make one of your program",
     "doctor": "show what can be measured on this machine, what not, and how to fix it",
     "baseline": "record idle power, to subtract it from runs",
+    "calibrate": "replay a run's operations one by one, to know what each draws",
     "daemon": "measure for every user of this machine, with least privilege",
     "session": "let the daemon record a program that is already running",
 }

@@ -1,14 +1,17 @@
-"""What `run` and `tune` do once the recorded program has ended: say what it used, and end as it did."""
+"""What verbs do once a program is recorded: say what it used, calibrate it, and end as it did."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import resource
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from smaragdine.accounting.run import Run
 from smaragdine.errors import visible
@@ -16,6 +19,12 @@ from smaragdine.recording.format import TRACES_FOLDER
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.session import Prepare, Recorded
 from smaragdine.report.terminal import console, run_tables, shortest_path
+
+if TYPE_CHECKING:
+    from smaragdine.calibrate.replay import ReplayProgress
+    from smaragdine.calibrate.store import Store
+
+DEFAULT_BUDGET_S = 600.0
 
 
 class _Finish:
@@ -116,3 +125,78 @@ def end_like(returncode: int) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
     return 128 + number
+
+
+def calibrate_run(
+    run: Run,
+    store: Store | None = None,
+    budget_s: float = DEFAULT_BUDGET_S,
+    python: str | None = None,
+    *,
+    replay: bool = True,
+    as_json: bool = False,
+) -> int:
+    """Calibrates, and says what came of it. Progress goes to stderr."""
+    from smaragdine.calibrate.session import calibrate
+    from smaragdine.calibrate.store import Store, default_folder
+    from smaragdine.report.terminal import shortest_path
+
+    kept = store or Store(default_folder())
+    line = _Line()
+
+    def say(text: str, progress: ReplayProgress | None) -> None:
+        line.show(text if progress is None else _progress(progress), lasting=progress is None)
+
+    try:
+        found = calibrate(run, kept, budget_s=budget_s, python=python, replay=replay, say=say)
+    except KeyboardInterrupt:
+        line.end()
+        where = shortest_path(run.path)
+        print(
+            f"interrupted: what was replayed is kept; smaragdine calibrate {where} goes on from there",
+            file=sys.stderr,
+        )
+        raise
+    finally:
+        line.end()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        return 0
+    for each in found:
+        lent = f", lent from another {each.name}" if each.lent else ""
+        print(
+            f"{each.device}: {each.known} of {each.calls} calls are known, {each.busy_known:.1%} of the busy "
+            f"time; {each.replayed} were replayed now{lent}"
+        )
+        for op, why in list(each.not_replayed.items())[:5]:
+            print(f"  not replayed: {visible(op)}: {visible(why)}")
+    print(f"rows rest on it from now on: smaragdine report {shortest_path(run.path)}")
+    return 0
+
+
+def _progress(progress: ReplayProgress) -> str:
+    left = f"{progress.left_s:.0f} s left" if progress.left_s < 90 else f"{progress.left_s / 60:.0f} min left"
+    return f"{progress.done} of {progress.of} calls, {progress.busy_share:.0%} of the busy time, {left}"
+
+
+class _Line:
+    """Progress on stderr: one line on a terminal, a few in a log."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._open = False
+
+    def show(self, text: str, *, lasting: bool) -> None:
+        if sys.stderr is None:
+            return
+        if lasting:
+            self.end()
+            print(text, file=sys.stderr, flush=True)
+        elif self._terminal:
+            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+            self._open = True
+
+    def end(self) -> None:
+        if self._open:
+            print(file=sys.stderr, flush=True)
+            self._open = False

@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from smaragdine.cli.parsing import Parser, count, percentage, period_ms, split_words
-from smaragdine.cli.recorded import cut_short, end_like, finishing, report
-from smaragdine.errors import UserError
+from smaragdine.cli.recorded import calibrate_run, cut_short, end_like, finishing, report
+from smaragdine.errors import UserError, visible
 from smaragdine.recording.asked import UNTRACED, TraceAsked, asked
 from smaragdine.recording.command import build_command
 from smaragdine.recording.format import TRACES_FOLDER
@@ -51,6 +52,11 @@ def _parser() -> Parser:
         "--live", action="store_true", help="show power and energy so far on the terminal's last line"
     )
     parser.add_argument("--period-ms", type=period_ms, default=4.0, help="how often to read counters (4)")
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="afterwards replay the operations one by one on the same GPU, to know what each draws (minutes)",
+    )
     trace = parser.add_argument_group(
         "tracing: a few steps tell which operation of a deep-learning framework uses what"
     )
@@ -127,12 +133,16 @@ def main(words: list[str]) -> int:
         report(recorded, said)
     except KeyboardInterrupt:
         return cut_short(recorded)
+    if options.calibrate:
+        _calibrate(recorded)
     return end_like(recorded.returncode)
 
 
 def _check(options: argparse.Namespace, ours: Sequence[str]) -> None:
     """Refuses options of a trace if there is to be none."""
     given = [word for word in ours if word.startswith("--trace-")]
+    if options.trace == "off" and options.calibrate:
+        given.append("--calibrate")
     if options.trace == "off" and given:
         raise UserError(
             f"{given[0].partition('=')[0]} says how to trace", "--trace is off", "Leave one of them out"
@@ -156,6 +166,18 @@ def _prepare(
         folder = os.path.join(os.path.dirname(spool), TRACES_FOLDER)
         variables |= trace_environment(folder, options.trace_steps, options.trace_skip, options.trace_budget)
     return {**base, **variables}
+
+
+def _calibrate(recorded: Recorded) -> None:
+    """The program's own result stands, whatever becomes of this."""
+    from smaragdine.accounting.run import Run
+
+    try:
+        calibrate_run(Run.open(recorded.folder))
+    except KeyboardInterrupt:
+        pass  # it has said what is kept
+    except Exception as error:
+        print(f"smaragdine: not calibrated: {visible(str(error))}", file=sys.stderr)
 
 
 def _assemble(recorded: Recorded, keep: bool) -> list[str]:

@@ -29,6 +29,7 @@ _COST = {
     "marks": "epochs, steps and regions may be missing or wrong",
     "events": "operations may be missing, and what is left is charged for them",
     "edges": "arrows between operations may be missing",
+    "calls": "some calls may be missing, and smaragdine calibrate cannot replay them",
     "windows": "which steps were traced may be missing, and figures of one step wrong",
 }
 # The last line of run.json.
@@ -200,6 +201,7 @@ _NEEDED = {
     "marks": ("t_ns", "name"),
     "events": ("name", "device", "start_ns", "duration_ns"),
     "edges": ("source", "target"),
+    "calls": ("op", "inputs", "kernels"),
     "windows": (
         "rank",
         "pid",

@@ -8,6 +8,7 @@
     RUN/marks.arrows        named instants
     RUN/events.arrows       executions of tensor operations, of traced steps
     RUN/edges.arrows        dataflow between the operations
+    RUN/calls.arrows        what rebuilds the calls that launched a GPU's kernels
     RUN/windows.arrows      when the profiler ran, over which steps, and how much of them it explains
     RUN/spool/              marks on their way into marks.arrows
     RUN/thinned/            what is left of readings that are older than some minutes (see `thinned`)
@@ -36,7 +37,7 @@ SPOOL_FOLDER = "spool"
 TRACES_FOLDER = "traces"
 THINNED_FOLDER = "thinned"
 READING_TABLES = ("power", "activity", "telemetry")
-TABLES = (*READING_TABLES, "marks", "events", "edges", "windows", "places")
+TABLES = (*READING_TABLES, "marks", "events", "edges", "windows", "places", "calls")
 
 READINGS = pa.schema([("t_ns", pa.int64()), ("channel", pa.uint16()), ("value", pa.float64())])
 # Where a thread was first seen, and where it moved to another socket.
@@ -68,6 +69,22 @@ EVENTS = pa.schema(
         ("step", pa.int64()),
     ]
 )
+# As a recording has them: a kernel says which of `calls` launched it.
+EVENTS_WITH_CALLS = EVENTS.append(pa.field("call", pa.int64()))
+# What rebuilds a call of a framework: every one that launched work on a GPU, once.
+CALLS = pa.schema(
+    [
+        ("call", pa.int64()),
+        ("framework", pa.string()),
+        ("device", pa.string()),
+        ("op", pa.string()),
+        ("inputs", pa.string()),  # JSON: dims, strides, types and values, as the profiler has them
+        ("settings", pa.string()),  # JSON: what chooses the kernels, and the optimizers' lists of tensors
+        ("kernels", pa.string()),  # JSON: name and grid of each
+        ("count", pa.int64()),
+        ("busy_ns", pa.int64()),
+    ]
+)
 EDGES = pa.schema([("source", pa.string()), ("target", pa.string())])  # qualified names
 # A window: when the profiler was asked for, began and ended, when the program went on, and when all was
 # written. Slices of time have no steps.
@@ -95,8 +112,8 @@ WINDOWS = pa.schema(
 )
 # The columns that a file of tracing or places must have. Others may be missing, and are null then.
 REQUIRED = frozenset(
-    {"name", "device", "start_ns", "duration_ns", *PLACES.names, *EDGES.names, *WINDOWS.names}
-    - {"resumed_ns"}
+    {"name", "device", "start_ns", "duration_ns", *PLACES.names, *EDGES.names, *WINDOWS.names, *CALLS.names}
+    - {"resumed_ns", "call"}
 )
 
 _TABLE_OF_QUANTITY = {

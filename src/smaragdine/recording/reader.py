@@ -28,8 +28,9 @@ from smaragdine.files import parse_json
 from smaragdine.recording import damage
 from smaragdine.recording.damage import TableFile, oddity, table_files
 from smaragdine.recording.format import (
+    CALLS,
     EDGES,
-    EVENTS,
+    EVENTS_WITH_CALLS,
     FORMAT_VERSION,
     INFO_FILE,
     MARKS,
@@ -118,6 +119,11 @@ class Recording(Shown):
     def events(self) -> pa.Table:
         """Executions of tensor operations, from every process that traced. Text is dictionary-encoded."""
         return self.table("events")
+
+    @property
+    def calls(self) -> pa.Table:
+        """What rebuilds the calls that launched a GPU's kernels."""
+        return self._calls
 
     @property
     def edges(self) -> pa.Table:
@@ -214,11 +220,16 @@ class Recording(Shown):
 
     @cached_property
     def _events(self) -> pa.Table:
-        return one_dictionary(_read_whole(self._files["events"], EVENTS))
+        events = one_dictionary(_read_whole(self._files["events"], EVENTS_WITH_CALLS))
+        return events.drop_columns(["call"]) if events["call"].null_count == events.num_rows else events
 
     @cached_property
     def _edges(self) -> pa.Table:
         return _read_whole(self._files["edges"], EDGES)
+
+    @cached_property
+    def _calls(self) -> pa.Table:
+        return _read_whole(self._files["calls"], CALLS)
 
     @cached_property
     def _windows(self) -> pa.Table:

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from smaragdine.errors import UserError
 from smaragdine.recording.format import (
+    CALLS,
     EDGES,
-    EVENTS,
+    EVENTS_WITH_CALLS,
     PLACES,
     READING_TABLES,
     REQUIRED,
@@ -244,11 +245,11 @@ class EventsWriter:
     """Writes the events of one process. They are on disk when `write` returns, unless the disk is full."""
 
     def __init__(self, folder: Path, number: int = 0) -> None:
-        self._table = _create(folder / f"events{f'.{number}' if number else ''}.arrows", EVENTS)
+        self._table = _create(folder / f"events{f'.{number}' if number else ''}.arrows", EVENTS_WITH_CALLS)
 
     def write(self, table: pa.Table) -> None:
         """Write a table with the required columns of EVENTS; its text may be plain or dictionary-encoded."""
-        _write(self._table, fit(table, EVENTS, "the events"))
+        _write(self._table, fit(table, EVENTS_WITH_CALLS, "the events"))
 
     def close(self) -> None:
         self._table.close()
@@ -269,11 +270,15 @@ class EventsWriter:
 
 def write_events(folder: Path, table: pa.Table, number: int = 0) -> OSError | None:
     """Write all events of a process at once: the whole file, or none. Returns the reason for none."""
-    return _write_whole(folder / f"events{f'.{number}' if number else ''}.arrows", table, EVENTS)
+    return _write_whole(folder / f"events{f'.{number}' if number else ''}.arrows", table, EVENTS_WITH_CALLS)
 
 
 def write_edges(folder: Path, table: pa.Table) -> OSError | None:
     return _write_whole(folder / "edges.arrows", table, EDGES)
+
+
+def write_calls(folder: Path, table: pa.Table) -> OSError | None:
+    return _write_whole(folder / "calls.arrows", table, CALLS)
 
 
 def write_windows(folder: Path, table: pa.Table) -> OSError | None:

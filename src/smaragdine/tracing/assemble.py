@@ -22,8 +22,9 @@ from smaragdine.recording.folder import count_rows
 from smaragdine.recording.format import CALLS_OF_MODEL, EDGES, TRACES_FOLDER, WINDOWS
 from smaragdine.recording.reader import Recording
 from smaragdine.recording.tables import words_column
-from smaragdine.recording.writer import EventsWriter, write_edges, write_windows
+from smaragdine.recording.writer import EventsWriter, write_calls, write_edges, write_windows
 from smaragdine.tracing.coverage import Coverage, coverage_of, uneven_remark
+from smaragdine.tracing.kineto.calls import merged
 from smaragdine.tracing.kineto.places import NO_STEPS, REMEDY
 
 # A program that announced no steps leaves slices of time. Do the steps that we found in them count?
@@ -126,6 +127,7 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
     windows: list[pa.Table] = []
     uneven: list[tuple[str, ...]] = []  # per window
     edges: dict[tuple[str, str], None] = {}
+    calls: list[pa.Table] = []
     writer: EventsWriter | None = None
     places, guessed = Recording(folder, {}).places, 0
     read: list[Path] = []
@@ -138,6 +140,8 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
         writer = writer or _events_writer(folder)
         writer.write(table)
         windows.append(window)
+        if coverage.calls is not None:
+            calls.append(coverage.calls)
         uneven.append(coverage.uneven)
         guessed += more
 
@@ -169,7 +173,7 @@ def _assembled(folder: Path, keep: bool, on_window: Callable[[int, int], None] |
     table = pa.concat_tables([WINDOWS.empty_table(), *windows])
     if writer is not None:
         writer.close()
-        _finish(folder, writer, table, edges)
+        _finish(folder, writer, table, edges, merged(calls))
     for path in [] if keep else read:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -305,11 +309,17 @@ def _events_writer(folder: Path) -> EventsWriter:
 
 
 def _finish(
-    folder: Path, writer: EventsWriter, windows: pa.Table, edges: Collection[tuple[str, str]]
+    folder: Path,
+    writer: EventsWriter,
+    windows: pa.Table,
+    edges: Collection[tuple[str, str]],
+    calls: pa.Table,
 ) -> None:
     error, rows = writer.error, {"events.arrows": writer.rows, "windows.arrows": windows.num_rows}
     if error is None and edges:
         error, rows["edges.arrows"] = write_edges(folder, _edges_table(edges)), len(edges)
+    if error is None and calls.num_rows:
+        error, rows["calls.arrows"] = write_calls(folder, calls), calls.num_rows
     if error is None:
         error = write_windows(folder, windows)
     if error is not None:
@@ -320,7 +330,7 @@ def _finish(
 
 def _remove_half(folder: Path) -> None:
     if not (folder / "windows.arrows").exists():
-        for name in ("events.arrows", "edges.arrows"):
+        for name in ("events.arrows", "edges.arrows", "calls.arrows"):
             (folder / name).unlink(missing_ok=True)
 
 

@@ -39,6 +39,7 @@ class Coverage:
     found_of: str = ""  # that module
     irregular: bool = False  # it was called often enough, but its calls are no steps
     slice_remarks: tuple[str, ...] = ()  # the remarks that hold even if the steps found do not count
+    calls: pa.Table | None = None  # what rebuilds the calls that launched a GPU's kernels
 
     @property
     def counts_divide(self) -> bool:

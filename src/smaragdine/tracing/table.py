@@ -143,10 +143,11 @@ def built(
     phases: pa.Array | None = None,
     lanes: pa.Array | None = None,
     steps: pa.Array | None = None,
+    calls: pa.Array | None = None,
 ) -> pa.Table:
     """A table of schema EVENTS from columns that a reader has checked already."""
     rows = start_ns.size
-    return pa.table(
+    table = pa.table(
         [
             names,
             devices,
@@ -158,3 +159,4 @@ def built(
         ],
         schema=EVENTS,
     )
+    return table if calls is None else table.append_column("call", calls)

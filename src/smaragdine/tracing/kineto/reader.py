@@ -33,6 +33,9 @@ _ABSENT = Decimal("NaN")
 _BEYOND = "its time is beyond 64 bits"
 
 
+_NOTHING_WRITTEN = msgspec.Raw()
+
+
 class Args(msgspec.Struct, gc=False):
     """The arguments of an event that we look at. Any tool may write them, so they may be of any type."""
 
@@ -44,6 +47,12 @@ class Args(msgspec.Struct, gc=False):
     device: Any = None
     stream: Any = None
     correlation: Any = None
+    # Left as they are written: few ask for them, and they are long.
+    dims: msgspec.Raw = msgspec.field(default=_NOTHING_WRITTEN, name="Input Dims")
+    strides: msgspec.Raw = msgspec.field(default=_NOTHING_WRITTEN, name="Input Strides")
+    types: msgspec.Raw = msgspec.field(default=_NOTHING_WRITTEN, name="Input type")
+    values: msgspec.Raw = msgspec.field(default=_NOTHING_WRITTEN, name="Concrete Inputs")
+    grid: msgspec.Raw = _NOTHING_WRITTEN
 
 
 _NO_ARGS = Args()

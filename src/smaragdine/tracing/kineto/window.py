@@ -22,6 +22,7 @@ import pyarrow as pa
 from smaragdine.errors import UserError
 from smaragdine.recording.tables import MOST_NS, encode, words_column
 from smaragdine.tracing.coverage import NO_STEP, PROGRAM, UNPLACED, Coverage, coverage_of, steps_at
+from smaragdine.tracing.kineto.calls import calls_of
 from smaragdine.tracing.kineto.compiled import compiled_of
 from smaragdine.tracing.kineto.places import (
     ENGINE,
@@ -89,6 +90,15 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
         else call_steps(calls, order, parents, begins, ends, begin_ns, until_ns, meta.get("marked", True))
     )
     steps = steps_at(asked_ns, {"steps": found.spans} if found.spans else meta)
+    replayable = calls_of(
+        calls,
+        parents,
+        kernels,
+        [None if launch.graph else launch.call for launch in launches],
+        start_ns[len(calls) :],
+        duration_ns[len(calls) :],
+        meta.get("settings"),
+    )
     table = built(
         encode([name for name, _ in named]),
         encode(devices),
@@ -97,6 +107,7 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
         words_column(phases, _PHASES),
         pa.array([_whole(lane) for lane in lanes], pa.int64()),
         pa.array(steps, mask=steps == NO_STEP),
+        pa.array([None] * len(operators) + replayable.of_kernel, pa.int64()),
     )
     # The program goes on while the profiler is being stopped.
     inside = np.where(asked_ns == _LONG_AGO_NS, start_ns[rows], asked_ns) <= until_ns
@@ -108,9 +119,15 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     if not found.spans:
         said = [*remarks, found.why_not] if found.why_not else remarks
         coverage = coverage_of(table, len(meta.get("steps", ())), said)
-        return table, replace(coverage, irregular=found.irregular)
+        return table, replace(coverage, irregular=found.irregular, calls=replayable.table)
     coverage = coverage_of(table, len(found.spans), [*remarks, found.said])
-    return table, replace(coverage, found_steps=found.spans, found_of=found.of, slice_remarks=tuple(remarks))
+    return table, replace(
+        coverage,
+        found_steps=found.spans,
+        found_of=found.of,
+        slice_remarks=tuple(remarks),
+        calls=replayable.table,
+    )
 
 
 def _read(raw: Path) -> TraceFile:

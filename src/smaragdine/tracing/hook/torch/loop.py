@@ -94,6 +94,11 @@ def _loop():
     return _state.loop
 
 
+def optimizers():
+    """Those that have stepped in this process."""
+    return list(_loop().optimizers)
+
+
 def _iter(original):
     @functools.wraps(original)
     def __iter__(self):

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from .. import marks
 from ..state import process
 from ..tracers import ProfilerBusy
-from . import background_stop, compiled, conflicts, detach
+from . import background_stop, compiled, conflicts, detach, loop
 from .modules import Calls
 
 FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
@@ -147,9 +147,28 @@ def _facts(session):
         known = compiled.facts()
         if known is not None:
             facts["compiled"] = known
+        if torch.cuda.is_initialized():
+            facts["settings"] = _settings()
     except Exception as exception:
         marks.error("torch", exception)
     return facts
+
+
+def _settings():
+    """What chooses the kernels of a call beside its inputs, and the lists of tensors that optimizers work on:
+    Kineto keeps no list that is long."""
+    backends = torch.backends
+    return {
+        "tf32": bool(backends.cuda.matmul.allow_tf32),
+        "cudnn_tf32": bool(backends.cudnn.allow_tf32),
+        "cudnn_benchmark": bool(backends.cudnn.benchmark),
+        "deterministic": bool(torch.are_deterministic_algorithms_enabled()),
+        "lists": [
+            [[list(each.shape), list(each.stride())] for each in group["params"] if each.requires_grad]
+            for optimizer in loop.optimizers()
+            for group in optimizer.param_groups
+        ],
+    }
 
 
 def _say_stopped():
@@ -187,9 +206,11 @@ class TorchSession:
                     "PyTorch %s profiles one thread only, and so nothing of a program without steps"
                     % torch.__version__
                 )
-        profile = profiler.profile(use_kineto=True, experimental_config=config)
         cuda = torch.autograd.ProfilerActivity.CUDA
-        if torch.cuda.is_initialized() and cuda in torch.autograd._supported_activities():
+        on_gpu = torch.cuda.is_initialized() and cuda in torch.autograd._supported_activities()
+        # Shapes tell what rebuilds a call. Nobody replays a processor's calls: there they would only cost.
+        profile = profiler.profile(use_kineto=True, record_shapes=on_gpu, experimental_config=config)
+        if on_gpu:
             profile.kineto_activities.add(cuda)
         return profile
 

@@ -1,0 +1,183 @@
+"""Rows that rest on calibration: what each call draws alone, put in the place of equal shares.
+
+An event whose call was replayed takes what the call draws above the idle card, for as long as the event ran,
+and a share of the idle card's power, which it divides with whatever ran beside it. Nobody knows what a call
+draws that was not replayed: it is taken to draw as much as the others, give or take half.
+
+The energy counter has the last word. Replays and idle never come to exactly what it says; the rest is spread
+over them, most of it to what is known least, so that rows and idle add up to the counter as they always do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from smaragdine.accounting.integral import sum_by
+from smaragdine.arrays import Bools, Floats, Ints
+from smaragdine.errors import visible
+from smaragdine.files import users_file
+from smaragdine.sensors.energy import MOST_W
+
+BASIS = "calibration"
+
+# Standard deviations, as parts of what they are of.
+TOGETHER = 0.03  # all replays alike: another temperature, another card's day
+EACH = 0.03  # one replay: values that are not the program's
+UNKNOWN = 0.5  # what a call draws that nobody replayed, above idle
+IDLE = 0.05
+COUNTER = 0.01
+
+WAITING = 1.25  # times the card's idle power: between kernels it draws no more
+
+# Beyond these the replays do not describe the program, and its rows stay as they were.
+CREDIBLE = (0.7, 1.4)
+
+
+@dataclass(frozen=True)
+class CallPower:
+    """What a call of this run draws while its kernels run, the idle card included."""
+
+    power_w: float
+    deviation: float  # of its power above idle, as a part of it: repeats, and the state of the caches
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was replayed of a run's calls on one device."""
+
+    calls: Mapping[int, CallPower]
+    idle_w: float  # of the card at the clock of the replays
+    remarks: tuple[str, ...] = field(default=())
+
+
+FILE = "calibration.json"
+
+
+class _Devices(msgspec.Struct):
+    devices: dict[str, Calibration]
+
+
+def write(folder: Path, found: Mapping[str, Calibration]) -> None:
+    """Beside the recording's tables; whole or not at all."""
+    devices = {device: asdict(each) for device, each in found.items()}
+    with users_file(folder / FILE) as part:
+        part.write_text(json.dumps({"devices": devices}, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> tuple[dict[str, Calibration], str]:
+    """Device → its calibration, and what is wrong with the file; empty where nothing is, or there is none."""
+    try:
+        text = (folder / FILE).read_bytes()
+    except FileNotFoundError:
+        return {}, ""
+    except OSError as error:
+        return {}, f"{FILE} cannot be read ({error.strerror}): rows are equal shares"
+    try:
+        found = msgspec.json.decode(text, type=_Devices).devices
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return {}, f"{FILE} is damaged ({visible(str(error))}): rows are equal shares"
+    for device, each in found.items():
+        odd = [p for p in each.calls.values() if not (0 <= p.power_w < MOST_W and 0 <= p.deviation < 1e3)]
+        if odd or not 0 <= each.idle_w < MOST_W:
+            return {}, f"{FILE} is damaged ({visible(device)} draws what no card can): rows are equal shares"
+    return found, ""
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """One device's events by their calls."""
+
+    energy_j: Floats  # per event
+    idle_j: float
+    closure: float  # what the replays and idle come to, as a part of the counter's energy
+    known: float  # of the busy time, what was replayed
+    above_idle_j: Floats  # per event, of its energy
+    deviation: Floats  # per event, of that; by the same replay for all events of a call
+    replayed: Bools  # per event: whether its call was
+
+
+def by_calls(
+    call: Ints,
+    busy_s: Floats,
+    share_s: Floats,
+    total_j: float,
+    covered_s: float,
+    idle_w: float | None,
+    calibration: Calibration,
+) -> Attribution | None:
+    """Shares `total_j` among events. `busy_s` is how long each ran, `share_s` the same divided among what ran
+    at a time; a call below 0 is none. None where the replays do not describe what ran."""
+    powers = calibration.calls
+    ids, place = np.unique(call, return_inverse=True)
+    found = [powers.get(int(each)) for each in ids]
+    above_w = np.array([math.nan if p is None else max(p.power_w - calibration.idle_w, 0.0) for p in found])
+    spread = np.array([UNKNOWN if p is None else math.hypot(p.deviation, EACH) for p in found])
+    replayed = ~np.isnan(above_w)[place]
+    known_s, all_s = float(busy_s[replayed].sum()), float(busy_s.sum())
+    if known_s <= 0 or total_j <= 0:
+        return None
+    if idle_w is None or idle_w > WAITING * calibration.idle_w:
+        idle_w = calibration.idle_w  # readings of a card that never waited long hold work, too
+    known_j = np.where(replayed, np.nan_to_num(above_w)[place] * busy_s, 0.0)
+    mean_w = float(known_j.sum()) / known_s
+    unknown_j = np.where(replayed, 0.0, mean_w * busy_s)
+    waiting_s = max(covered_s - float(share_s.sum()), 0.0)
+    waiting_j = idle_w * waiting_s
+    static_j = idle_w * share_s
+    model_j = float(known_j.sum() + unknown_j.sum() + static_j.sum()) + waiting_j
+    closure = model_j / total_j
+    # What was not replayed may draw nothing above idle, or several times what the others do.
+    least, most = (model_j - unknown_j.sum()) / total_j, (model_j + 2 * unknown_j.sum()) / total_j
+    if most < CREDIBLE[0] or least > CREDIBLE[1]:
+        return None
+    # Variances of what may be off: the replays together and each call, unknown calls, the card at idle.
+    each_j = sum_by(place, known_j, ids.size)
+    known_var = (TOGETHER * float(known_j.sum())) ** 2 + float(((spread * each_j) ** 2).sum())
+    unknown_var = float(((UNKNOWN * sum_by(place, unknown_j, ids.size)) ** 2).sum())
+    idle_var = (IDLE * (waiting_j + float(static_j.sum()))) ** 2
+    left_j, variance = total_j - model_j, known_var + unknown_var + idle_var
+
+    def corrected(part_j: float, part_var: float) -> float:
+        """The factor of a part that takes its share of what is left over."""
+        return max(1 + left_j * part_var / variance / part_j, 0.0) if part_j > 0 and variance > 0 else 1.0
+
+    known_j *= corrected(float(known_j.sum()), known_var)
+    unknown_j *= corrected(float(unknown_j.sum()), unknown_var)
+    of_idle = corrected(waiting_j + float(static_j.sum()), idle_var)
+    above_j = known_j + unknown_j
+    energy_j = above_j + of_idle * static_j
+    # To the last digit, and where a factor met its bound.
+    factor = total_j / (float(energy_j.sum()) + of_idle * waiting_j)
+    return Attribution(
+        energy_j=energy_j * factor,
+        idle_j=of_idle * waiting_j * factor,
+        closure=closure,
+        known=known_s / all_s if all_s > 0 else 0.0,
+        above_idle_j=above_j * factor,
+        deviation=spread[place],
+        replayed=replayed,
+    )
+
+
+def closure_remark(device: str, found: Attribution) -> str:
+    said = (
+        f"{device}: rows rest on calibration. {found.known:.1%} of the busy time was replayed; replays and "
+        f"idle explain {found.closure:.1%} of the energy counter"
+    )
+    if abs(1 - found.closure) > 0.05:
+        said += ", which is more than 5 % off: error bars are wider for it"
+    return said
+
+
+def refused_remark(device: str) -> str:
+    return (
+        f"{device}: its calibration does not describe this run (replays and idle come to less than "
+        f"{CREDIBLE[0]:.0%} or more than {CREDIBLE[1]:.0%} of the energy counter): rows are equal shares"
+    )

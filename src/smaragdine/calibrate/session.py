@@ -1,0 +1,258 @@
+"""Calibrates a run: takes what its calls draw from the store, and replays those that are not known yet."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from smaragdine.accounting.calibrated import Calibration, CallPower
+from smaragdine.accounting.calibrated import write as write_calibration
+from smaragdine.accounting.run import Run
+from smaragdine.calibrate.meter import Meter
+from smaragdine.calibrate.replay import Call, CardProcess, ReplayProgress, calls_of, replay_all
+from smaragdine.calibrate.store import CacheState, MeasuredCall, Store
+from smaragdine.errors import UserError
+from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library, text
+
+FITS = 0.03  # of the time in the program
+LENT = 0.04  # two cards of one kind differ by about as much
+SLOWED = 0.2  # a call whose clock was held down even at rest draws less than in the program
+_WAIT_S = 60.0
+_LOOK_S = 2.0
+
+
+@dataclass(frozen=True)
+class CalibratedDevice:
+    """What came of it, for one device."""
+
+    device: str
+    card: str
+    name: str
+    calls: int
+    known: int
+    busy_known: float  # of the busy time, the part of calls that are known
+    replayed: int  # of the known calls, those replayed now
+    not_replayed: dict[str, str]  # operation → why, the largest first
+    lent: bool
+
+
+def calibrate(
+    run: Run,
+    store: Store,
+    *,
+    budget_s: float,
+    python: str | None = None,
+    replay: bool = True,
+    say: Callable[[str, ReplayProgress | None], None],
+) -> list[CalibratedDevice]:
+    """Every GPU of the run. Raises `UserError` where nothing can be known of any."""
+    if not run.recording.calls.num_rows:
+        raise UserError(
+            f"{run.path} has no calls to replay",
+            _why_no_calls(run),
+            "Record it anew on a GPU, with PyTorch: smaragdine run --calibrate train.py",
+        )
+    rows = run.recording.calls.to_pylist()
+    found: list[CalibratedDevice] = []
+    written: dict[str, Calibration] = {}
+    for device in dict.fromkeys(row["device"] for row in rows):
+        calls = calls_of(rows, device)
+        gpu = _gpu(run, device)
+        known, lent = _known(store, gpu)
+        missing = [call for call in calls if call.key not in known]
+        done: list[MeasuredCall] = []
+        if missing and replay:
+            done = _replay(run, gpu, missing, store, budget_s, python, say)
+            known |= {each.key: each for each in done}
+        used = powers(calls, known, lent and not done)
+        idle_w = [each.idle_w for call in calls if (each := known.get(call.key)) is not None]
+        whole_s = sum(call.busy_s for call in calls) or 1.0
+        outcome = CalibratedDevice(
+            device=device,
+            card=gpu["uuid"],
+            name=gpu.get("name") or "a GPU",
+            calls=len(calls),
+            known=len(used),
+            busy_known=sum(call.busy_s for call in calls if call.id in used) / whole_s,
+            replayed=sum(bool(each.cold or each.hot) for each in done),
+            not_replayed=_reasons(calls, known),
+            lent=lent and not done,
+        )
+        found.append(outcome)
+        if used:
+            written[device] = Calibration(used, statistics.median(idle_w), _remarks(outcome))
+    if not written:
+        why = next((f"{op}: {why}" for each in found for op, why in each.not_replayed.items()), "")
+        raise UserError(f"nothing is known of the calls of {run.path}", why or "none was replayed")
+    write_calibration(run.path, written)
+    return found
+
+
+def _why_no_calls(run: Run) -> str:
+    if not run.recording.events.num_rows:
+        return "no steps were traced"
+    if not any(
+        str(device).startswith("gpu:") for device in run.recording.events["device"].unique().to_pylist()
+    ):
+        return "it ran on no GPU, and what a processor draws is not replayed yet"
+    return "it was recorded by another framework than PyTorch, or by an older version of smaragdine"
+
+
+def _gpu(run: Run, device: str) -> dict[str, Any]:
+    gpus: list[dict[str, Any]] = (run.info.get("host") or {}).get("gpus") or []
+    for gpu in gpus:
+        if gpu.get("device") == device and gpu.get("uuid"):
+            return gpu
+    raise UserError(f"{run.path} does not say which card {device} was")
+
+
+def _known(store: Store, gpu: dict[str, Any]) -> tuple[dict[str, MeasuredCall], bool]:
+    """Of this card; else of one of its kind, and whether it is lent."""
+    own = {each.key: each for each in store.of(gpu["uuid"])}
+    if own:
+        return own, False
+    for replays in store.cards().values():
+        if replays[0].name == gpu.get("name"):
+            return {each.key: each for each in replays}, True
+    return {}, False
+
+
+def _replay(
+    run: Run,
+    gpu: dict[str, Any],
+    missing: Sequence[Call],
+    store: Store,
+    budget_s: float,
+    python: str | None,
+    say: Callable[[str, ReplayProgress | None], None],
+) -> list[MeasuredCall]:
+    card = CardProcess(python or _python(run), gpu["uuid"], missing[0].settings)
+    meter = _open_meter(gpu)
+    try:
+        _wait_until_alone(meter, say)
+        say(f"{len(missing)} calls on {gpu.get('name') or gpu['uuid']}", None)
+        card.start()
+        progress = f"{len(missing)} calls"
+        return replay_all(missing, card, meter, store, budget_s, lambda each: say(progress, each))
+    finally:
+        card.close()
+        meter.close()
+
+
+def _open_meter(gpu: dict[str, Any]) -> Meter:
+    try:
+        hold_library()
+    except nvml().NVMLError as error:
+        raise UserError(
+            "no GPU can be measured here",
+            str(error),
+            "Calibrate where the run was recorded, or bring its store: --store DIR",
+        ) from None
+    try:
+        lib = nvml()
+        handle = ask(lib.nvmlDeviceGetHandleByUUID, gpu["uuid"])
+        if handle is None:
+            raise UserError(
+                f"this machine does not have {gpu.get('name') or 'the card'} {gpu['uuid']}",
+                "a calibration belongs to a card",
+                "Calibrate where the run was recorded, or bring its store: --store DIR",
+            )
+        if ask(lib.nvmlDeviceGetTotalEnergyConsumption, handle) is None:
+            raise UserError(
+                f"{gpu.get('name') or gpu['uuid']} has no energy counter", "replays are measured by it"
+            )
+        return Meter(text(lib.nvmlDeviceGetUUID(handle)))
+    finally:
+        release_library()
+
+
+def _wait_until_alone(meter: Meter, say: Callable[[str, ReplayProgress | None], None]) -> None:
+    until_s = time.monotonic() + _WAIT_S
+    while others := meter.processes():
+        listed = ", ".join(map(str, others))
+        if time.monotonic() > until_s:
+            raise UserError(
+                f"{meter.name} is in use by others (process {listed})",
+                "what they draw would be taken for the call's",
+                "Calibrate when they are done",
+            )
+        say(f"waiting for process {listed}, which uses {meter.name}", None)
+        time.sleep(_LOOK_S)
+
+
+def _python(run: Run) -> str:
+    """The program's interpreter, as far as its command says."""
+    import sys
+
+    words: list[str] = run.info.get("command") or []
+    first = words[0] if words else ""
+    is_python = PurePath(first).name.startswith("python") and Path(first).exists()
+    return first if is_python else sys.executable
+
+
+def _reasons(calls: Sequence[Call], known: dict[str, MeasuredCall]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for call in calls:
+        replay = known.get(call.key)
+        if replay is None:
+            found.setdefault(call.op, "there was no time left")
+        elif replay.why:
+            found.setdefault(call.op, replay.why)
+    return found
+
+
+def _remarks(outcome: CalibratedDevice) -> tuple[str, ...]:
+    if not outcome.lent:
+        return ()
+    return (
+        f"{outcome.device}: its calibration is lent from another {outcome.name}; two cards of one kind "
+        "differ by some 3 %",
+    )
+
+
+# From what is known of a card to the powers of one run's calls.
+
+
+def powers(calls: Sequence[Call], replays: Mapping[str, MeasuredCall], lent: bool) -> dict[int, CallPower]:
+    """Call → its power in this run."""
+    found = {call.id: _power(call, replays.get(call.key), lent) for call in calls}
+    return {call: power for call, power in found.items() if power is not None}
+
+
+def _power(call: Call, replay: MeasuredCall | None, lent: bool) -> CallPower | None:
+    if replay is None or (replay.cold is None and replay.hot is None):
+        return None
+    power_w, gap, state = _at_time(call.time_s, replay.cold, replay.hot)
+    deviation = math.hypot(state.spread, gap)
+    if lent:
+        deviation = math.hypot(deviation, LENT)
+    if state.slowed > SLOWED:
+        deviation = math.hypot(deviation, SLOWED / 2)
+    return CallPower(power_w, deviation)
+
+
+def _at_time(
+    time_s: float, cold: CacheState | None, hot: CacheState | None
+) -> tuple[float, float, CacheState]:
+    """The power of the cache state whose time is the program's, and how far off that may be. A time between
+    the two states has a power between theirs."""
+    if cold is None or hot is None or cold.time_s <= hot.time_s:
+        state = cold or hot
+        assert state is not None
+        return state.power_w, _gap(time_s, state.time_s), state
+    part = min(max((cold.time_s - time_s) / (cold.time_s - hot.time_s), 0.0), 1.0)
+    at_s = cold.time_s + part * (hot.time_s - cold.time_s)
+    power_w = cold.power_w + part * (hot.power_w - cold.power_w)
+    between = abs(cold.power_w - hot.power_w) / max(power_w, 1.0) / 4
+    return power_w, math.hypot(_gap(time_s, at_s), between), cold
+
+
+def _gap(time_s: float, replayed_s: float) -> float:
+    """A call that takes another time is not quite the same call: half of the difference may be power."""
+    off = abs(time_s / replayed_s - 1) if replayed_s > 0 else 1.0
+    return 0.0 if off <= FITS else min(off / 2, 0.3)

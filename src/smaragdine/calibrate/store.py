@@ -1,0 +1,138 @@
+"""What is known of a card: every replay that was ever made on it, a line of JSON each.
+
+    $XDG_CACHE_HOME/smaragdine/calibration/GPU-2d549b0d-….jsonl
+
+A line is written when a replay is done, so that whoever is interrupted loses one at most. A later line of the
+same call, driver and library replaces an earlier one. `docs/calibration.md` has the columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from smaragdine.errors import UserError
+
+_CARD = re.compile(r"GPU-[0-9a-fA-F-]{8,64}")
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """A call replayed with its inputs in one state of the caches."""
+
+    power_w: float  # while its kernels run
+    time_s: float  # of one call
+    spread: float  # of power above idle, between the parts of the replay
+    clock_mhz: float
+    slowed: float  # of the time, the part in which the card's limits held the clock down
+    temperature_c: float
+    rest: float  # after each turn, a rest of so many times its length
+
+
+@dataclass(frozen=True)
+class MeasuredCall:
+    """One call, replayed alone."""
+
+    key: str  # of the call: operation, inputs, settings and kernels
+    op: str
+    card: str  # UUID
+    name: str  # of the card
+    driver: str
+    library: str  # torch 2.11.0+cu130
+    idle_w: float  # of the card between the calls, at their clock
+    cold: CacheState | None = None
+    hot: CacheState | None = None
+    why: str = ""  # there is no state
+
+
+def call_key(op: str, inputs: str, settings: str, kernels: str) -> str:
+    text = "\0".join([op, inputs, settings, kernels])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    named = environment.get("SMARAGDINE_CALIBRATION")
+    if named:
+        return Path(named)
+    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".cache"
+    return Path(cache) / "smaragdine" / "calibration"
+
+
+class Store:
+    """The replays of all cards, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def cards(self) -> dict[str, list[MeasuredCall]]:
+        """Card → what is known of it."""
+        if not self.folder.is_dir():
+            return {}
+        found = {path.stem: self.of(path.stem) for path in sorted(self.folder.glob("GPU-*.jsonl"))}
+        return {card: replays for card, replays in found.items() if replays}
+
+    def of(self, card: str) -> list[MeasuredCall]:
+        """The latest replay of every call, driver and library. A line that cannot be read counts for nothing:
+        the last one may be half."""
+        latest: dict[tuple[str, str, str], MeasuredCall] = {}
+        for line in self._lines(card):
+            try:
+                replay = msgspec.json.decode(line, type=MeasuredCall)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            latest[replay.key, replay.driver, replay.library] = replay
+        return list(latest.values())
+
+    def add(self, replay: MeasuredCall) -> None:
+        path = self._path(replay.card)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                # After half a line, of somebody who was killed, a new one begins.
+                begin = b"" if not file.tell() or _ends_whole(path) else b"\n"
+                file.write(begin + msgspec.json.encode(dataclasses.asdict(replay)) + b"\n")
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be written", error.strerror or str(error), "Name another folder: --store DIR"
+            ) from None
+
+    def forget(self, card: str) -> bool:
+        """Whether anything was known."""
+        try:
+            self._path(card).unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise UserError(f"{self._path(card)} cannot be removed", error.strerror or str(error)) from None
+        return True
+
+    def _lines(self, card: str) -> Iterator[bytes]:
+        try:
+            with self._path(card).open("rb") as file:
+                yield from file
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise UserError(f"{self._path(card)} cannot be read", error.strerror or str(error)) from None
+
+    def _path(self, card: str) -> Path:
+        if not _CARD.fullmatch(card):
+            raise UserError(
+                f"{card} is no UUID of a GPU", remedy="smaragdine calibrate --list names those known"
+            )
+        return self.folder / f"{card}.jsonl"
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

@@ -1,0 +1,155 @@
+"""The calls that launched a GPU's kernels, each once: what it takes to make such a call again.
+
+A kernel belongs to the innermost operator that launched it. Where an operator launches kernels of its own and
+calls others that do, too, it is one call with all of theirs: made again, it launches them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from smaragdine.arrays import Ints
+from smaragdine.recording.format import CALLS
+from smaragdine.tracing.kineto.reader import TraceEvent, args_of
+
+_NO_OPERATOR = ("autograd::", "torch::autograd::", "smaragdine:")
+
+
+@dataclass
+class _Call:
+    op: str
+    inputs: str
+    device: str
+    kernels: str
+    lists: bool  # it took a list of tensors of which Kineto kept nothing
+    count: int = 0
+    busy_ns: int = 0
+
+
+@dataclass
+class Replayable:
+    """What rebuilds the calls of a window, and which of them each kernel belongs to."""
+
+    of_kernel: list[int | None]
+    table: pa.Table = field(default_factory=CALLS.empty_table)
+
+
+def calls_of(
+    calls: Sequence[TraceEvent],
+    parents: Sequence[int | None],
+    kernels: Sequence[TraceEvent],
+    launched_by: Sequence[int | None],
+    start_ns: Ints,
+    duration_ns: Ints,
+    settings: Mapping[str, Any] | None,
+) -> Replayable:
+    """`launched_by` says which call launched each kernel; times are the kernels'."""
+    found: Replayable = Replayable([None] * len(kernels))
+    direct = {at for at in launched_by if at is not None}
+    whole: dict[int, int | None] = {}
+    members: dict[int, list[int]] = {}
+    for number, at in enumerate(launched_by):
+        if at is None:
+            continue
+        if at not in whole:
+            whole[at] = _whole(at, calls, parents, direct)
+        if (outer := whole[at]) is not None:
+            members.setdefault(outer, []).append(number)
+    known: dict[int, _Call] = {}
+    for at, numbers in members.items():
+        inputs = _inputs(calls[at])
+        if inputs is None:
+            continue
+        numbers.sort(key=lambda number: int(start_ns[number]))
+        launched = [[kernels[n].name, _grid(kernels[n])] for n in numbers]
+        device = f"gpu:{args_of(kernels[numbers[0]]).device or 0}"
+        call = _Call(calls[at].name, inputs[0], device, _text(launched), inputs[1])
+        key = _key(call, settings)
+        call = known.setdefault(key, call)
+        call.count += 1
+        call.busy_ns += sum(int(duration_ns[number]) for number in numbers)
+        for number in numbers:
+            found.of_kernel[number] = key
+    found.table = pa.Table.from_pylist([_row(key, call, settings) for key, call in known.items()], CALLS)
+    return found
+
+
+def merged(tables: Sequence[pa.Table]) -> pa.Table:
+    """Replayable of several windows, each once."""
+    together = pa.concat_tables([CALLS.empty_table(), *tables])
+    keys = [name for name in CALLS.names if name not in ("count", "busy_ns")]
+    sums = together.group_by(keys, use_threads=False).aggregate([("count", "sum"), ("busy_ns", "sum")])
+    return sums.rename_columns([*keys, "count", "busy_ns"]).select(CALLS.names).cast(CALLS)
+
+
+def _whole(
+    at: int, calls: Sequence[TraceEvent], parents: Sequence[int | None], direct: set[int]
+) -> int | None:
+    """The outermost operator around this one that launches kernels itself; None where this is no operator."""
+    found: int | None = None
+    inner: int | None = at
+    while inner is not None and _is_operator(calls[inner]):
+        if inner in direct:
+            found = inner
+        inner = parents[inner]
+    return found
+
+
+def _is_operator(call: TraceEvent) -> bool:
+    return call.cat == "cpu_op" and "::" in call.name and not call.name.startswith(_NO_OPERATOR)
+
+
+def _inputs(call: TraceEvent) -> tuple[str, bool] | None:
+    """As text, and whether a list of tensors in it was cut; None where the profiler did not record them."""
+    args = args_of(call)
+    parts = {"dims": args.dims, "strides": args.strides, "types": args.types, "values": args.values}
+    if not all(map(bytes, parts.values())):
+        return None
+    decoded = {name: msgspec.json.decode(part) for name, part in parts.items()}
+    if not all(isinstance(part, list) for part in decoded.values()):
+        return None
+    cut = any(
+        kind == "TensorList" and not dims
+        for kind, dims in zip(decoded["types"], decoded["dims"], strict=False)
+    )
+    return _text(decoded), cut
+
+
+def _grid(kernel: TraceEvent) -> Any:
+    grid = args_of(kernel).grid
+    return msgspec.json.decode(grid) if bytes(grid) else None
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _settings(call: _Call, settings: Mapping[str, Any] | None) -> str:
+    """Lists of tensors are long: only a call that needs one has them."""
+    kept = {name: value for name, value in (settings or {}).items() if name != "lists" or call.lists}
+    return _text(kept)
+
+
+def _key(call: _Call, settings: Mapping[str, Any] | None) -> int:
+    text = "\0".join([call.op, call.inputs, call.device, call.kernels, _settings(call, settings)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _row(key: int, call: _Call, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        "call": key,
+        "framework": "torch",
+        "device": call.device,
+        "op": call.op,
+        "inputs": call.inputs,
+        "settings": _settings(call, settings),
+        "kernels": call.kernels,
+        "count": call.count,
+        "busy_ns": call.busy_ns,
+    }

@@ -26,6 +26,7 @@ from smaragdine.files import users_file
 from smaragdine.sensors.energy import MOST_W
 
 BASIS = "calibration"
+FILE = "calibration.json"  # of the recording
 
 # Standard deviations, as parts of what they are of.
 TOGETHER = 0.03  # all replays alike: another temperature, another card's day
@@ -55,9 +56,6 @@ class Calibration:
     calls: Mapping[int, CallPower]
     idle_w: float  # of the card at the clock of the replays
     remarks: tuple[str, ...] = field(default=())
-
-
-FILE = "calibration.json"
 
 
 class _Devices(msgspec.Struct):

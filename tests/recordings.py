@@ -10,9 +10,16 @@ from typing import Any
 import pyarrow as pa
 
 from smaragdine.recording.folder import write_info
-from smaragdine.recording.format import EDGES, MARKS, PLACES, WINDOWS, channel_to_dict
+from smaragdine.recording.format import CALLS, EDGES, MARKS, PLACES, WINDOWS, channel_to_dict
 from smaragdine.recording.marks import marks_table
-from smaragdine.recording.writer import ReadingsWriter, TableWriter, write_edges, write_events, write_windows
+from smaragdine.recording.writer import (
+    ReadingsWriter,
+    TableWriter,
+    write_calls,
+    write_edges,
+    write_events,
+    write_windows,
+)
 from smaragdine.sensors.base import Channel
 
 MS = 1_000_000
@@ -233,4 +240,22 @@ def whole(folder: Path) -> Path:
     make(folder, power=False, marked=named, channels=told, host=host, rows=rows_of)
     for path in writer_folder.iterdir():
         shutil.move(path, folder / path.name)
+    assert (
+        write_calls(folder, pa.Table.from_pylist([call(1, "aten::mm"), call(2, "aten::sum")], CALLS)) is None
+    )
     return folder
+
+
+def call(number: int, op: str) -> dict[str, Any]:
+    """What rebuilds a call, as a window of PyTorch leaves it."""
+    return {
+        "call": number,
+        "framework": "torch",
+        "device": "gpu:0",
+        "op": op,
+        "inputs": '{"dims":[[4]],"strides":[[1]],"types":["float"],"values":[""]}',
+        "settings": "{}",
+        "kernels": '[["kernel",[1,1,1]]]',
+        "count": 12,
+        "busy_ns": 150 * MS,
+    }

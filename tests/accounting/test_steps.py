@@ -169,6 +169,22 @@ def test_what_tracing_cost(tmp_path: Path) -> None:
     assert steps.cost == pytest.approx((0.015 + 0.005 + 0.010) / 0.240)
 
 
+def test_steps_beside_which_the_trace_is_written_are_what_tracing_cost(tmp_path: Path) -> None:
+    """They are no untraced steps, but they are longer because of us."""
+    marks = [mark(t) for t in [*range(10, 101, 10), 115, 130, 145, 160, 175, *range(185, 256, 10)]]
+    windows = [window(101, 102, 131, 176, [(0, 102, 115), (1, 115, 130)], resumed_ns=T0 + 131 * MS)]
+    steps = traced_steps(recording(tmp_path / "run", marks, windows))
+    assert steps is not None
+    assert steps.untraced_s == pytest.approx(0.010)
+    assert spans_ms(steps.writing_ns) == [(145, 160), (160, 175), (175, 185)]
+    plain = dataclasses.replace(steps, writing_ns=steps.writing_ns[:0])
+    assert steps.cost is not None
+    assert plain.cost is not None
+    assert steps.cost > plain.cost
+    spent_s = plain.cost * plain.elapsed_s / (1 + plain.cost) + 2 * 0.005
+    assert steps.cost == pytest.approx(spent_s / (steps.elapsed_s - spent_s))
+
+
 def test_without_untraced_steps_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
     marks = [mark(t) for t in (10, 20, 30)]
     made = recording(tmp_path / "run", marks, [window(10, 11, 30, 31, [(1, 11, 20), (2, 20, 30)])])

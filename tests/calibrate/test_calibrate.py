@@ -273,6 +273,11 @@ def test_a_card_in_use_is_waited_for_and_then_refused(
         (["calibrate", "--forget", "../../etc/passwd"], "is no UUID of a GPU"),
         (["calibrate", "missing"], "missing does not exist"),
         (["calibrate", "run", "--budget", "soon"], "soon is no time: 90s, 5min, 1h"),
+        (
+            ["calibrate", "run", "--list"],
+            "name a recording, or one of --list and --forget, and no two of them",
+        ),
+        (["run", "--calibrate", "x.py"], "--calibrate needs an NVIDIA GPU"),
         (["run", "--calibrate", "--trace", "off", "x.py"], "--calibrate says how to trace: --trace is off"),
     ],
 )
@@ -307,6 +312,8 @@ def test_a_damaged_store_or_calibration_is_no_wrong_figure(bench: Bench, tmp_pat
     whole = store.read_bytes()
     store.write_bytes(b"\xff\x00 no JSON\n" + whole[:-40])  # and the last line is half
     assert len(Store(tmp_path / "store").of(UUID)) == 2
+    listed = smaragdine("calibrate", "--list", env=bench.env)
+    assert f"{UUID}.jsonl: 2 of 4 lines cannot be read, and count for nothing" in listed.stderr
     done = bench.calibrate(run)
     assert "1 were replayed now" in done.stdout
     equal = energies(recorded(tmp_path / "plain"))

@@ -105,7 +105,7 @@ class _Levels:
     remarks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run(Shown):
     """A recording, and all that follows from it. `baseline` is a run of the idle machine, `facts` are what
     the user knows about the sensors."""
@@ -117,6 +117,9 @@ class Run(Shown):
     @classmethod
     def open(cls, path: str | os.PathLike[str], baseline: str | os.PathLike[str] | None = None) -> Run:
         return cls(open_recording(path), None if baseline is None else cls.open(baseline))
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
 
     @property
     def path(self) -> Path:
@@ -527,8 +530,8 @@ def _unresolved(device: str, step: UntracedStep) -> str:
     left = "nothing" if not step.factor else f"{plain(step.factor)} times what they took when traced"
     return (
         f"{device}: one traced step is shown. An untraced one takes {joules(step.energy_j)} in "
-        f"{seconds(step.length_s)}; idling at the power of the gaps between traced operations would leave "
-        f"{left} to the operations: what is idle of it and what is theirs cannot be told"
+        f"{seconds(step.length_s)}, but nobody can tell how much of that the operations use: if it idled at "
+        f"the power seen between traced operations, {left} would be left for them"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -267,6 +267,7 @@ class Steps:
     far: int = 0  # untraced ones left out, because they are far longer or shorter than the others
     uneven: int = 0  # just as far from the median, but too many to be exceptions: they count
     thinned: ThinnedSteps = _NO_STEPS
+    writing_ns: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))  # of their kind
 
     @property
     def traced_s(self) -> float:
@@ -311,7 +312,9 @@ class Steps:
             longer_s = 0.0
         elif self.traced_s > 0:
             longer_s += self.tails_s * (1 - self.untraced_s / self.traced_s)
-        spent_s = max(longer_s, 0.0) + self.paused_s
+        # While the profiler's file is written beside the program, its steps are longer too.
+        writing_s = float(((self.writing_ns[:, 1] - self.writing_ns[:, 0]) * 1e-9 - self.untraced_s).sum())
+        spent_s = max(longer_s, 0.0) + max(writing_s, 0.0) + self.paused_s
         return spent_s / (self.elapsed_s - spent_s) if self.elapsed_s > spent_s else None
 
 
@@ -549,6 +552,7 @@ def steps_of(recording: Recording, table: StepTable | None) -> Steps | None:
         far=table.counts().get(ANOTHER, 0),
         uneven=uneven if uneven > FEW * lengths_us.size else 0,
         thinned=table.thinned,
+        writing_ns=table.of(WRITING),
     )
 
 

@@ -93,7 +93,20 @@ def calibrate(
     return found
 
 
+def check_gpu() -> None:
+    """Refuses what could only fail after the program: calibrating where there is no GPU."""
+    try:
+        hold_library()
+    except nvml().NVMLError as error:
+        raise UserError(
+            "--calibrate needs an NVIDIA GPU", str(error), "Leave it out; smaragdine doctor says more"
+        ) from None
+    release_library()
+
+
 def _why_no_calls(run: Run) -> str:
+    if not (run.info.get("host") or {}).get("gpus"):
+        return "it ran on no GPU, and what a processor draws is not replayed yet"
     if not run.recording.events.num_rows:
         return "no steps were traced"
     if not any(

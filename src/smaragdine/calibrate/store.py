@@ -84,12 +84,20 @@ class Store:
         the last one may be half."""
         latest: dict[tuple[str, str, str], MeasuredCall] = {}
         for line in self._lines(card):
-            try:
-                replay = msgspec.json.decode(line, type=MeasuredCall)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            latest[replay.key, replay.driver, replay.library] = replay
+            replay = _read(line)
+            if replay is not None:
+                latest[replay.key, replay.driver, replay.library] = replay
         return list(latest.values())
+
+    def damage(self) -> list[str]:
+        """Files of which lines cannot be read: what they said is replayed anew."""
+        said: list[str] = []
+        for path in sorted(self.folder.glob("GPU-*.jsonl")) if self.folder.is_dir() else ():
+            lines = [line for line in self._lines(path.stem) if line.strip()]
+            odd = sum(_read(line) is None for line in lines)
+            if odd:
+                said.append(f"{path}: {odd} of {len(lines)} lines cannot be read, and count for nothing")
+        return said
 
     def add(self, replay: MeasuredCall) -> None:
         path = self._path(replay.card)
@@ -130,6 +138,13 @@ class Store:
                 f"{card} is no UUID of a GPU", remedy="smaragdine calibrate --list names those known"
             )
         return self.folder / f"{card}.jsonl"
+
+
+def _read(line: bytes) -> MeasuredCall | None:
+    try:
+        return msgspec.json.decode(line, type=MeasuredCall)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _ends_whole(path: Path) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,8 +57,9 @@ def main(words: list[str]) -> int:
     store = Store(Path(options.store) if options.store else default_folder())
     asked = sum([options.recording is not None, options.list, options.forget is not None])
     if asked != 1:
+        what = "name a recording, or one of --list and --forget"
         raise UserError(
-            "name a recording, or one of --list and --forget", remedy="smaragdine calibrate --help"
+            f"{what}, and no two of them" if asked else what, remedy="smaragdine calibrate --help"
         )
     if options.list:
         return _list(store, options.json)
@@ -91,6 +93,8 @@ def _list(store: Store, as_json: bool) -> int:
         known = {card: [dataclasses.asdict(each) for each in replays] for card, replays in cards.items()}
         print(json.dumps(known, indent=2))
         return 0
+    for line in store.damage():
+        print(f"smaragdine: {visible(line)}", file=sys.stderr)
     if not cards:
         print(f"no card is known: nothing was calibrated ({store.folder})")
     for card, replays in cards.items():

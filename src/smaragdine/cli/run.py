@@ -77,7 +77,7 @@ def _parser() -> Parser:
         "--trace-budget",
         metavar="P%",
         type=percentage,
-        help="slow the whole training down by no more than this: 1%%",
+        help="trace so little that the whole training takes at most so much longer, such as 1%% (no limit)",
     )
     trace.add_argument("--trace-keep", action="store_true", help="keep the profiler's files in RUN/traces")
     parser.add_argument(
@@ -100,6 +100,10 @@ def main(words: list[str]) -> int:
             "Its own follow it: smaragdine run train.py --epochs 3. See smaragdine run --help",
         )
     _check(options, ours)
+    if options.calibrate:
+        from smaragdine.calibrate.session import check_gpu
+
+        check_gpu()
     command = build_command(program, os.environ)
     prepare = functools.partial(_prepare, options)
     wanted = asked(

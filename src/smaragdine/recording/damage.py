@@ -129,6 +129,8 @@ def said(
     if cut:
         lines.append(f"the run was interrupted: what came last may be missing from {', '.join(cut)}")
     unsealed = [file.path.name for of in files.values() for file in of if not file.found.sealed]
+    # What is left of a damaged file may have no checksum, though the file had some.
+    unsealed = [name for name in unsealed if not any(line.startswith(f"{name} is ") for line in lines)]
     if unsealed:
         lines.append(
             f"{', '.join(unsealed)}: written without checksums, as older versions did; "

@@ -344,6 +344,8 @@ def step_tables(run: Run, top: int) -> RenderableType:
     everywhere, of the program's part of each device."""
     table = run.step_energies
     if table is None:
+        if run.recording.announced_steps:
+            return _dim("the program announced one step, and nothing tells when it began")
         return _dim("the program announced no steps")
     steps, devices = table.steps, list(table.energy_j)
     length_s = steps.length_s

@@ -14,7 +14,7 @@ function drawHeader(report) {
     element(
       "p",
       { class: "note" },
-      `Smaragdine ${data.version}. Energies in joules over the time shown; ± is a 95 % interval. Keys: / finds, arrows move, Enter zooms in, Backspace out.`,
+      `Smaragdine ${data.version}. Energies in joules over the time shown; ± is a 95 % interval, and behind epochs a standard deviation. Keys: / finds, arrows move, Enter zooms in, Backspace out.`,
     ),
   );
 }

@@ -329,6 +329,18 @@ def test_a_damaged_store_or_calibration_is_no_wrong_figure(bench: Bench, tmp_pat
         assert "calibration.json is damaged" in " ".join(said.split())
 
 
+def test_a_card_that_is_lost_is_one_line_and_loses_nothing(bench: Bench, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    process = start("calibrate", run, "--python", bench.python, env=bench.env)
+    wait_for(lambda: Store(tmp_path / "store").of(UUID))
+    nvml_fake.write_spec(Path(bench.env["FAKE_NVML"]), [gpu_spec(lost=True)])
+    code, _, err = finish(process)
+    assert code == 2
+    assert "NVIDIA Fake H200 can no longer be measured: GPU is lost" in err
+    assert "Traceback" not in err
+    assert Store(tmp_path / "store").of(UUID)
+
+
 def test_a_clock_that_stands_still_is_said(tmp_path: Path) -> None:
     bench = Bench(tmp_path, counter=False)
     done = bench.calibrate(recorded(tmp_path / "run"))

@@ -9,9 +9,12 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from smaragdine.errors import UserError
 from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library, text
 
 _POLL_S = 0.002
@@ -28,7 +31,6 @@ class Stretch:
     end_s: float
     energy_j: float
     clock_mhz: float  # of the multiprocessors, the mean
-    lowest_mhz: float
     slowed: float  # of the time, the part in which something held the clock down
     temperature_c: float
 
@@ -41,27 +43,19 @@ class Stretch:
         return self.energy_j / self.length_s
 
 
-@dataclass
 class Meter:
     """Of the GPU with this UUID, or of the first. Close it."""
 
-    uuid: str = ""
-    _ticks: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    _looks: list[tuple[float, float, int, float]] = field(
-        default_factory=list[tuple[float, float, int, float]]
-    )
-
-    def __post_init__(self) -> None:
+    def __init__(self, uuid: str = "") -> None:
         hold_library()
         lib = nvml()
-        self._handle: Any = (
-            lib.nvmlDeviceGetHandleByUUID(self.uuid) if self.uuid else lib.nvmlDeviceGetHandleByIndex(0)
-        )
+        self._handle: Any = lib.nvmlDeviceGetHandleByUUID(uuid) if uuid else lib.nvmlDeviceGetHandleByIndex(0)
+        self._ticks: list[tuple[float, int]] = []  # when the counter stepped, and to what
+        self._looks: list[tuple[float, float, int, float]] = []  # time, clock, reasons, temperature
+        self._lost = ""  # why NVML no longer answers
         self.uuid = text(lib.nvmlDeviceGetUUID(self._handle))
         self.name = text(lib.nvmlDeviceGetName(self._handle))
         self.driver = text(lib.nvmlSystemGetDriverVersion())
-        self.limit_w = (ask(lib.nvmlDeviceGetEnforcedPowerLimit, self._handle) or 0) / 1000
-        self.most_mhz = float(ask(lib.nvmlDeviceGetMaxClockInfo, self._handle, lib.NVML_CLOCK_SM) or 0)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -72,6 +66,12 @@ class Meter:
         release_library()
 
     def _follow(self) -> None:
+        try:
+            self._read_on()
+        except nvml().NVMLError as error:
+            self._lost = str(error)
+
+    def _read_on(self) -> None:
         lib = nvml()
         before, looked_s = -1, 0.0
         reasons = getattr(lib, "nvmlDeviceGetCurrentClocksEventReasons", None)
@@ -97,26 +97,29 @@ class Meter:
 
     def slowed(self, since_s: float) -> float:
         """Of the time since then, the part in which something held the clock down."""
-        looks = [look for look in self._looks if look[0] >= since_s]
-        return sum(bool(look[2] & _SLOWED) for look in looks) / max(1, len(looks))
+        return _slowed_part(self._looks[bisect_left(self._looks, (since_s,)) :])
 
     def over(self, begin_s: float, length_s: float) -> Stretch:
         """Waits until the counter has shown that much time after `begin_s` (monotonic)."""
         limit_s = time.monotonic() + length_s + 5
-        while time.monotonic() < limit_s:
-            inside = [tick for tick in self._ticks if tick[0] >= begin_s]
+        while time.monotonic() < limit_s and not self._lost:
+            inside = self._ticks[bisect_left(self._ticks, (begin_s,)) :]
             if len(inside) > 1 and inside[-1][0] - inside[0][0] >= length_s:
                 (first_s, first_mj), (last_s, last_mj) = inside[0], inside[-1]
-                looks = [look for look in self._looks if first_s <= look[0] <= last_s]
-                clocks = [look[1] for look in looks] or [0.0]
+                since = self._looks[bisect_left(self._looks, (first_s,)) :]
+                looks = [look for look in since if look[0] <= last_s]
                 return Stretch(
                     first_s,
                     last_s,
                     (last_mj - first_mj) / 1000,
-                    statistics.fmean(clocks),
-                    min(clocks),
-                    sum(bool(look[2] & _SLOWED) for look in looks) / max(1, len(looks)),
+                    statistics.fmean([look[1] for look in looks] or [0.0]),
+                    _slowed_part(looks),
                     statistics.fmean([look[3] for look in looks] or [0.0]),
                 )
             time.sleep(0.005)
-        raise TimeoutError("the energy counter of the GPU stands still")
+        why = self._lost or "its energy counter stands still"
+        raise UserError(f"{self.name} can no longer be measured", why, "What was replayed until now is kept")
+
+
+def _slowed_part(looks: Sequence[tuple[float, float, int, float]]) -> float:
+    return sum(bool(look[2] & _SLOWED) for look in looks) / max(1, len(looks))

@@ -30,7 +30,7 @@ MATTERS = 0.02  # of the busy time
 IDLE_EVERY = 20  # calls: the card warms up, and its idle power with it
 RESTS = (0.0, 1.0, 3.0)  # times a turn's length
 _SLOWED = 0.02  # of the time; a single look may catch a change of the clock
-_FITS = 0.03  # of the time in the program: with colder or warmer caches it is not the same call
+FITS = 0.03  # of the time in the program: with colder or warmer caches it is not the same call
 _CACHE_BYTES = 128 << 20  # calls that read more than this are cold whatever came before
 _START_S, _ASK_S = 120.0, 300.0
 
@@ -218,7 +218,7 @@ def _replay(
     if cold is None:
         return dataclasses.replace(replay, why=why)
     hot = None
-    if call.time_s < cold.time_s * (1 - _FITS) and bytes_ < _CACHE_BYTES:
+    if call.time_s < cold.time_s * (1 - FITS) and bytes_ < _CACHE_BYTES:
         hot, *_ = _state(call, card, meter, idle, cold=False, length_s=length_s)
     return dataclasses.replace(replay, cold=cold, hot=hot)
 

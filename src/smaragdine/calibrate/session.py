@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+import pyarrow as pa
+
 from smaragdine.accounting.calibrated import Calibration, CallPower
 from smaragdine.accounting.calibrated import write as write_calibration
 from smaragdine.accounting.run import Run
 from smaragdine.calibrate.meter import Meter
-from smaragdine.calibrate.replay import Call, CardProcess, ReplayProgress, calls_of, replay_all
+from smaragdine.calibrate.replay import FITS, Call, CardProcess, ReplayProgress, calls_of, replay_all
 from smaragdine.calibrate.store import CacheState, MeasuredCall, Store
 from smaragdine.errors import UserError
-from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library, text
+from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library
 
-FITS = 0.03  # of the time in the program
 LENT = 0.04  # two cards of one kind differ by about as much
 SLOWED = 0.2  # a call whose clock was held down even at rest draws less than in the program
 _WAIT_S = 60.0
@@ -48,7 +50,7 @@ def calibrate(
     budget_s: float,
     python: str | None = None,
     replay: bool = True,
-    say: Callable[[str, ReplayProgress | None], None],
+    say: Callable[[str | ReplayProgress], None],
 ) -> list[CalibratedDevice]:
     """Every GPU of the run. Raises `UserError` where nothing can be known of any."""
     if not run.recording.calls.num_rows:
@@ -105,14 +107,13 @@ def check_gpu() -> None:
 
 
 def _why_no_calls(run: Run) -> str:
-    if not (run.info.get("host") or {}).get("gpus"):
+    events = run.recording.events
+    devices: list[str] = events["device"].cast(pa.string()).unique().to_pylist()
+    on_gpu = any(device.startswith("gpu:") for device in devices)
+    if not (run.info.get("host") or {}).get("gpus") or (devices and not on_gpu):
         return "it ran on no GPU, and what a processor draws is not replayed yet"
-    if not run.recording.events.num_rows:
+    if not devices:
         return "no steps were traced"
-    if not any(
-        str(device).startswith("gpu:") for device in run.recording.events["device"].unique().to_pylist()
-    ):
-        return "it ran on no GPU, and what a processor draws is not replayed yet"
     return "it was recorded by another framework than PyTorch, or by an older version of smaragdine"
 
 
@@ -142,16 +143,15 @@ def _replay(
     store: Store,
     budget_s: float,
     python: str | None,
-    say: Callable[[str, ReplayProgress | None], None],
+    say: Callable[[str | ReplayProgress], None],
 ) -> list[MeasuredCall]:
     card = CardProcess(python or _python(run), gpu["uuid"], missing[0].settings)
     meter = _open_meter(gpu)
     try:
         _wait_until_alone(meter, say)
-        say(f"{len(missing)} calls on {gpu.get('name') or gpu['uuid']}", None)
+        say(f"{len(missing)} calls on {gpu.get('name') or gpu['uuid']}")
         card.start()
-        progress = f"{len(missing)} calls"
-        return replay_all(missing, card, meter, store, budget_s, lambda each: say(progress, each))
+        return replay_all(missing, card, meter, store, budget_s, say)
     finally:
         card.close()
         meter.close()
@@ -179,12 +179,12 @@ def _open_meter(gpu: dict[str, Any]) -> Meter:
             raise UserError(
                 f"{gpu.get('name') or gpu['uuid']} has no energy counter", "replays are measured by it"
             )
-        return Meter(text(lib.nvmlDeviceGetUUID(handle)))
+        return Meter(gpu["uuid"])
     finally:
         release_library()
 
 
-def _wait_until_alone(meter: Meter, say: Callable[[str, ReplayProgress | None], None]) -> None:
+def _wait_until_alone(meter: Meter, say: Callable[[str | ReplayProgress], None]) -> None:
     until_s = time.monotonic() + _WAIT_S
     while others := meter.processes():
         listed = ", ".join(map(str, others))
@@ -194,14 +194,12 @@ def _wait_until_alone(meter: Meter, say: Callable[[str, ReplayProgress | None], 
                 "what they draw would be taken for the call's",
                 "Calibrate when they are done",
             )
-        say(f"waiting for process {listed}, which uses {meter.name}", None)
+        say(f"waiting for process {listed}, which uses {meter.name}")
         time.sleep(_LOOK_S)
 
 
 def _python(run: Run) -> str:
     """The program's interpreter, as far as its command says."""
-    import sys
-
     words: list[str] = run.info.get("command") or []
     first = words[0] if words else ""
     is_python = PurePath(first).name.startswith("python") and Path(first).exists()

@@ -22,7 +22,6 @@ import os
 import sys
 import tempfile
 import threading
-import time
 
 import torch
 
@@ -108,7 +107,7 @@ def fits(argument, recorded, text):
 
 
 def choices(argument, recorded, text):
-    """What an argument may have been, the most likely first: a function of the device for each."""
+    """What an argument may have been, the most likely first."""
     kind = str(argument.type)
     if recorded in ("Scalar", "ScalarList"):
         return [parsed(text)]
@@ -130,6 +129,12 @@ LOG_PROBABILITIES = {"aten::_log_softmax_backward_data": 1}
 PROBABILITIES = {"aten::_softmax_backward_data": 1}
 
 
+ALONG_A_DIMENSION = tuple(
+    "aten::" + name
+    for name in ("index_select", "gather", "scatter_", "scatter", "index_add_", "scatter_add_")
+)
+
+
 def classes(call):
     """Integers of an index are below this."""
     op, dims, values = call["op"], call["dims"], call["values"]
@@ -140,15 +145,7 @@ def classes(call):
             return dims[0][0]
         if op.startswith(("aten::nll_loss", "aten::nll_loss2d")):
             return dims[1][1] if "backward" in op else dims[0][1]
-        if op in (
-            "aten::index_select",
-            "aten::gather",
-            "aten::scatter_",
-            "aten::scatter",
-            "aten::index_add_",
-        ):
-            return dims[0][int(values[1])]
-        if op in ("aten::scatter_add_",):
+        if op in ALONG_A_DIMENSION:
             return dims[0][int(values[1])]
     except (IndexError, ValueError, TypeError):
         pass
@@ -351,7 +348,6 @@ class Card:
                 else:
                     others = [kernel[:2] for kernel in kernels]
                     answers[id_] = {"why": "it launches other kernels here", "kernels": others}
-            tried.clear()
             torch.cuda.empty_cache()
         return {"checked": [dict(answers[call["id"]], id=call["id"]) for call in calls]}
 
@@ -525,7 +521,6 @@ def main():
         except Exception as error:
             answer = {"why": (str(error) or repr(error)).splitlines()[0][:300]}
         answers.write(json.dumps(answer) + "\n")
-    return time.time()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def main(words: list[str]) -> int:
     parser.add_argument(
         "--python", metavar="PATH", help="the program's interpreter (default the recorded one)"
     )
-    parser.add_argument("--store", metavar="DIR", help="where replays are kept (default ~/.cache/smaragdine)")
+    parser.add_argument(
+        "--store", metavar="DIR", help="where replays are kept (default ~/.cache/smaragdine/calibration)"
+    )
     parser.add_argument("--no-replay", action="store_true", help="use what is known, and replay nothing")
     parser.add_argument("--list", action="store_true", help="say what is known of which card")
     parser.add_argument("--forget", metavar="CARD", help="forget what is known of a card")

@@ -139,13 +139,15 @@ def calibrate_run(
     """Calibrates, and says what came of it. Progress goes to stderr."""
     from smaragdine.calibrate.session import calibrate
     from smaragdine.calibrate.store import Store, default_folder
-    from smaragdine.report.terminal import shortest_path
 
     kept = store or Store(default_folder())
     line = _Line()
 
-    def say(text: str, progress: ReplayProgress | None) -> None:
-        line.show(text if progress is None else _progress(progress), lasting=progress is None)
+    def say(what: str | ReplayProgress) -> None:
+        if isinstance(what, str):
+            line.show(what, lasting=True)
+        else:
+            line.show(_progress(what), lasting=False)
 
     try:
         found = calibrate(run, kept, budget_s=budget_s, python=python, replay=replay, say=say)
@@ -180,7 +182,7 @@ def _progress(progress: ReplayProgress) -> str:
 
 
 class _Line:
-    """Progress on stderr: one line on a terminal, a few in a log."""
+    """Progress on stderr: a line that changes on a terminal. A log gets only what lasts."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr is not None and sys.stderr.isatty()

@@ -329,6 +329,16 @@ def test_a_damaged_store_or_calibration_is_no_wrong_figure(bench: Bench, tmp_pat
         assert "calibration.json is damaged" in " ".join(said.split())
 
 
+def test_a_damaged_table_of_calls_is_what_is_said(bench: Bench, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+    table = run / "calls.arrows"
+    table.write_bytes(table.read_bytes()[: table.stat().st_size // 2])
+    done = bench.calibrate(run)
+    assert done.returncode == 2
+    assert "has no calls to replay: calls.arrows is damaged" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 def test_a_card_that_is_lost_is_one_line_and_loses_nothing(bench: Bench, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     process = start("calibrate", run, "--python", bench.python, env=bench.env)

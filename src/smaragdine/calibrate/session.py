@@ -107,6 +107,8 @@ def check_gpu() -> None:
 
 
 def _why_no_calls(run: Run) -> str:
+    if lost := run.recording.lost("calls"):
+        return lost
     events = run.recording.events
     devices: list[str] = events["device"].cast(pa.string()).unique().to_pylist()
     on_gpu = any(device.startswith("gpu:") for device in devices)

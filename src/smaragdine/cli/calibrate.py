@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smaragdine.cli.parsing import Parser
+from smaragdine.cli.parsing import Parser, opened
 from smaragdine.cli.recorded import DEFAULT_BUDGET_S, calibrate_run
 from smaragdine.errors import UserError, visible
 
@@ -81,9 +81,7 @@ def budget_s(word: str) -> float:
 
 
 def _calibrate(options: argparse.Namespace, store: Store) -> int:
-    from smaragdine.accounting.run import Run
-
-    run = Run.open(options.recording)
+    run = opened(options.recording)
     return calibrate_run(
         run, store, options.budget, options.python, replay=not options.no_replay, as_json=options.json
     )

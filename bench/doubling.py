@@ -145,10 +145,10 @@ def main() -> int:
         return 0
     import torch
 
-    from smaragdine.calibrate.meter import Meter
+    from smaragdine.calibrate.meter import NvmlMeter
 
     calibrated, equal = rows_j(options.run, True), rows_j(options.run, False)
-    meter = Meter()
+    meter = NvmlMeter()
     step = training(options.model, capturable=True)
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(4):

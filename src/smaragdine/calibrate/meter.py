@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,16 +44,65 @@ class Stretch:
         return self.energy_j / self.length_s
 
 
-class Meter:
-    """Of the GPU with this UUID, or of the first. Close it."""
+class Meter(ABC):
+    """What is seen of one card as time goes by. The time is the meter's: a simulated card has its own."""
+
+    uuid: str
+    name: str
+    driver: str
+
+    def __init__(self) -> None:
+        self._ticks: list[tuple[float, int]] = []  # when the counter stepped, and to what
+        self._looks: list[tuple[float, float, int, float]] = []  # time, clock, reasons, temperature
+        self._lost = ""  # why the card no longer answers
+
+    @abstractmethod
+    def now_s(self) -> float: ...
+
+    @abstractmethod
+    def wait(self, length_s: float) -> None: ...
+
+    @abstractmethod
+    def processes(self) -> list[int]:
+        """Who computes on the card."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def slowed(self, since_s: float) -> float:
+        """Of the time since then, the part in which something held the clock down."""
+        return _slowed_part(self._looks[bisect_left(self._looks, (since_s,)) :])
+
+    def over(self, begin_s: float, length_s: float) -> Stretch:
+        """Waits until the counter has shown that much time after `begin_s`."""
+        limit_s = self.now_s() + length_s + 5
+        while self.now_s() < limit_s and not self._lost:
+            inside = self._ticks[bisect_left(self._ticks, (begin_s,)) :]
+            if len(inside) > 1 and inside[-1][0] - inside[0][0] >= length_s:
+                (first_s, first_mj), (last_s, last_mj) = inside[0], inside[-1]
+                since = self._looks[bisect_left(self._looks, (first_s,)) :]
+                looks = [look for look in since if look[0] <= last_s]
+                return Stretch(
+                    first_s,
+                    last_s,
+                    (last_mj - first_mj) / 1000,
+                    statistics.fmean([look[1] for look in looks] or [0.0]),
+                    _slowed_part(looks),
+                    statistics.fmean([look[3] for look in looks] or [0.0]),
+                )
+            self.wait(0.005)
+        why = self._lost or "its energy counter stands still"
+        raise UserError(f"{self.name} can no longer be measured", why, "What was replayed until now is kept")
+
+
+class NvmlMeter(Meter):
+    """Reads the GPU with this UUID, or the first, in a thread. Close it."""
 
     def __init__(self, uuid: str = "") -> None:
+        super().__init__()
         hold_library()
         lib = nvml()
         self._handle: Any = lib.nvmlDeviceGetHandleByUUID(uuid) if uuid else lib.nvmlDeviceGetHandleByIndex(0)
-        self._ticks: list[tuple[float, int]] = []  # when the counter stepped, and to what
-        self._looks: list[tuple[float, float, int, float]] = []  # time, clock, reasons, temperature
-        self._lost = ""  # why NVML no longer answers
         self.uuid = text(lib.nvmlDeviceGetUUID(self._handle))
         self.name = text(lib.nvmlDeviceGetName(self._handle))
         self.driver = text(lib.nvmlSystemGetDriverVersion())
@@ -64,6 +114,16 @@ class Meter:
         self._ending.set()
         self._thread.join()
         release_library()
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def wait(self, length_s: float) -> None:
+        time.sleep(length_s)
+
+    def processes(self) -> list[int]:
+        found = ask(nvml().nvmlDeviceGetComputeRunningProcesses, self._handle) or []
+        return sorted(int(each.pid) for each in found)
 
     def _follow(self) -> None:
         try:
@@ -89,36 +149,6 @@ class Meter:
                 clock = lib.nvmlDeviceGetClockInfo(self._handle, lib.NVML_CLOCK_SM)
                 warmth = lib.nvmlDeviceGetTemperature(self._handle, lib.NVML_TEMPERATURE_GPU)
                 self._looks.append((ended_s, clock, ask(reasons, self._handle) or 0, warmth))
-
-    def processes(self) -> list[int]:
-        """Who computes on the card."""
-        found = ask(nvml().nvmlDeviceGetComputeRunningProcesses, self._handle) or []
-        return sorted(int(each.pid) for each in found)
-
-    def slowed(self, since_s: float) -> float:
-        """Of the time since then, the part in which something held the clock down."""
-        return _slowed_part(self._looks[bisect_left(self._looks, (since_s,)) :])
-
-    def over(self, begin_s: float, length_s: float) -> Stretch:
-        """Waits until the counter has shown that much time after `begin_s` (monotonic)."""
-        limit_s = time.monotonic() + length_s + 5
-        while time.monotonic() < limit_s and not self._lost:
-            inside = self._ticks[bisect_left(self._ticks, (begin_s,)) :]
-            if len(inside) > 1 and inside[-1][0] - inside[0][0] >= length_s:
-                (first_s, first_mj), (last_s, last_mj) = inside[0], inside[-1]
-                since = self._looks[bisect_left(self._looks, (first_s,)) :]
-                looks = [look for look in since if look[0] <= last_s]
-                return Stretch(
-                    first_s,
-                    last_s,
-                    (last_mj - first_mj) / 1000,
-                    statistics.fmean([look[1] for look in looks] or [0.0]),
-                    _slowed_part(looks),
-                    statistics.fmean([look[3] for look in looks] or [0.0]),
-                )
-            time.sleep(0.005)
-        why = self._lost or "its energy counter stands still"
-        raise UserError(f"{self.name} can no longer be measured", why, "What was replayed until now is kept")
 
 
 def _slowed_part(looks: Sequence[tuple[float, float, int, float]]) -> float:

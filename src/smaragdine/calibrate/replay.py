@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +144,7 @@ def replay_all(
     say: Callable[[ReplayProgress], None],
 ) -> list[MeasuredCall]:
     """Every call that can be rebuilt, until the time is over. Each is in the store as soon as it is done."""
-    begin_s = time.monotonic()
+    begin_s = meter.now_s()
     whole_s = sum(call.busy_s for call in calls) or 1.0
     library = f"torch {card.facts.get('torch')}"
     checked = _check(calls, card)
@@ -153,7 +152,7 @@ def replay_all(
     done: list[MeasuredCall] = []
     replayed_s = 0.0
     for number, call in enumerate(calls):
-        if time.monotonic() - begin_s > budget_s:
+        if meter.now_s() - begin_s > budget_s:
             break
         if number % IDLE_EVERY == IDLE_EVERY - 1:
             idle = _idle(card, meter)
@@ -169,7 +168,7 @@ def replay_all(
         store.add(replay)
         done.append(replay)
         replayed_s += call.busy_s if replay.cold or replay.hot else 0.0
-        spent_s = time.monotonic() - begin_s
+        spent_s = meter.now_s() - begin_s
         left_s = spent_s / (number + 1) * (len(calls) - number - 1)
         say(
             ReplayProgress(
@@ -205,7 +204,7 @@ def _rebuild(calls: Sequence[Call], card: CardProcess) -> Message | None:
 def _idle(card: CardProcess, meter: Meter) -> Stretch:
     card.ask(do="pause")
     try:
-        return meter.over(time.monotonic() + WARM_S, LENGTH_S)
+        return meter.over(meter.now_s() + WARM_S, LENGTH_S)
     finally:
         card.ask(do="stop")
 
@@ -232,8 +231,8 @@ def _state(
         return None, prepared["why"], 0
     for rest in RESTS:
         card.ask(do="load", rest=rest)
-        begin_s = time.monotonic() + WARM_S
-        time.sleep(WARM_S)
+        begin_s = meter.now_s() + WARM_S
+        meter.wait(WARM_S)
         if rest != RESTS[-1] and meter.slowed(begin_s - WARM_S / 2) > _SLOWED:
             card.ask(do="stop")
             continue

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from smaragdine.accounting.calibrated import Calibration, CallPower
 from smaragdine.accounting.calibrated import write as write_calibration
 from smaragdine.accounting.run import Run
-from smaragdine.calibrate.meter import Meter
+from smaragdine.calibrate.meter import Meter, NvmlMeter
 from smaragdine.calibrate.replay import FITS, Call, CardProcess, ReplayProgress, calls_of, replay_all
 from smaragdine.calibrate.store import CacheState, MeasuredCall, Store
 from smaragdine.errors import UserError
@@ -43,6 +43,27 @@ class CalibratedDevice:
     lent: bool
 
 
+class Cards(Protocol):
+    """Where a run's card is found, and what calls run with there."""
+
+    def process(self, uuid: str, settings: Mapping[str, Any]) -> CardProcess: ...
+
+    def meter(self, gpu: dict[str, Any]) -> Meter: ...
+
+
+class _Installed:
+    """The cards of this machine."""
+
+    def __init__(self, python: str) -> None:
+        self._python = python
+
+    def process(self, uuid: str, settings: Mapping[str, Any]) -> CardProcess:
+        return CardProcess(self._python, uuid, settings)
+
+    def meter(self, gpu: dict[str, Any]) -> Meter:
+        return _open_meter(gpu)
+
+
 def calibrate(
     run: Run,
     store: Store,
@@ -51,6 +72,7 @@ def calibrate(
     python: str | None = None,
     replay: bool = True,
     say: Callable[[str | ReplayProgress], None],
+    cards: Cards | None = None,
 ) -> list[CalibratedDevice]:
     """Every GPU of the run. Raises `UserError` where nothing can be known of any."""
     if not run.recording.calls.num_rows:
@@ -69,7 +91,7 @@ def calibrate(
         missing = [call for call in calls if call.key not in known]
         done: list[MeasuredCall] = []
         if missing and replay:
-            done = _replay(run, gpu, missing, store, budget_s, python, say)
+            done = _replay(gpu, missing, store, budget_s, say, cards or _Installed(python or _python(run)))
             known |= {each.key: each for each in done}
         used = powers(calls, known, lent and not done)
         idle_w = [each.idle_w for call in calls if (each := known.get(call.key)) is not None]
@@ -139,16 +161,15 @@ def _known(store: Store, gpu: dict[str, Any]) -> tuple[dict[str, MeasuredCall], 
 
 
 def _replay(
-    run: Run,
     gpu: dict[str, Any],
     missing: Sequence[Call],
     store: Store,
     budget_s: float,
-    python: str | None,
     say: Callable[[str | ReplayProgress], None],
+    cards: Cards,
 ) -> list[MeasuredCall]:
-    card = CardProcess(python or _python(run), gpu["uuid"], missing[0].settings)
-    meter = _open_meter(gpu)
+    card = cards.process(gpu["uuid"], missing[0].settings)
+    meter = cards.meter(gpu)
     try:
         _wait_until_alone(meter, say)
         say(f"{len(missing)} calls on {gpu.get('name') or gpu['uuid']}")
@@ -159,7 +180,7 @@ def _replay(
         meter.close()
 
 
-def _open_meter(gpu: dict[str, Any]) -> Meter:
+def _open_meter(gpu: dict[str, Any]) -> NvmlMeter:
     try:
         hold_library()
     except nvml().NVMLError as error:
@@ -181,7 +202,7 @@ def _open_meter(gpu: dict[str, Any]) -> Meter:
             raise UserError(
                 f"{gpu.get('name') or gpu['uuid']} has no energy counter", "replays are measured by it"
             )
-        return Meter(gpu["uuid"])
+        return NvmlMeter(gpu["uuid"])
     finally:
         release_library()
 

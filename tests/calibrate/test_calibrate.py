@@ -178,7 +178,7 @@ def test_rows_are_what_each_operation_draws(bench: Bench, tmp_path: Path) -> Non
     # A card of the same kind borrows it, and says so.
     borrowed = recorded(tmp_path / "borrowed", UUID.replace("8000-0", "8000-f"))
     lent = smaragdine("calibrate", borrowed, "--no-replay", "--json", env=bench.env)
-    assert json.loads(lent.stdout)[0]["lent"] is True
+    assert json.loads(lent.stdout)[0]["lent_from"] == "another NVIDIA Fake H200"
     assert "lent from another NVIDIA Fake H200" in smaragdine("report", borrowed, env=bench.env).stdout
     assert smaragdine("calibrate", "--forget", UUID, env=bench.env).returncode == 0
     assert smaragdine("calibrate", "--list", env=bench.env).stdout.startswith("no card is known")
@@ -234,6 +234,21 @@ def test_the_largest_come_first_and_the_next_time_goes_on(bench: Bench, tmp_path
     assert Store(tmp_path / "store").of(UUID)[0].op == "aten::sum"  # it ran longest
     whole = bench.calibrate(run)
     assert "3 of 3 calls are known" in whole.stdout
+
+
+def test_another_driver_is_another_calibration(bench: Bench, tmp_path: Path) -> None:
+    """Kernels change with drivers and libraries: what was replayed with older ones is borrowed at most."""
+    run = recorded(tmp_path / "run")
+    assert bench.calibrate(run).returncode == 0
+    later = recorded(tmp_path / "later")
+    about = json.loads((later / "run.json").read_text())
+    about["host"]["driver"] = "999.1"
+    (later / "run.json").write_text(json.dumps(about))
+    borrowed = bench.calibrate(later, "--no-replay")
+    assert "3 of 3 calls are known" in borrowed.stdout
+    assert "lent from the same card (driver 580.00.fake, torch 2.11.0+fake)" in borrowed.stdout
+    again = bench.calibrate(later)
+    assert "3 were replayed now" in again.stdout
 
 
 def test_interrupted_it_keeps_what_is_done(bench: Bench, tmp_path: Path) -> None:

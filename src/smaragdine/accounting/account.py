@@ -336,6 +336,7 @@ def _by_calls(
         float(length_s.sum()),
         meter.idle_w,
         calibration,
+        meter.untraced,
     )
 
 

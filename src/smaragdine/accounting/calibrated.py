@@ -37,6 +37,8 @@ COUNTER = 0.01
 
 WAITING = 1.25  # times the card's idle power: between kernels it draws no more
 
+MOST_BUSY = 1.25  # times a step's length: if something ran for longer, the length is not the step's
+
 # Beyond these the replays do not describe the program, and its rows stay as they were.
 CREDIBLE = (0.7, 1.4)
 
@@ -89,12 +91,23 @@ def read(folder: Path) -> tuple[dict[str, Calibration], str]:
 
 
 @dataclass(frozen=True)
+class UntracedLevel:
+    """What the counter says of steps without the profiler. They launch the same kernels, for many seconds: of
+    a traced window of half a second, a sensor that takes 50 samples a second is some percent off."""
+
+    traced_steps: int
+    length_s: float  # of one untraced step
+    energy_j: float
+
+
+@dataclass(frozen=True)
 class Attribution:
     """One device's events by their calls."""
 
     energy_j: Floats  # per event
     idle_j: float
     closure: float  # what the replays and idle come to, as a part of the counter's energy
+    untraced: bool  # whether that is of untraced steps
     known: float  # of the busy time, what was replayed
     above_idle_j: Floats  # per event, of its energy
     deviation: Floats  # per event, of that; by the same replay for all events of a call
@@ -109,9 +122,12 @@ def by_calls(
     covered_s: float,
     idle_w: float | None,
     calibration: Calibration,
+    untraced: UntracedLevel | None = None,
 ) -> Attribution | None:
     """Shares `total_j` among events. `busy_s` is how long each ran, `share_s` the same divided among what ran
-    at a time; a call below 0 is none. None where the replays do not describe what ran."""
+    at a time; a call below 0 is none. None where the replays do not describe what ran.
+
+    Where `untraced` steps are known, the closure is theirs."""
     powers = calibration.calls
     ids, place = np.unique(call, return_inverse=True)
     found = [powers.get(int(each)) for each in ids]
@@ -151,12 +167,18 @@ def by_calls(
     of_idle = corrected(waiting_j + float(static_j.sum()), idle_var)
     above_j = known_j + unknown_j
     energy_j = above_j + of_idle * static_j
+    if untraced is not None and float(share_s.sum()) > MOST_BUSY * untraced.traced_steps * untraced.length_s:
+        untraced = None  # steps are announced long before they are done
+    if untraced is not None:
+        above_model_j = (model_j - waiting_j - float(static_j.sum())) / untraced.traced_steps
+        closure = (above_model_j + idle_w * untraced.length_s) / untraced.energy_j
     # To the last digit, and where a factor met its bound.
     factor = total_j / (float(energy_j.sum()) + of_idle * waiting_j)
     return Attribution(
         energy_j=energy_j * factor,
         idle_j=of_idle * waiting_j * factor,
         closure=closure,
+        untraced=untraced is not None,
         known=known_s / all_s if all_s > 0 else 0.0,
         above_idle_j=above_j * factor,
         deviation=spread[place],
@@ -168,6 +190,7 @@ def closure_remark(device: str, found: Attribution) -> str:
     said = (
         f"{device}: rows rest on calibration. {found.known:.1%} of the busy time was replayed; replays and "
         f"idle explain {found.closure:.1%} of the energy counter"
+        + (" in steps without tracing" if found.untraced else "")
     )
     if abs(1 - found.closure) > 0.05:
         said += ", which is more than 5 % off: error bars are wider for it"

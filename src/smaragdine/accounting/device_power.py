@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.calibrated import Calibration
+from smaragdine.accounting.calibrated import Calibration, UntracedLevel
 from smaragdine.accounting.power import PowerTrace, Readings, from_log, within
 from smaragdine.accounting.spans import Spans
 from smaragdine.accounting.split import RunPower, foreign_load
@@ -39,6 +39,7 @@ class DevicePower:
     idle_w: float | None = None  # what it draws while nothing runs; None: not known
     foreign: float | None = None  # the part of its CPU time that other programs used; None: not known
     calibration: Calibration | None = None  # what its calls draw alone; None: rows are equal shares
+    untraced: UntracedLevel | None = None  # None: there are no steps, or too few of them
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ from smaragdine.accounting.steps import (
     handed_over,
     runs_behind,
     step_energies,
+    untraced_levels,
     untraced_step,
 )
 from smaragdine.accounting.summary import RunSummary, summarise
@@ -422,8 +423,12 @@ class Run(Shown):
 
     def _with_calibration(self, meters: DevicePowers) -> DevicePowers:
         found, _ = self.calibrations
+        steps = self._announced[1]
+        if not found:
+            return meters
+        levels = {} if steps is None else untraced_levels(self._over(lambda _: steps.untraced_spans), steps)
         of = {
-            device: dataclasses.replace(meter, calibration=found.get(device))
+            device: dataclasses.replace(meter, calibration=found.get(device), untraced=levels.get(device))
             for device, meter in meters.of.items()
         }
         return dataclasses.replace(meters, of=of)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from smaragdine.accounting.arithmetic import per_step, scale
+from smaragdine.accounting.calibrated import UntracedLevel
 from smaragdine.accounting.device_power import DevicePower, DevicePowers
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.gpu_idle import busy_spans
@@ -38,6 +39,7 @@ from smaragdine.arrow import pc
 from smaragdine.recording.reader import Recording
 
 _FITS = 1.25
+_LEVEL_S = 1.0  # of untraced steps: the sensor takes 50 samples in it
 _LEAST_FACTOR = 0.5  # the same operations cannot take less than half of their energy
 MOST_MISSED = 0.1  # of a time: if more was missed, the rest would look like a saving
 
@@ -71,13 +73,7 @@ def untraced_step(
         length_s = steps.untraced_s
         if meter is None or length_s is None or not meter.trace.start_ns.size:
             continue
-        covered_s = float((meter.trace.end_ns - meter.trace.start_ns).sum()) * 1e-9
-        power_w = (
-            float((meter.trace.power_w * (meter.trace.end_ns - meter.trace.start_ns)).sum())
-            * 1e-9
-            / covered_s
-        )
-        energy_j = power_w * length_s
+        energy_j = _mean_w(meter.trace) * length_s
         traced = max(total.steps, 1)
         busy_s = min(_busy_s(events, device), total.covered_s)
         idle_w = total.idle_j / (total.covered_s - busy_s) if total.covered_s > busy_s else 0.0
@@ -95,6 +91,24 @@ def untraced_step(
             factor, idle_j = None, energy_j  # memory, or a socket on which nothing was traced
         found[device] = UntracedStep(length_s, energy_j, busy_s / traced, idle_j, factor)
     return found
+
+
+def untraced_levels(meters: DevicePowers, steps: Steps) -> dict[str, UntracedLevel]:
+    """Device → what the counter says of its untraced steps, if there are enough of them. `meters` have the
+    power of `steps.untraced_ns`."""
+    length_s, count = steps.untraced_s, steps.untraced_count
+    if length_s is None or not len(steps.traced_ns) or steps.uneven or length_s * count < _LEVEL_S:
+        return {}
+    return {
+        device: UntracedLevel(len(steps.traced_ns), length_s, _mean_w(meter.trace) * length_s)
+        for device, meter in meters.of.items()
+        if meter.trace.start_ns.size
+    }
+
+
+def _mean_w(trace: PowerTrace) -> float:
+    length_ns = trace.end_ns - trace.start_ns
+    return float((trace.power_w * length_ns).sum()) / float(length_ns.sum())
 
 
 def _most_w(device: str, meter: DevicePower, traced_w: float) -> float:

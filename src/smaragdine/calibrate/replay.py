@@ -4,16 +4,21 @@ A call runs in turns of some milliseconds for about a second. Its energy is the 
 it ran is the card's own. Back to back a product runs into the card's power limit: it slows down, and what it
 draws comes out too low. So a call that was slowed is replayed again with a rest after each turn, and longer
 rests until nothing holds the clock down.
+
+A warm card draws more, idle or not. So we look at the idle card at several temperatures, and take off each
+replay what the idle card draws at the same temperature.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -26,7 +31,10 @@ from smaragdine.messages import Child, Message
 WARM_S = 0.25
 LENGTH_S, SHORT_S = 1.2, 0.7  # of a replay; short ones of calls that matter little
 MATTERS = 0.02  # of the busy time
-IDLE_EVERY = 20  # calls: the card warms up, and its idle power with it
+LOOK_EVERY = 20  # calls: the card warms up, and its idle power with it
+HANDFUL = 8  # calls
+# An H200 at idle draws 118 W at 37 °C and 131 W at 54 °C: a part of 0.006 more for each kelvin, give or take.
+IDLE_PER_K, IDLE_PER_K_SPREAD, IDLE_NOISE_W = 0.006, 0.002, 1.0
 RESTS = (0.0, 1.0, 3.0)  # times a turn's length
 _SLOWED = 0.02  # of the time; a single look may catch a change of the clock
 FITS = 0.03  # of the time in the program: with colder or warmer caches it is not the same call
@@ -111,8 +119,9 @@ class CardProcess:
         self._child.send(message)
         answer = self._child.receive(_ASK_S)
         if answer is None:
+            answer = {"why": "the process that replayed it ended", "died": True}
+        if answer.get("died"):
             self.close()
-            return {"why": "the process that replayed it ended", "died": True}
         return answer
 
     @property
@@ -123,6 +132,50 @@ class CardProcess:
         if self._child is not None:
             self._child.end(10.0)
             self._child = None
+
+
+@dataclass
+class Surroundings:
+    """What changes while calls are replayed: the idle card, and what one and the same call draws."""
+
+    looks: list[Stretch]  # at the idle card
+    reference: Call | None = None  # replayed again and again
+    reference_w: list[float] = field(default_factory=list[float])  # what it drew above idle
+
+    @property
+    def idle_w(self) -> float:
+        return self.looks[-1].power_w
+
+    @property
+    def drift(self) -> float:
+        """How far replays of one call spread, as a part of what it draws."""
+        if len(self.reference_w) < 2:
+            return 0.0
+        return statistics.stdev(self.reference_w) / statistics.fmean(self.reference_w)
+
+    def look_again(self, card: CardProcess, meter: Meter) -> None:
+        self.looks.append(_idle(card, meter))
+        if self.reference is not None:
+            state, *_ = _state(self.reference, card, meter, self, cold=True, length_s=SHORT_S)
+            self.reference_w += [self.above_w(state)] if state is not None else []
+
+    def refer_to(self, call: Call, state: CacheState) -> None:
+        """The first call that draws a good deal is the reference."""
+        if self.reference is None and self.above_w(state) > self.idle_w:
+            self.reference, self.reference_w = call, [self.above_w(state)]
+
+    def above_w(self, state: CacheState) -> float:
+        return state.power_w - self.idle_at_w(state.temperature_c)
+
+    def idle_at_w(self, temperature_c: float) -> float:
+        """By a line through the looks. They are few and near each other: it leans on the usual slope."""
+        mean_w = statistics.fmean(look.power_w for look in self.looks)
+        mean_c = statistics.fmean(look.temperature_c for look in self.looks)
+        usual = IDLE_PER_K * mean_w
+        trust = (IDLE_NOISE_W / (IDLE_PER_K_SPREAD * mean_w)) ** 2
+        away = [(look.temperature_c - mean_c, look.power_w - mean_w) for look in self.looks]
+        slope = (trust * usual + sum(c * w for c, w in away)) / (trust + sum(c * c for c, _ in away))
+        return mean_w + slope * (temperature_c - mean_c)
 
 
 @dataclass
@@ -148,23 +201,25 @@ def replay_all(
     whole_s = sum(call.busy_s for call in calls) or 1.0
     library = f"torch {card.facts.get('torch')}"
     checked = _check(calls, card)
-    idle = _idle(card, meter)
+    seen = Surroundings([_idle(card, meter)])
     done: list[MeasuredCall] = []
     replayed_s = 0.0
+    calls = shuffled(calls)
     for number, call in enumerate(calls):
         if meter.now_s() - begin_s > budget_s:
             break
-        if number % IDLE_EVERY == IDLE_EVERY - 1:
-            idle = _idle(card, meter)
+        if number % LOOK_EVERY == LOOK_EVERY - 1:
+            seen.look_again(card, meter)
         why = checked.get(call.id, "it was not looked at")
         replay = MeasuredCall(
-            call.key, call.op, meter.uuid, meter.name, meter.driver, library, idle.power_w, why=why
+            call.key, call.op, meter.uuid, meter.name, meter.driver, library, seen.idle_w, why=why
         )
         if not why:
             length_s = LENGTH_S if call.busy_s > MATTERS * whole_s else SHORT_S
-            replay = _replay(call, replay, card, meter, idle, length_s)
+            replay = _replay(call, replay, card, meter, seen, length_s)
         if not card.alive and calls[number + 1 :]:
             checked = _check(calls[number + 1 :], card)  # by the process that takes its place
+            seen.reference = None
         store.add(replay)
         done.append(replay)
         replayed_s += call.busy_s if replay.cold or replay.hot else 0.0
@@ -176,6 +231,18 @@ def replay_all(
             )
         )
     return done
+
+
+def shuffled(calls: Sequence[Call]) -> list[Call]:
+    """The largest first, but after the first handful each handful in no order: else one kind of call would
+    always follow another, on a card that this one has warmed."""
+    random = Random(len(calls))
+    found = list(calls[:HANDFUL])
+    for begin in range(HANDFUL, len(calls), HANDFUL):
+        some = list(calls[begin : begin + HANDFUL])
+        random.shuffle(some)
+        found += some
+    return found
 
 
 def _check(calls: Sequence[Call], card: CardProcess) -> dict[int, str]:
@@ -210,20 +277,24 @@ def _idle(card: CardProcess, meter: Meter) -> Stretch:
 
 
 def _replay(
-    call: Call, replay: MeasuredCall, card: CardProcess, meter: Meter, idle: Stretch, length_s: float
+    call: Call, replay: MeasuredCall, card: CardProcess, meter: Meter, seen: Surroundings, length_s: float
 ) -> MeasuredCall:
     """Cold first; hot too where the program ran it faster, and the caches may be why."""
-    cold, why, bytes_ = _state(call, card, meter, idle, cold=True, length_s=length_s)
+    cold, why, bytes_ = _state(call, card, meter, seen, cold=True, length_s=length_s)
     if cold is None:
         return dataclasses.replace(replay, why=why)
+    seen.refer_to(call, cold)
     hot = None
     if call.time_s < cold.time_s * (1 - FITS) and bytes_ < _CACHE_BYTES:
-        hot, *_ = _state(call, card, meter, idle, cold=False, length_s=length_s)
-    return dataclasses.replace(replay, cold=cold, hot=hot)
+        hot, *_ = _state(call, card, meter, seen, cold=False, length_s=length_s)
+        if hot is not None:
+            warmer_w = seen.idle_at_w(hot.temperature_c) - seen.idle_at_w(cold.temperature_c)
+            hot = dataclasses.replace(hot, power_w=hot.power_w - warmer_w)
+    return dataclasses.replace(replay, idle_w=seen.idle_at_w(cold.temperature_c), cold=cold, hot=hot)
 
 
 def _state(
-    call: Call, card: CardProcess, meter: Meter, idle: Stretch, cold: bool, length_s: float
+    call: Call, card: CardProcess, meter: Meter, seen: Surroundings, cold: bool, length_s: float
 ) -> tuple[CacheState | None, str, int]:
     """What it draws, or why that is not known, and how many bytes it reads."""
     prepared = card.ask(do="prepare", call=call.id, cold=cold)
@@ -241,26 +312,26 @@ def _state(
         ran = card.ask(do="stop")
         if "why" in ran or not ran.get("on_s"):
             return None, ran.get("why", "it did not run"), 0
-        found = _measured(parts, ran, prepared, idle, rest)
+        found = _measured(parts, ran, seen, rest)
         if found.slowed <= _SLOWED or rest == RESTS[-1]:
             return found, "", int(prepared["bytes"])
     raise AssertionError("the longest rest is the last")
 
 
-def _measured(
-    parts: Sequence[Stretch], ran: Message, prepared: Message, idle: Stretch, rest: float
-) -> CacheState:
+def _measured(parts: Sequence[Stretch], ran: Message, seen: Surroundings, rest: float) -> CacheState:
     """The mean of turns and rests is the counter's; a rest draws what the idle card does."""
+    temperature_c = statistics.fmean(part.temperature_c for part in parts)
+    idle_w = seen.idle_at_w(temperature_c)
     on = ran["on_s"] / (ran["on_s"] + ran["rest_s"])
-    powers_w = [(part.power_w - (1 - on) * idle.power_w) / on for part in parts]
+    powers_w = [(part.power_w - (1 - on) * idle_w) / on for part in parts]
     power_w = statistics.fmean(powers_w)
-    above_w = max(power_w - idle.power_w, 1.0)
+    above_w = max(power_w - idle_w, 1.0)
     return CacheState(
         power_w=power_w,
         time_s=ran["on_s"] / max(ran["calls"], 1),
-        spread=abs(powers_w[0] - powers_w[1]) / 2 / above_w,
+        spread=math.hypot((powers_w[0] - powers_w[1]) / 2 / above_w, seen.drift),
         clock_mhz=statistics.fmean(part.clock_mhz for part in parts),
         slowed=max(part.slowed for part in parts),
-        temperature_c=statistics.fmean(part.temperature_c for part in parts),
+        temperature_c=temperature_c,
         rest=rest,
     )

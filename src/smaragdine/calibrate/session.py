@@ -40,7 +40,7 @@ class CalibratedDevice:
     busy_known: float  # of the busy time, the part of calls that are known
     replayed: int  # of the known calls, those replayed now
     not_replayed: dict[str, str]  # operation → why, the largest first
-    lent: bool
+    lent_from: str  # what else it was measured on; empty: on this very card and software
 
 
 class Cards(Protocol):
@@ -87,14 +87,17 @@ def calibrate(
     for device in dict.fromkeys(row["device"] for row in rows):
         calls = calls_of(rows, device)
         gpu = _gpu(run, device)
-        known, lent = _known(store, gpu)
+        known, lent_from = _known(store, gpu, _versions(run))
+        if lent_from and replay:
+            known, lent_from = {}, ""  # its own are better
         missing = [call for call in calls if call.key not in known]
         done: list[MeasuredCall] = []
         if missing and replay:
             done = _replay(gpu, missing, store, budget_s, say, cards or _Installed(python or _python(run)))
             known |= {each.key: each for each in done}
-        used = powers(calls, known, lent and not done)
-        idle_w = [each.idle_w for call in calls if (each := known.get(call.key)) is not None]
+        lent_from = "" if done else lent_from
+        used = powers(calls, known, bool(lent_from))
+        idle_w = _idle_w([each for call in calls if (each := known.get(call.key)) is not None])
         whole_s = sum(call.busy_s for call in calls) or 1.0
         outcome = CalibratedDevice(
             device=device,
@@ -105,11 +108,11 @@ def calibrate(
             busy_known=sum(call.busy_s for call in calls if call.id in used) / whole_s,
             replayed=sum(bool(each.cold or each.hot) for each in done),
             not_replayed=_reasons(calls, known),
-            lent=lent and not done,
+            lent_from=lent_from,
         )
         found.append(outcome)
         if used:
-            written[device] = Calibration(used, statistics.median(idle_w), _remarks(outcome))
+            written[device] = Calibration(used, idle_w, _remarks(outcome))
     if not written:
         why = next((f"{op}: {why}" for each in found for op, why in each.not_replayed.items()), "")
         raise UserError(f"nothing is known of the calls of {run.path}", why or "none was replayed")
@@ -149,15 +152,33 @@ def _gpu(run: Run, device: str) -> dict[str, Any]:
     raise UserError(f"{run.path} does not say which card {device} was")
 
 
-def _known(store: Store, gpu: dict[str, Any]) -> tuple[dict[str, MeasuredCall], bool]:
-    """Of this card; else of one of its kind, and whether it is lent."""
-    own = {each.key: each for each in store.of(gpu["uuid"])}
-    if own:
-        return own, False
-    for replays in store.cards().values():
-        if replays[0].name == gpu.get("name"):
-            return {each.key: each for each in replays}, True
-    return {}, False
+def _versions(run: Run) -> tuple[str | None, str | None]:
+    """The driver and the library that chose the kernels, as replays name them; None: not known."""
+    driver = (run.info.get("host") or {}).get("driver")
+    torch = (run.info.get("libraries") or {}).get("torch")
+    return driver, torch and f"torch {torch}"
+
+
+def _known(
+    store: Store, gpu: dict[str, Any], versions: tuple[str | None, str | None]
+) -> tuple[dict[str, MeasuredCall], str]:
+    """Of this card with this driver and library; else of what is nearest to it, and what that is."""
+
+    def same_software(replay: MeasuredCall) -> bool:
+        asked = zip(versions, (replay.driver, replay.library), strict=True)
+        return all(one is None or one == other for one, other in asked)
+
+    cards = store.cards()
+    own = cards.pop(gpu["uuid"], [])
+    others = [each for replays in cards.values() for each in replays if each.name == gpu.get("name")]
+    for replays, whose in ((own, ""), (others, f"another {gpu.get('name')}")):
+        if fitting := {each.key: each for each in replays if same_software(each)}:
+            return fitting, whose
+    for replays, whose in ((own, "the same card"), (others, f"another {gpu.get('name')}")):
+        if replays:
+            older = ", ".join(sorted({f"driver {each.driver}, {each.library}" for each in replays}))
+            return {each.key: each for each in replays}, f"{whose} ({older})"
+    return {}, ""
 
 
 def _replay(
@@ -187,7 +208,8 @@ def _open_meter(gpu: dict[str, Any]) -> NvmlMeter:
         raise UserError(
             "no GPU can be measured here",
             str(error),
-            "Calibrate where the run was recorded, or bring its store: --store DIR",
+            "Calibrate where the run was recorded, or use a store, of this card or one of its kind: "
+            "--no-replay --store DIR",
         ) from None
     try:
         lib = nvml()
@@ -196,7 +218,8 @@ def _open_meter(gpu: dict[str, Any]) -> NvmlMeter:
             raise UserError(
                 f"this machine does not have {gpu.get('name') or 'the card'} {gpu['uuid']}",
                 "a calibration belongs to a card",
-                "Calibrate where the run was recorded, or bring its store: --store DIR",
+                "Calibrate where the run was recorded, or use a store, of this card or one of its kind: "
+                "--no-replay --store DIR",
             )
         if ask(lib.nvmlDeviceGetTotalEnergyConsumption, handle) is None:
             raise UserError(
@@ -241,11 +264,11 @@ def _reasons(calls: Sequence[Call], known: dict[str, MeasuredCall]) -> dict[str,
 
 
 def _remarks(outcome: CalibratedDevice) -> tuple[str, ...]:
-    if not outcome.lent:
+    if not outcome.lent_from:
         return ()
     return (
-        f"{outcome.device}: its calibration is lent from another {outcome.name}; two cards of one kind "
-        "differ by some 3 %",
+        f"{outcome.device}: its calibration is lent from {outcome.lent_from}; two cards of one kind "
+        "differ by some 3 %, and error bars are wider for it",
     )
 
 
@@ -253,40 +276,55 @@ def _remarks(outcome: CalibratedDevice) -> tuple[str, ...]:
 
 
 def powers(calls: Sequence[Call], replays: Mapping[str, MeasuredCall], lent: bool) -> dict[int, CallPower]:
-    """Call → its power in this run."""
-    found = {call.id: _power(call, replays.get(call.key), lent) for call in calls}
+    """Call → its power in this run, all above the same idle power."""
+    known = [replay for call in calls if (replay := replays.get(call.key)) is not None]
+    idle_w = _idle_w(known)
+    found = {call.id: _power(call, replays.get(call.key), idle_w, lent) for call in calls}
     return {call: power for call, power in found.items() if power is not None}
 
 
-def _power(call: Call, replay: MeasuredCall | None, lent: bool) -> CallPower | None:
+def _idle_w(replays: Sequence[MeasuredCall]) -> float:
+    """The card warms up while it replays, and draws more at idle for it: the middle stands for all."""
+    return statistics.median([each.idle_w for each in replays] or [0.0])
+
+
+def _power(call: Call, replay: MeasuredCall | None, idle_w: float, lent: bool) -> CallPower | None:
     if replay is None or (replay.cold is None and replay.hot is None):
         return None
-    power_w, gap, state = _at_time(call.time_s, replay.cold, replay.hot)
+    above_j, gap, state = _at_time(call.time_s, replay)
     deviation = math.hypot(state.spread, gap)
     if lent:
         deviation = math.hypot(deviation, LENT)
     if state.slowed > SLOWED:
         deviation = math.hypot(deviation, SLOWED / 2)
-    return CallPower(power_w, deviation)
+    return CallPower(idle_w + above_j / call.time_s, deviation)
 
 
-def _at_time(
-    time_s: float, cold: CacheState | None, hot: CacheState | None
-) -> tuple[float, float, CacheState]:
-    """The power of the cache state whose time is the program's, and how far off that may be. A time between
-    the two states has a power between theirs."""
+def _at_time(time_s: float, replay: MeasuredCall) -> tuple[float, float, CacheState]:
+    """What one call takes above the idle card, and how far off that may be, as a part of it.
+
+    A call does the same work whether the card gets to it at once or a microsecond later, so what a replay
+    tells is its energy, not its power. The state of the caches changes the work: a time between cold and hot
+    has an energy between theirs.
+    """
+    cold, hot = replay.cold, replay.hot
     if cold is None or hot is None or cold.time_s <= hot.time_s:
         state = cold or hot
         assert state is not None
-        return state.power_w, _gap(time_s, state.time_s), state
+        return _above_j(state, replay), _gap(time_s, state.time_s), state
     part = min(max((cold.time_s - time_s) / (cold.time_s - hot.time_s), 0.0), 1.0)
     at_s = cold.time_s + part * (hot.time_s - cold.time_s)
-    power_w = cold.power_w + part * (hot.power_w - cold.power_w)
-    between = abs(cold.power_w - hot.power_w) / max(power_w, 1.0) / 4
-    return power_w, math.hypot(_gap(time_s, at_s), between), cold
+    cold_j, hot_j = _above_j(cold, replay), _above_j(hot, replay)
+    above_j = cold_j + part * (hot_j - cold_j)
+    between = abs(cold_j - hot_j) / max(above_j, 1e-12) / 4
+    return above_j, math.hypot(_gap(time_s, at_s), between), cold
+
+
+def _above_j(state: CacheState, replay: MeasuredCall) -> float:
+    return max(state.power_w - replay.idle_w, 0.0) * state.time_s
 
 
 def _gap(time_s: float, replayed_s: float) -> float:
-    """A call that takes another time is not quite the same call: half of the difference may be power."""
+    """A call that takes another time is not quite the same call: half of the difference may be energy."""
     off = abs(time_s / replayed_s - 1) if replayed_s > 0 else 1.0
     return 0.0 if off <= FITS else min(off / 2, 0.3)

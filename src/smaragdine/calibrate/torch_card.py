@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import os
+import random
 import sys
 import tempfile
 import threading
@@ -26,7 +27,8 @@ import threading
 import torch
 
 DEVICE = "cuda"
-GRAPH_S = 0.005  # a graph's length: long beside its launch, short beside a sensor's window
+GRAPH_S = 0.002  # a graph's length: long beside its launch, short beside a sensor's window
+AHEAD = 6  # turns that wait for the card
 COLD_BYTES = 200 << 20  # more than any second-level cache holds
 MOST_COPIES = 64
 MOST_VARIANTS = 12
@@ -363,6 +365,8 @@ class Card:
                 torch.cuda.empty_cache()
                 return None
             except Exception as error:
+                if lost():
+                    raise
                 answers[id_] = {"why": (str(error) or repr(error)).splitlines()[0][:200]}
                 continue
             return variant, lambda variant=variant, inputs=inputs: variant.run(inputs)
@@ -377,6 +381,7 @@ class Card:
         copies = min(MOST_COPIES, 1 + COLD_BYTES // bytes_) if cold else 1
         inputs = [first] + [variant.inputs() for _ in range(copies - 1)]
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())  # which still fills the inputs
         with torch.cuda.stream(side):
             for each in inputs[:3]:
                 variant.run(each)
@@ -449,10 +454,11 @@ class Load(threading.Thread):
                 self.graph.replay()
             events[1].record()
             if self.cycles:
-                torch.cuda._sleep(self.cycles)
+                # Never in step with the sensor: it takes a sample every 20 ms, and would see turns alone.
+                torch.cuda._sleep(int(self.cycles * random.uniform(0.2, 1.8)))
             events[2].record()
             waiting.append(events)
-            if len(waiting) > 3:
+            if len(waiting) > AHEAD:
                 self._take(waiting.popleft())
         while waiting:
             self._take(waiting.popleft())
@@ -489,6 +495,15 @@ def measure_spacer():
     CYCLES_A_S[0] = 200_000_000 / (begin.elapsed_time(end) * 1e-3)
 
 
+def lost():
+    """Whether an error has ended all work on the card, as an index out of range does."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
+
+
 def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what torch prints is no answer
@@ -520,6 +535,10 @@ def main():
                 answer = card.stop()
         except Exception as error:
             answer = {"why": (str(error) or repr(error)).splitlines()[0][:300]}
+            if lost():
+                # Nothing runs in this process any more; whoever asks starts another one.
+                answers.write(json.dumps(dict(answer, died=True)) + "\n")
+                os._exit(1)
         answers.write(json.dumps(answer) + "\n")
 
 

@@ -165,7 +165,7 @@ def calibrate_run(
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
         return 0
     for each in found:
-        lent = f", lent from another {each.name}" if each.lent else ""
+        lent = f", lent from {each.lent_from}" if each.lent_from else ""
         print(
             f"{each.device}: {each.known} of {each.calls} calls are known, {each.busy_known:.1%} of the busy "
             f"time; {each.replayed} were replayed now{lent}"

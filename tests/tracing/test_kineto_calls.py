@@ -75,11 +75,14 @@ class Trace:
             },
         ]
 
-    def read(self, folder: Path, settings: dict[str, Any] | None = SETTINGS) -> tuple[list[Any], pa.Table]:
+    def read(
+        self, folder: Path, settings: dict[str, Any] | None = SETTINGS, sources: dict[str, str] | None = None
+    ) -> tuple[list[Any], pa.Table]:
         """Calls of the kernels by time, and the table of calls."""
         path = folder / "torch-1-0.json"
         path.write_text(json.dumps({"traceEvents": self.events, "baseTimeNanoseconds": 0}))
-        table, coverage = events_of(path, {"steps": [[0, 0, 10**9]], "settings": settings})
+        meta = {"steps": [[0, 0, 10**9]], "settings": settings, "compiled": {"kernels": sources}}
+        table, coverage = events_of(path, meta)
         on_gpu = pc.equal(table["device"].cast(pa.string()), "gpu:0")
         kernels = table.filter(on_gpu)
         assert table.filter(pc.invert(on_gpu))["call"].null_count == table.num_rows - kernels.num_rows
@@ -137,6 +140,35 @@ def test_backward_nodes_and_graphs_are_no_calls(tmp_path: Path) -> None:
     of_kernels, calls = trace.read(tmp_path)
     assert of_kernels == [None, None, None]
     assert calls.num_rows == 0
+
+
+def test_a_generated_kernel_is_a_call_with_its_source(tmp_path: Path) -> None:
+    """As inductor's launcher records it; one whose file was gone when the hook looked is none."""
+    trace = Trace()
+    about = {
+        "kernel_backend": "triton",
+        "kernel_file": "/tmp/torchinductor/ab/cab.py",
+        "kernel_hash": "cab",
+        "kernel_kwargs": "XBLOCK=128",
+        "num_warps": 4,
+        "num_stages": 1,
+    }
+    trace.op("## Call CompiledFxGraph fab ##", 0, 50)
+    trace.kernel(trace.op("triton_poi_fused_add_0", 1, 5, **about), "triton_poi_fused_add_0", 20, 3)
+    trace.kernel(trace.op("aten::mm", 7, 5), "gemm", 30, 7)
+    gone = {**about, "kernel_hash": "cgone"}
+    trace.kernel(trace.op("triton_poi_fused_mul_1", 14, 5, **gone), "triton_poi_fused_mul_1", 40, 3)
+    of_kernels, calls = trace.read(tmp_path, sources={"cab": "import triton"})
+    assert [key is None for key in of_kernels] == [False, False, True]
+    rows = {row["op"]: row for row in calls.to_pylist()}
+    assert set(rows) == {"triton_poi_fused_add_0", "aten::mm"}
+    assert json.loads(rows["triton_poi_fused_add_0"]["inputs"])["generated"] == {
+        "source": "import triton",
+        "blocks": "XBLOCK=128",
+        "warps": 4,
+        "stages": 1,
+    }
+    assert "generated" not in json.loads(rows["aten::mm"]["inputs"])
 
 
 def test_a_trace_without_shapes_has_no_calls(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The calls that launched a GPU's kernels, each once: what it takes to make such a call again.
 
 A kernel belongs to the innermost operator that launched it. Where an operator launches kernels of its own and
-calls others that do, too, it is one call with all of theirs: made again, it launches them all.
+calls others that do, too, it is one call with all of theirs: made again, it launches them all. A kernel that
+inductor generated is a call of its own, with the source that the hook found.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ def calls_of(
     start_ns: Ints,
     duration_ns: Ints,
     settings: Mapping[str, Any] | None,
+    sources: Mapping[str, str],
 ) -> Replayable:
-    """`launched_by` says which call launched each kernel; times are the kernels'."""
+    """`launched_by` says which call launched each kernel; times are the kernels'. `sources` are those of
+    generated kernels, by inductor's hash."""
     found: Replayable = Replayable([None] * len(kernels))
     direct = {at for at in launched_by if at is not None}
     whole: dict[int, int | None] = {}
@@ -63,7 +66,7 @@ def calls_of(
             members.setdefault(outer, []).append(number)
     known: dict[int, _Call] = {}
     for at, numbers in members.items():
-        inputs = _inputs(calls[at])
+        inputs = _inputs(calls[at], sources)
         if inputs is None:
             continue
         numbers.sort(key=lambda number: int(start_ns[number]))
@@ -102,10 +105,16 @@ def _whole(
 
 
 def _is_operator(call: TraceEvent) -> bool:
-    return call.cat == "cpu_op" and "::" in call.name and not call.name.startswith(_NO_OPERATOR)
+    if call.cat != "cpu_op" or call.name.startswith(_NO_OPERATOR):
+        return False
+    return "::" in call.name or _is_generated(call)
 
 
-def _inputs(call: TraceEvent) -> tuple[str, bool] | None:
+def _is_generated(call: TraceEvent) -> bool:
+    return args_of(call).kernel_backend == "triton"
+
+
+def _inputs(call: TraceEvent, sources: Mapping[str, str]) -> tuple[str, bool] | None:
     """As text, and whether a list of tensors in it was cut; None where the profiler did not record them."""
     args = args_of(call)
     parts = {"dims": args.dims, "strides": args.strides, "types": args.types, "values": args.values}
@@ -118,6 +127,16 @@ def _inputs(call: TraceEvent) -> tuple[str, bool] | None:
         kind == "TensorList" and not dims
         for kind, dims in zip(decoded["types"], decoded["dims"], strict=False)
     )
+    if _is_generated(call):
+        source = sources.get(str(args.kernel_hash))
+        if not source:
+            return None
+        decoded["generated"] = {
+            "source": source,
+            "blocks": str(args.kernel_kwargs or ""),
+            "warps": args.num_warps,
+            "stages": args.num_stages,
+        }
     return _text(decoded), cut
 
 

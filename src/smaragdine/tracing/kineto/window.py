@@ -98,6 +98,7 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
         start_ns[len(calls) :],
         duration_ns[len(calls) :],
         meta.get("settings"),
+        (meta.get("compiled") or {}).get("kernels") or {},
     )
     table = built(
         encode([name for name, _ in named]),

@@ -131,15 +131,20 @@ def test_calls_that_differ_in_anything_that_matters_are_apart(tmp_path: Path) ->
     assert of_kernels[0] == of_kernels[1]
 
 
-def test_backward_nodes_and_graphs_are_no_calls(tmp_path: Path) -> None:
-    """A kernel of a function written by hand, or of a CUDA graph, cannot be made again: it has no call."""
+def test_backward_nodes_and_graphs_cannot_be_made_again(tmp_path: Path) -> None:
+    """A kernel of a function written by hand, or of a CUDA graph: the table says why."""
     trace = Trace()
     trace.kernel(trace.op("MyFunctionBackward", 0, 5), "mine", 20, 1)
     trace.kernel(trace.op("aten::mm", 6, 5), "captured", 30, 1, launch="cudaGraphLaunch")
     trace.kernel(trace.op("aten::mm", 12, 5, **{"Input Dims": None}), "unknown", 40, 1)
     of_kernels, calls = trace.read(tmp_path)
-    assert of_kernels == [None, None, None]
-    assert calls.num_rows == 0
+    rows = {row["call"]: row for row in calls.to_pylist()}
+    assert [rows[key]["op"] for key in of_kernels] == ["mine", "captured", "unknown"]
+    whys = [json.loads(rows[key]["inputs"])["why"] for key in of_kernels]
+    assert whys[1] == "it ran from a CUDA graph"
+    assert whys[0] == whys[2] == "the profiler does not know what it was called with"
+    assert json.loads(rows[of_kernels[1]]["kernels"]) == [["captured", [2, 1, 1]]]
+    assert (rows[of_kernels[0]]["count"], rows[of_kernels[0]]["busy_ns"]) == (1, 1000)
 
 
 def test_a_generated_kernel_is_a_call_with_its_source(tmp_path: Path) -> None:
@@ -159,9 +164,10 @@ def test_a_generated_kernel_is_a_call_with_its_source(tmp_path: Path) -> None:
     gone = {**about, "kernel_hash": "cgone"}
     trace.kernel(trace.op("triton_poi_fused_mul_1", 14, 5, **gone), "triton_poi_fused_mul_1", 40, 3)
     of_kernels, calls = trace.read(tmp_path, sources={"cab": "import triton"})
-    assert [key is None for key in of_kernels] == [False, False, True]
+    assert len(set(of_kernels)) == 3
     rows = {row["op"]: row for row in calls.to_pylist()}
-    assert set(rows) == {"triton_poi_fused_add_0", "aten::mm"}
+    assert set(rows) == {"triton_poi_fused_add_0", "aten::mm", "triton_poi_fused_mul_1"}
+    assert "source" in json.loads(rows["triton_poi_fused_mul_1"]["inputs"])["why"]
     assert json.loads(rows["triton_poi_fused_add_0"]["inputs"])["generated"] == {
         "source": "import triton",
         "blocks": "XBLOCK=128",

@@ -88,7 +88,7 @@ def joint_of(
 def joint_of_calls(found: Attribution, call: Ints, row: Ints, rows: int, names: Sequence[Key]) -> Joint:
     """What is known together about the rows. A replay that is off is off in every row of its call. The
     counter knows the sum: what one row has too much, the others have too little."""
-    ids, column = np.unique(np.where(found.replayed, call, -1), return_inverse=True)
+    ids, column = np.unique(np.where(found.replayed | found.modelled, call, -1), return_inverse=True)
     off_j = np.zeros((rows, ids.size + 1))
     np.add.at(off_j, (row, column), found.above_idle_j * found.deviation)
     unknown = np.flatnonzero(ids == -1)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from smaragdine.accounting.calibrated import Calibration, CallPower
 from smaragdine.accounting.calibrated import write as write_calibration
 from smaragdine.accounting.run import Run
+from smaragdine.calibrate.card_model import CallSketch, CardModel, learned
 from smaragdine.calibrate.meter import Meter
 from smaragdine.calibrate.replay import FITS, Call, CardProcess, ReplayProgress, calls_of, replay_all
 from smaragdine.calibrate.store import CacheState, MeasuredCall, Store
@@ -41,6 +42,8 @@ class CalibratedDevice:
     replayed: int  # of the known calls, those replayed now
     not_replayed: dict[str, str]  # operation → why, the largest first
     lent: bool
+    busy_modelled: float  # of the busy time, the part of calls that go by the model of the card
+    model: str  # what is to be known of it; empty if there is none
 
 
 def calibrate(
@@ -66,7 +69,7 @@ def calibrate(
         calls = calls_of(rows, device)
         gpu = _gpu(run, device)
         known, lent = _known(store, gpu)
-        missing = [call for call in calls if call.key not in known]
+        missing = [call for call in calls if call.key not in known and not call.lost]
         done: list[MeasuredCall] = []
         if missing and replay:
             done = _replay(run, gpu, missing, store, budget_s, python, say)
@@ -74,6 +77,9 @@ def calibrate(
         used = powers(calls, known, lent and not done)
         idle_w = [each.idle_w for call in calls if (each := known.get(call.key)) is not None]
         whole_s = sum(call.busy_s for call in calls) or 1.0
+        model = learned(known.values())
+        card_idle_w = statistics.median(idle_w or [each.idle_w for each in known.values()] or [0.0])
+        guessed = _guessed(calls, used, model, card_idle_w)
         outcome = CalibratedDevice(
             device=device,
             card=gpu["uuid"],
@@ -84,10 +90,12 @@ def calibrate(
             replayed=sum(bool(each.cold or each.hot) for each in done),
             not_replayed=_reasons(calls, known),
             lent=lent and not done,
+            busy_modelled=sum(call.busy_s for call in calls if call.id in guessed) / whole_s,
+            model=model.remark if model is not None and guessed else "",
         )
         found.append(outcome)
-        if used:
-            written[device] = Calibration(used, statistics.median(idle_w), _remarks(outcome))
+        if used or guessed:
+            written[device] = Calibration(used | guessed, card_idle_w, _remarks(outcome))
     if not written:
         why = next((f"{op}: {why}" for each in found for op, why in each.not_replayed.items()), "")
         raise UserError(f"nothing is known of the calls of {run.path}", why or "none was replayed")
@@ -153,7 +161,8 @@ def _replay(
         _wait_until_alone(meter, say)
         say(f"{len(missing)} calls on {gpu.get('name') or gpu['uuid']}")
         card.start()
-        return replay_all(missing, card, meter, store, budget_s, say)
+        program = " ".join(run.info.get("command") or [])[:200]
+        return replay_all(missing, card, meter, store, budget_s, say, program)
     finally:
         card.close()
         meter.close()
@@ -212,7 +221,9 @@ def _reasons(calls: Sequence[Call], known: dict[str, MeasuredCall]) -> dict[str,
     found: dict[str, str] = {}
     for call in calls:
         replay = known.get(call.key)
-        if replay is None:
+        if call.lost:
+            found.setdefault(call.op, call.lost)
+        elif replay is None:
             found.setdefault(call.op, "there was no time left")
         elif replay.why:
             found.setdefault(call.op, replay.why)
@@ -220,12 +231,15 @@ def _reasons(calls: Sequence[Call], known: dict[str, MeasuredCall]) -> dict[str,
 
 
 def _remarks(outcome: CalibratedDevice) -> tuple[str, ...]:
-    if not outcome.lent:
-        return ()
-    return (
-        f"{outcome.device}: its calibration is lent from another {outcome.name}; two cards of one kind "
-        "differ by some 3 %",
-    )
+    said: list[str] = []
+    if outcome.lent:
+        said.append(
+            f"{outcome.device}: its calibration is lent from another {outcome.name}; two cards of one kind "
+            "differ by some 3 %"
+        )
+    if outcome.model:
+        said.append(f"{outcome.device}: {outcome.model}")
+    return tuple(said)
 
 
 # From what is known of a card to the powers of one run's calls.
@@ -235,6 +249,20 @@ def powers(calls: Sequence[Call], replays: Mapping[str, MeasuredCall], lent: boo
     """Call → its power in this run."""
     found = {call.id: _power(call, replays.get(call.key), lent) for call in calls}
     return {call: power for call, power in found.items() if power is not None}
+
+
+def _guessed(
+    calls: Sequence[Call], used: Mapping[int, CallPower], model: CardModel | None, idle_w: float
+) -> dict[int, CallPower]:
+    """Of the calls that nobody replayed."""
+    left = [call for call in calls if call.id not in used]
+    if model is None:
+        return {}
+    guesses = model.guesses([CallSketch(call.op, *call.largest, call.time_s) for call in left])
+    return {
+        call.id: CallPower(idle_w + guess.above_w, guess.deviation, modelled=True)
+        for call, guess in zip(left, guesses, strict=True)
+    }
 
 
 def _power(call: Call, replay: MeasuredCall | None, lent: bool) -> CallPower | None:

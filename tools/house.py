@@ -27,9 +27,9 @@ ONCE = ("device_traces", "split", "activity", "steps_of")
 
 # What a figure may be at most.
 BOUNDS = {
-    "files": 252,
+    "files": 253,
     "lines of the largest": 620,
-    "files with one reader, in their own folder": 22,
+    "files with one reader, in their own folder": 23,
     "import cycles": 0,
     "public classes of one name": 0,
 }

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smaragdine.accounting.account import account_meters, event_energies_j
-from smaragdine.accounting.calibrated import BASIS, Calibration, CallPower, UntracedLevel
+from smaragdine.accounting.calibrated import BASIS, MODEL, Calibration, CallPower, UntracedLevel
 from smaragdine.accounting.device_power import DevicePower, DevicePowers
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.intervals import grouped
@@ -61,8 +61,16 @@ def sensed(
     )
 
 
-def meters(trace: PowerTrace, calls: dict[int, float], idle_w: float | None = IDLE_W) -> DevicePowers:
+def meters(
+    trace: PowerTrace,
+    calls: dict[int, float],
+    idle_w: float | None = IDLE_W,
+    guessed: dict[int, tuple[float, float]] | None = None,
+) -> DevicePowers:
+    """`guessed`: power above idle and its deviation, by the model of the card."""
     known = {call: CallPower(IDLE_W + above_w, 0.01) for call, above_w in calls.items()}
+    for call, (above_w, deviation) in (guessed or {}).items():
+        known[call] = CallPower(IDLE_W + above_w, deviation, modelled=True)
     sensor = sensor_of(trace, IDLE_W, 700.0)
     power = DevicePower(trace, sensor, idle_w=idle_w, calibration=Calibration(known, IDLE_W))
     return DevicePowers({GPU: power})
@@ -132,6 +140,43 @@ def test_what_nobody_replayed_takes_what_is_left() -> None:
     assert sum(row["energy_j"] for row in strange) == pytest.approx(0.1 * 500, rel=0.15)
     assert all(abs(row["energy_j"] - 2.5) <= row["uncertainty_j"] for row in strange)
     assert energy_j["net/mm"] == pytest.approx(90, rel=0.1)
+
+
+def test_what_is_modelled_gives_way_before_what_is_replayed() -> None:
+    """The model guesses 300 W where 400 W are drawn: the counter says so, and replayed rows hardly move."""
+    rows = [*STEPS, *(("net/strange", 20 * n + 15, 20 * n + 20, 3, 7) for n in range(20))]
+    trace = sensed(rows, {**TRUE_W, 3: 400.0}, 400, 20)
+    found = account_meters(events(rows, 20), meters(trace, TRUE_W, guessed={3: (300.0, 0.2)}))
+    check_conserved(found, trace)
+    row = {row["name"]: row for row in found.device_rows(GPU).to_pylist()}
+    assert {name: each["basis"] for name, each in row.items()} == {
+        "net/mm": BASIS,
+        "net/sum": BASIS,
+        "net/strange": MODEL,
+    }
+    assert row["net/mm"]["energy_j"] == pytest.approx(90, rel=0.05)
+    assert row["net/strange"]["energy_j"] == pytest.approx(50, rel=0.15)
+    assert abs(row["net/strange"]["energy_j"] - 50) <= row["net/strange"]["uncertainty_j"]
+    assert "75.0% of the busy time was replayed and 25.0% modelled" in found.remarks[-1]
+    # What the model misses it misses in all calls alike: two of them are not surer together than one.
+    both = [
+        (*row[:3], 3 if row[1] % 40 < 20 else 4, row[4]) if row[0] == "net/strange" else row for row in rows
+    ]
+    both = [(f"strange/{row[3]}" if row[3] in (3, 4) else row[0], *row[1:]) for row in both]
+    apart = account_meters(
+        events(both, 20), meters(trace, TRUE_W, guessed={3: (300.0, 0.01), 4: (300.0, 0.01)})
+    )
+    alike = [row["uncertainty_j"] for row in apart.device_rows(GPU).to_pylist() if "strange" in row["name"]]
+    layers = {row["name"]: row for row in grouped(apart, "layer", 1).device_rows(GPU).to_pylist()}
+    assert layers["strange"]["uncertainty_j"] > 0.95 * sum(alike)
+    # Where nothing was replayed, the model is what there is.
+    guesses = {1: (750.0, 0.2), 2: (180.0, 0.2), 3: (450.0, 0.2)}
+    alone = account_meters(events(rows, 20), meters(trace, {}, guessed=guesses))
+    check_conserved(alone, trace)
+    for each in alone.device_rows(GPU).to_pylist():
+        true_w = {"net/mm": 900, "net/sum": 250, "net/strange": 500}[each["name"]]
+        assert each["basis"] == MODEL
+        assert abs(each["energy_j"] - true_w * each["busy_s"]) <= each["uncertainty_j"]
 
 
 def test_the_counter_has_the_last_word() -> None:

@@ -20,7 +20,7 @@ from cli import finish, smaragdine, start, wait_for
 from nvml_fake import GpuSpec, nvml_environment
 from recordings import MS, T0, S, put
 from smaragdine.accounting.run import Run
-from smaragdine.calibrate.store import Store
+from smaragdine.calibrate.store import CacheState, MeasuredCall, Store
 from smaragdine.recording.format import CALLS, EVENTS_WITH_CALLS
 from smaragdine.recording.marks import marks_table
 from smaragdine.recording.writer import write_calls
@@ -34,8 +34,9 @@ CALL = {"aten::mm": 11, "aten::sum": 12, "aten::strange": 13}
 MS_LONG = {"aten::mm": 5, "aten::sum": 9, "aten::strange": 1}
 
 
-def recorded(folder: Path, uuid: str = UUID) -> Path:
-    """Forty steps of 20 ms, ten of them traced: a product, a sum, something strange, and 5 ms of nothing."""
+def recorded(folder: Path, uuid: str = UUID, lost: str = "") -> Path:
+    """Forty steps of 20 ms, ten of them traced: a product, a sum, something strange, and 5 ms of nothing. The
+    operation `lost`, or all, ran from a CUDA graph."""
     events, steps = [], []
     marks: list[dict[str, Any]] = [{"t_ns": T0, "name": "experiment_begin", "source": "run"}]
     mean_w = (IDLE_W * 5 + sum(TRUE[op] * long for op, long in MS_LONG.items())) / 20
@@ -96,9 +97,11 @@ def recorded(folder: Path, uuid: str = UUID) -> Path:
             "framework": "torch",
             "device": "gpu:0",
             "op": op,
-            "inputs": '{"dims":[[4]],"strides":[[1]],"types":["float"],"values":[""]}',
+            "inputs": '{"why":"it ran from a CUDA graph"}'
+            if lost in (op, "all")
+            else '{"dims":[[4]],"strides":[[1]],"types":["float"],"values":[""]}',
             "settings": '{"tf32":false}',
-            "kernels": '[["kernel",[1,1,1]]]',
+            "kernels": f'[["{op}",[200,1,1]]]',
             "count": 10,
             "busy_ns": 10 * long * MS,
         }
@@ -221,6 +224,41 @@ def test_what_cannot_be_made_again_is_said_and_costs_no_other(bench: Bench, tmp_
     }
     for row in rows:
         assert abs(row["energy_j"] - truth()[row["name"]]) <= row["uncertainty_j"], row["name"]
+
+
+def test_what_cannot_be_made_again_goes_by_what_the_card_is_known_to_do(bench: Bench, tmp_path: Path) -> None:
+    """Reductions that other programs called draw what sums do: the sum of this one came from a CUDA graph."""
+    store = Store(tmp_path / "store")
+    for i in range(24):
+        op, above_w = ("aten::sum", 150.0) if i % 2 else ("aten::mm", 800.0)
+        state = CacheState(IDLE_W + above_w + i, 0.005, 0.01, 1980.0, 0.0, 50.0, 0.0)
+        about = {"kernel": op, "blocks": 200, "program": f"python {i % 3}.py"}
+        store.add(
+            MeasuredCall(f"{i}", op, UUID, "NVIDIA Fake H200", "1", "torch", IDLE_W, cold=state, **about)
+        )
+    run = recorded(tmp_path / "run", lost="aten::sum")
+    done = bench.calibrate(run)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 3 calls are known, 40.0% of the busy time" in done.stdout
+    assert "60.0% of the busy time: what was not replayed goes by a model of the card" in done.stdout
+    assert "not replayed: aten::sum: it ran from a CUDA graph" in done.stdout
+    rows = {row["name"]: row for row in Run.open(run).needed.device_rows("gpu:0").to_pylist()}
+    assert {name: row["basis"] for name, row in rows.items()} == {
+        "net/mm": "calibration",
+        "net/sum": "model",
+        "net/strange": "calibration",
+    }
+    for name, row in rows.items():
+        assert abs(row["energy_j"] - truth()[name]) <= row["uncertainty_j"], name
+    assert rows["net/sum"]["energy_j"] == pytest.approx(truth()["net/sum"], rel=0.1)
+    said = " ".join(smaragdine("report", run, env=bench.env).stdout.split())
+    assert "40.0% of the busy time was replayed and 60.0% modelled" in said
+    assert "learned from 26 calls; with one program after the other left out, it is" in said
+    # Where nothing at all can be replayed, the model is all there is.
+    graph = recorded(tmp_path / "graph", lost="all")
+    assert bench.calibrate(graph).returncode == 0
+    rows = {row["name"]: row for row in Run.open(graph).needed.device_rows("gpu:0").to_pylist()}
+    assert {row["basis"] for row in rows.values()} == {"model"}
 
 
 def test_the_largest_come_first_and_the_next_time_goes_on(bench: Bench, tmp_path: Path) -> None:

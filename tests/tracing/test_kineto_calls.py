@@ -75,11 +75,14 @@ class Trace:
             },
         ]
 
-    def read(self, folder: Path, settings: dict[str, Any] | None = SETTINGS) -> tuple[list[Any], pa.Table]:
+    def read(
+        self, folder: Path, settings: dict[str, Any] | None = SETTINGS, sources: dict[str, str] | None = None
+    ) -> tuple[list[Any], pa.Table]:
         """Calls of the kernels by time, and the table of calls."""
         path = folder / "torch-1-0.json"
         path.write_text(json.dumps({"traceEvents": self.events, "baseTimeNanoseconds": 0}))
-        table, coverage = events_of(path, {"steps": [[0, 0, 10**9]], "settings": settings})
+        meta = {"steps": [[0, 0, 10**9]], "settings": settings, "compiled": {"kernels": sources}}
+        table, coverage = events_of(path, meta)
         on_gpu = pc.equal(table["device"].cast(pa.string()), "gpu:0")
         kernels = table.filter(on_gpu)
         assert table.filter(pc.invert(on_gpu))["call"].null_count == table.num_rows - kernels.num_rows
@@ -128,15 +131,50 @@ def test_calls_that_differ_in_anything_that_matters_are_apart(tmp_path: Path) ->
     assert of_kernels[0] == of_kernels[1]
 
 
-def test_backward_nodes_and_graphs_are_no_calls(tmp_path: Path) -> None:
-    """A kernel of a function written by hand, or of a CUDA graph, cannot be made again: it has no call."""
+def test_backward_nodes_and_graphs_cannot_be_made_again(tmp_path: Path) -> None:
+    """A kernel of a function written by hand, or of a CUDA graph: the table says why."""
     trace = Trace()
     trace.kernel(trace.op("MyFunctionBackward", 0, 5), "mine", 20, 1)
     trace.kernel(trace.op("aten::mm", 6, 5), "captured", 30, 1, launch="cudaGraphLaunch")
     trace.kernel(trace.op("aten::mm", 12, 5, **{"Input Dims": None}), "unknown", 40, 1)
     of_kernels, calls = trace.read(tmp_path)
-    assert of_kernels == [None, None, None]
-    assert calls.num_rows == 0
+    rows = {row["call"]: row for row in calls.to_pylist()}
+    assert [rows[key]["op"] for key in of_kernels] == ["mine", "captured", "unknown"]
+    whys = [json.loads(rows[key]["inputs"])["why"] for key in of_kernels]
+    assert whys[1] == "it ran from a CUDA graph"
+    assert whys[0] == whys[2] == "the profiler does not know what it was called with"
+    assert json.loads(rows[of_kernels[1]]["kernels"]) == [["captured", [2, 1, 1]]]
+    assert (rows[of_kernels[0]]["count"], rows[of_kernels[0]]["busy_ns"]) == (1, 1000)
+
+
+def test_a_generated_kernel_is_a_call_with_its_source(tmp_path: Path) -> None:
+    """As inductor's launcher records it; one whose file was gone when the hook looked is none."""
+    trace = Trace()
+    about = {
+        "kernel_backend": "triton",
+        "kernel_file": "/tmp/torchinductor/ab/cab.py",
+        "kernel_hash": "cab",
+        "kernel_kwargs": "XBLOCK=128",
+        "num_warps": 4,
+        "num_stages": 1,
+    }
+    trace.op("## Call CompiledFxGraph fab ##", 0, 50)
+    trace.kernel(trace.op("triton_poi_fused_add_0", 1, 5, **about), "triton_poi_fused_add_0", 20, 3)
+    trace.kernel(trace.op("aten::mm", 7, 5), "gemm", 30, 7)
+    gone = {**about, "kernel_hash": "cgone"}
+    trace.kernel(trace.op("triton_poi_fused_mul_1", 14, 5, **gone), "triton_poi_fused_mul_1", 40, 3)
+    of_kernels, calls = trace.read(tmp_path, sources={"cab": "import triton"})
+    assert len(set(of_kernels)) == 3
+    rows = {row["op"]: row for row in calls.to_pylist()}
+    assert set(rows) == {"triton_poi_fused_add_0", "aten::mm", "triton_poi_fused_mul_1"}
+    assert "source" in json.loads(rows["triton_poi_fused_mul_1"]["inputs"])["why"]
+    assert json.loads(rows["triton_poi_fused_add_0"]["inputs"])["generated"] == {
+        "source": "import triton",
+        "blocks": "XBLOCK=128",
+        "warps": 4,
+        "stages": 1,
+    }
+    assert "generated" not in json.loads(rows["aten::mm"]["inputs"])
 
 
 def test_a_trace_without_shapes_has_no_calls(tmp_path: Path) -> None:

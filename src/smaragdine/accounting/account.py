@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.calibrated import (
     BASIS,
+    MODEL,
     Attribution,
     Calibration,
     by_calls,
@@ -355,9 +356,12 @@ def _with_calibration(
     row = np.array([place[both] for both in zip(*texts, strict=True)], dtype=np.int64)
     call = events["call"].take(pa.array(at)).fill_null(-1).to_numpy()
     joint = joint_of_calls(found, call, row, len(names), names)
-    known_j = sum_by(row[found.replayed], found.energy_j[found.replayed], len(names))
     energy_j = sum_by(row, found.energy_j, len(names))
-    basis = np.where(known_j >= energy_j / 2, BASIS, PRIOR)
+    known_j, guessed_j = (
+        sum_by(row[which], found.energy_j[which], len(names)) for which in (found.replayed, found.modelled)
+    )
+    told = np.where(known_j >= guessed_j, BASIS, MODEL)
+    basis = np.where(known_j + guessed_j >= energy_j / 2, told, PRIOR)
     mean_j, std_j = _over_steps(events["step"].take(pa.array(at)), row, found.energy_j, len(names))
     rows = replace(
         mine,

@@ -1,8 +1,9 @@
 """Rows that rest on calibration: what each call draws alone, put in the place of equal shares.
 
 An event whose call was replayed takes what the call draws above the idle card, for as long as the event ran,
-and a share of the idle card's power, which it divides with whatever ran beside it. Nobody knows what a call
-draws that was not replayed: it is taken to draw as much as the others, give or take half.
+and a share of the idle card's power, which it divides with whatever ran beside it. A call that was not
+replayed goes by the model of the card (`calibrate/card_model.py`). Where there is none it is taken to draw as
+much as the others, give or take half.
 
 The energy counter has the last word. Replays and idle never come to exactly what it says; the rest is spread
 over them, most of it to what is known least, so that rows and idle add up to the counter as they always do.
@@ -26,11 +27,13 @@ from smaragdine.files import users_file
 from smaragdine.sensors.energy import MOST_W
 
 BASIS = "calibration"
+MODEL = "model"
 FILE = "calibration.json"  # of the recording
 
 # Standard deviations, as parts of what they are of.
 TOGETHER = 0.03  # all replays alike: another temperature, another card's day
 EACH = 0.03  # one replay: values that are not the program's
+GUESSED = 0.1  # all that is modelled alike: what the model misses, it may miss everywhere
 UNKNOWN = 0.5  # what a call draws that nobody replayed, above idle
 IDLE = 0.05
 COUNTER = 0.01
@@ -49,6 +52,7 @@ class CallPower:
 
     power_w: float
     deviation: float  # of its power above idle, as a part of it: repeats, and the state of the caches
+    modelled: bool = False  # nobody replayed it: it is guessed from other calls of the card
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ class Attribution:
     above_idle_j: Floats  # per event, of its energy
     deviation: Floats  # per event, of that; by the same replay for all events of a call
     replayed: Bools  # per event: whether its call was
+    modelled: Bools  # per event: whether its call goes by the model of the card
+    guessed: float  # of the busy time, what does
 
 
 def by_calls(
@@ -133,39 +139,46 @@ def by_calls(
     found = [powers.get(int(each)) for each in ids]
     above_w = np.array([math.nan if p is None else max(p.power_w - calibration.idle_w, 0.0) for p in found])
     spread = np.array([UNKNOWN if p is None else math.hypot(p.deviation, EACH) for p in found])
-    replayed = ~np.isnan(above_w)[place]
-    known_s, all_s = float(busy_s[replayed].sum()), float(busy_s.sum())
-    if known_s <= 0 or total_j <= 0:
+    told = ~np.isnan(above_w)[place]
+    modelled = np.array([p is not None and p.modelled for p in found], dtype=bool)[place]
+    replayed = told & ~modelled
+    told_s, all_s = float(busy_s[told].sum()), float(busy_s.sum())
+    if told_s <= 0 or total_j <= 0:
         return None
     if idle_w is None or idle_w > WAITING * calibration.idle_w:
         idle_w = calibration.idle_w  # readings of a card that never waited long hold work, too
-    known_j = np.where(replayed, np.nan_to_num(above_w)[place] * busy_s, 0.0)
-    mean_w = float(known_j.sum()) / known_s
-    unknown_j = np.where(replayed, 0.0, mean_w * busy_s)
+    told_j = np.where(told, np.nan_to_num(above_w)[place] * busy_s, 0.0)
+    mean_w = float(told_j.sum()) / told_s
+    known_j, guessed_j = np.where(replayed, told_j, 0.0), np.where(modelled, told_j, 0.0)
+    unknown_j = np.where(told, 0.0, mean_w * busy_s)
     waiting_s = max(covered_s - float(share_s.sum()), 0.0)
     waiting_j = idle_w * waiting_s
     static_j = idle_w * share_s
-    model_j = float(known_j.sum() + unknown_j.sum() + static_j.sum()) + waiting_j
+    model_j = float(told_j.sum() + unknown_j.sum() + static_j.sum()) + waiting_j
     closure = model_j / total_j
     # What was not replayed may draw nothing above idle, or several times what the others do.
     least, most = (model_j - unknown_j.sum()) / total_j, (model_j + 2 * unknown_j.sum()) / total_j
     if most < CREDIBLE[0] or least > CREDIBLE[1]:
         return None
-    # Variances of what may be off: the replays together and each call, unknown calls, the card at idle.
-    each_j = sum_by(place, known_j, ids.size)
-    known_var = (TOGETHER * float(known_j.sum())) ** 2 + float(((spread * each_j) ** 2).sum())
-    unknown_var = float(((UNKNOWN * sum_by(place, unknown_j, ids.size)) ** 2).sum())
+
+    def var(part_j: Floats, together: float) -> float:
+        """Of what may be off: all calls together, and each."""
+        each_j = sum_by(place, part_j, ids.size)
+        return (together * float(part_j.sum())) ** 2 + float(((spread * each_j) ** 2).sum())
+
+    known_var, guessed_var, unknown_var = var(known_j, TOGETHER), var(guessed_j, GUESSED), var(unknown_j, 0.0)
     idle_var = (IDLE * (waiting_j + float(static_j.sum()))) ** 2
-    left_j, variance = total_j - model_j, known_var + unknown_var + idle_var
+    left_j, variance = total_j - model_j, known_var + guessed_var + unknown_var + idle_var
 
     def corrected(part_j: float, part_var: float) -> float:
         """The factor of a part that takes its share of what is left over."""
         return max(1 + left_j * part_var / variance / part_j, 0.0) if part_j > 0 and variance > 0 else 1.0
 
     known_j *= corrected(float(known_j.sum()), known_var)
+    guessed_j *= corrected(float(guessed_j.sum()), guessed_var)
     unknown_j *= corrected(float(unknown_j.sum()), unknown_var)
     of_idle = corrected(waiting_j + float(static_j.sum()), idle_var)
-    above_j = known_j + unknown_j
+    above_j = known_j + guessed_j + unknown_j
     energy_j = above_j + of_idle * static_j
     if untraced is not None and float(share_s.sum()) > MOST_BUSY * untraced.traced_steps * untraced.length_s:
         untraced = None  # steps are announced long before they are done
@@ -179,17 +192,20 @@ def by_calls(
         idle_j=of_idle * waiting_j * factor,
         closure=closure,
         untraced=untraced is not None,
-        known=known_s / all_s if all_s > 0 else 0.0,
+        known=float(busy_s[replayed].sum()) / all_s if all_s > 0 else 0.0,
         above_idle_j=above_j * factor,
         deviation=spread[place],
         replayed=replayed,
+        modelled=modelled,
+        guessed=float(busy_s[modelled].sum()) / all_s if all_s > 0 else 0.0,
     )
 
 
 def closure_remark(device: str, found: Attribution) -> str:
+    guessed = f" and {found.guessed:.1%} modelled" if found.guessed > 0 else ""
     said = (
-        f"{device}: rows rest on calibration. {found.known:.1%} of the busy time was replayed; replays and "
-        f"idle explain {found.closure:.1%} of the energy counter"
+        f"{device}: rows rest on calibration. {found.known:.1%} of the busy time was replayed{guessed}; "
+        f"replays and idle explain {found.closure:.1%} of the energy counter"
         + (" in steps without tracing" if found.untraced else "")
     )
     if abs(1 - found.closure) > 0.05:

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.calibrated import COUNTER, TOGETHER, Attribution
+from smaragdine.accounting.calibrated import COUNTER, GUESSED, TOGETHER, Attribution
 from smaragdine.accounting.footprint import Footprint, column, combine, group, numbers, ordered, replace
 from smaragdine.accounting.integral import sum_by
 from smaragdine.accounting.ledger import Ledger
@@ -86,10 +86,11 @@ def joint_of(
 
 
 def joint_of_calls(found: Attribution, call: Ints, row: Ints, rows: int, names: Sequence[Key]) -> Joint:
-    """What is known together about the rows. A replay that is off is off in every row of its call. The
-    counter knows the sum: what one row has too much, the others have too little."""
-    ids, column = np.unique(np.where(found.replayed, call, -1), return_inverse=True)
-    off_j = np.zeros((rows, ids.size + 1))
+    """What is known together about the rows. A replay that is off is off in every row of its call, the model
+    in every row that goes by it. The counter knows the sum: what one row has too much, the others have too
+    little."""
+    ids, column = np.unique(np.where(found.replayed | found.modelled, call, -1), return_inverse=True)
+    off_j = np.zeros((rows, ids.size + 2))
     np.add.at(off_j, (row, column), found.above_idle_j * found.deviation)
     unknown = np.flatnonzero(ids == -1)
     own_j = np.zeros(rows)
@@ -97,6 +98,7 @@ def joint_of_calls(found: Attribution, call: Ints, row: Ints, rows: int, names: 
         own_j = off_j[:, unknown[0]].copy()
         off_j[:, unknown[0]] = 0.0
     above_j = sum_by(row, found.above_idle_j, rows)
+    off_j[:, -2] = GUESSED * sum_by(row, np.where(found.modelled, found.above_idle_j, 0.0), rows)
     off_j[:, -1] = (TOGETHER + abs(1 - found.closure) / 2) * above_j
     share = above_j / above_j.sum() if above_j.sum() > 0 else np.zeros(rows)
     off_j -= share[:, None] * off_j.sum(axis=0)

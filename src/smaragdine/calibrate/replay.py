@@ -60,6 +60,17 @@ class Call:
         """Of one call, in the program."""
         return self.busy_s / max(self.count, 1)
 
+    @property
+    def lost(self) -> str:
+        """Why nobody can make it again; empty where one may try."""
+        return str(self.inputs.get("why", ""))
+
+    @property
+    def largest(self) -> tuple[str, int]:
+        """The kernel of most blocks, without the end of a long name, and how many blocks these are."""
+        found = [(str(name)[:200], math.prod(grid or ())) for name, grid, *_ in self.kernels]
+        return max(found, key=lambda each: each[1], default=("", 0))
+
 
 def calls_of(rows: Sequence[Mapping[str, Any]], device: str) -> list[Call]:
     """The calls of a device, by falling time."""
@@ -195,6 +206,7 @@ def replay_all(
     store: Store,
     budget_s: float,
     say: Callable[[ReplayProgress], None],
+    program: str = "",
 ) -> list[MeasuredCall]:
     """Every call that can be rebuilt, until the time is over. Each is in the store as soon as it is done."""
     begin_s = meter.now_s()
@@ -214,6 +226,8 @@ def replay_all(
         replay = MeasuredCall(
             call.key, call.op, meter.uuid, meter.name, meter.driver, library, seen.idle_w, why=why
         )
+        kernel, blocks = call.largest
+        replay = dataclasses.replace(replay, kernel=kernel, blocks=blocks, program=program)
         if not why:
             length_s = LENGTH_S if call.busy_s > MATTERS * whole_s else SHORT_S
             replay = _replay(call, replay, card, meter, seen, length_s)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from smaragdine.accounting.calibrated import Calibration, CallPower
 from smaragdine.accounting.calibrated import write as write_calibration
 from smaragdine.accounting.run import Run
+from smaragdine.calibrate.card_model import CallSketch, CardModel, learned
 from smaragdine.calibrate.meter import Meter, NvmlMeter
 from smaragdine.calibrate.replay import FITS, Call, CardProcess, ReplayProgress, calls_of, replay_all
 from smaragdine.calibrate.store import CacheState, MeasuredCall, Store
@@ -41,6 +42,8 @@ class CalibratedDevice:
     replayed: int  # of the known calls, those replayed now
     not_replayed: dict[str, str]  # operation → why, the largest first
     lent_from: str  # what else it was measured on; empty: on this very card and software
+    busy_modelled: float  # of the busy time, the part of calls that go by the model of the card
+    model: str  # what is to be known of it; empty if there is none
 
 
 class Cards(Protocol):
@@ -90,15 +93,20 @@ def calibrate(
         known, lent_from = _known(store, gpu, _versions(run))
         if lent_from and replay:
             known, lent_from = {}, ""  # its own are better
-        missing = [call for call in calls if call.key not in known]
+        missing = [call for call in calls if call.key not in known and not call.lost]
         done: list[MeasuredCall] = []
         if missing and replay:
-            done = _replay(gpu, missing, store, budget_s, say, cards or _Installed(python or _python(run)))
+            program = " ".join(run.info.get("command") or [])[:200]
+            cards = cards or _Installed(python or _python(run))
+            done = _replay(gpu, missing, store, budget_s, say, cards, program)
             known |= {each.key: each for each in done}
         lent_from = "" if done else lent_from
         used = powers(calls, known, bool(lent_from))
-        idle_w = _idle_w([each for call in calls if (each := known.get(call.key)) is not None])
+        own = [each for call in calls if (each := known.get(call.key)) is not None]
+        idle_w = _idle_w(own or list(known.values()))
         whole_s = sum(call.busy_s for call in calls) or 1.0
+        model = learned(known.values())
+        guessed = _guessed(calls, used, model, idle_w)
         outcome = CalibratedDevice(
             device=device,
             card=gpu["uuid"],
@@ -109,10 +117,12 @@ def calibrate(
             replayed=sum(bool(each.cold or each.hot) for each in done),
             not_replayed=_reasons(calls, known),
             lent_from=lent_from,
+            busy_modelled=sum(call.busy_s for call in calls if call.id in guessed) / whole_s,
+            model=model.remark if model is not None and guessed else "",
         )
         found.append(outcome)
-        if used:
-            written[device] = Calibration(used, idle_w, _remarks(outcome))
+        if used or guessed:
+            written[device] = Calibration(used | guessed, idle_w, _remarks(outcome))
     if not written:
         why = next((f"{op}: {why}" for each in found for op, why in each.not_replayed.items()), "")
         raise UserError(f"nothing is known of the calls of {run.path}", why or "none was replayed")
@@ -188,6 +198,7 @@ def _replay(
     budget_s: float,
     say: Callable[[str | ReplayProgress], None],
     cards: Cards,
+    program: str,
 ) -> list[MeasuredCall]:
     card = cards.process(gpu["uuid"], missing[0].settings)
     meter = cards.meter(gpu)
@@ -195,7 +206,7 @@ def _replay(
         _wait_until_alone(meter, say)
         say(f"{len(missing)} calls on {gpu.get('name') or gpu['uuid']}")
         card.start()
-        return replay_all(missing, card, meter, store, budget_s, say)
+        return replay_all(missing, card, meter, store, budget_s, say, program)
     finally:
         card.close()
         meter.close()
@@ -256,7 +267,9 @@ def _reasons(calls: Sequence[Call], known: dict[str, MeasuredCall]) -> dict[str,
     found: dict[str, str] = {}
     for call in calls:
         replay = known.get(call.key)
-        if replay is None:
+        if call.lost:
+            found.setdefault(call.op, call.lost)
+        elif replay is None:
             found.setdefault(call.op, "there was no time left")
         elif replay.why:
             found.setdefault(call.op, replay.why)
@@ -264,12 +277,15 @@ def _reasons(calls: Sequence[Call], known: dict[str, MeasuredCall]) -> dict[str,
 
 
 def _remarks(outcome: CalibratedDevice) -> tuple[str, ...]:
-    if not outcome.lent_from:
-        return ()
-    return (
-        f"{outcome.device}: its calibration is lent from {outcome.lent_from}; two cards of one kind "
-        "differ by some 3 %, and error bars are wider for it",
-    )
+    said: list[str] = []
+    if outcome.lent_from:
+        said.append(
+            f"{outcome.device}: its calibration is lent from {outcome.lent_from}; two cards of one kind "
+            "differ by some 3 %, and error bars are wider for it"
+        )
+    if outcome.model:
+        said.append(f"{outcome.device}: {outcome.model}")
+    return tuple(said)
 
 
 # From what is known of a card to the powers of one run's calls.
@@ -286,6 +302,20 @@ def powers(calls: Sequence[Call], replays: Mapping[str, MeasuredCall], lent: boo
 def _idle_w(replays: Sequence[MeasuredCall]) -> float:
     """The card warms up while it replays, and draws more at idle for it: the middle stands for all."""
     return statistics.median([each.idle_w for each in replays] or [0.0])
+
+
+def _guessed(
+    calls: Sequence[Call], used: Mapping[int, CallPower], model: CardModel | None, idle_w: float
+) -> dict[int, CallPower]:
+    """Of the calls that nobody replayed."""
+    left = [call for call in calls if call.id not in used]
+    if model is None:
+        return {}
+    guesses = model.guesses([CallSketch(call.op, *call.largest, call.time_s) for call in left])
+    return {
+        call.id: CallPower(idle_w + guess.above_w, guess.deviation, modelled=True)
+        for call, guess in zip(left, guesses, strict=True)
+    }
 
 
 def _power(call: Call, replay: MeasuredCall | None, idle_w: float, lent: bool) -> CallPower | None:

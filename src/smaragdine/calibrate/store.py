@@ -51,6 +51,9 @@ class MeasuredCall:
     cold: CacheState | None = None
     hot: CacheState | None = None
     why: str = ""  # there is no state
+    kernel: str = ""  # of its kernels, the one of most blocks
+    blocks: int = 0
+    program: str = ""  # that called it first
 
 
 def call_key(op: str, inputs: str, settings: str, kernels: str) -> str:

@@ -9,7 +9,8 @@ Python 3.8. It reads settings, then requests, from stdin, a line of JSON each, a
     {"do": "stop"}                              end that; how long the calls ran, and how long they rested
     {"do": "pause"}                             the same as load, of the rest alone
 
-A call is {"id", "op", "dims", "strides", "types", "values", "kernels"} as Kineto recorded it. Power is not
+A call is {"id", "op", "dims", "strides", "types", "values", "kernels"} as Kineto recorded it, and "generated"
+where it is a kernel of torch.compile. Power is not
 measured here. Whoever asks reads the card's energy counter, and needs to know from here for how much of the
 time the call ran.
 """
@@ -25,6 +26,9 @@ import tempfile
 import threading
 
 import torch
+
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+import inductor_kernels
 
 DEVICE = "cuda"
 GRAPH_S = 0.002  # a graph's length: long beside its launch, short beside a sensor's window
@@ -137,9 +141,11 @@ ALONG_A_DIMENSION = tuple(
 )
 
 
-def classes(call):
+def classes(call, position):
     """Integers of an index are below this."""
     op, dims, values = call["op"], call["dims"], call["values"]
+    if "bounds" in call:
+        return call["bounds"].get(position, 1)
     try:
         if op == "aten::embedding_dense_backward":
             return int(values[2])
@@ -169,7 +175,7 @@ def tensor(call, position, dims, strides, dtype, device):
         if any(word in call["op"] for word in POSITIVE):
             flat = flat.abs_().add_(0.01)
     else:
-        most = max(1, classes(call))
+        most = max(1, classes(call, position))
         flat = torch.randint(0, most, (size,), device=device).to(dtype)
     made = torch.as_strided(flat, dims, strides)
     if LOG_PROBABILITIES.get(call["op"]) == position:
@@ -185,6 +191,8 @@ LIST_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def variants(call, lists):
     """Ways to rebuild a call, the most likely first. `lists` are those of the program's optimizers: of a long
     list of tensors Kineto keeps nothing but that it was one."""
+    if "generated" in call:
+        return [GeneratedKernel(call)]
     types = call["types"]
     found = schemas(call["op"], len(types))
     found = [each for each in found if all(map(fits, each.arguments, types, call["values"]))]
@@ -253,6 +261,28 @@ class Variant:
     def run(self, inputs):
         args, named = inputs
         return self.function(*args, **named)
+
+
+class GeneratedKernel:
+    """A kernel of torch.compile: what it was called with is all there is to know."""
+
+    def __init__(self, call):
+        self.call = dict(call, bounds=inductor_kernels.bounds(call["generated"]["source"]))
+        self.launcher = inductor_kernels.load(call["generated"])
+
+    def inputs(self):
+        call, made = self.call, []
+        for i, recorded in enumerate(call["types"]):
+            if recorded in DTYPES:
+                made.append(tensor(call, i, call["dims"][i], call["strides"][i], DTYPES[recorded], DEVICE))
+            elif recorded == "Scalar":
+                made.append(parsed(call["values"][i]))
+            else:
+                raise CannotBeRebuilt("the profiler does not say what argument %d was" % i)
+        return made, {}
+
+    def run(self, inputs):
+        inductor_kernels.run(self.launcher, inputs[0])
 
 
 def size_bytes(inputs):

@@ -170,6 +170,8 @@ def calibrate_run(
             f"{each.device}: {each.known} of {each.calls} calls are known, {each.busy_known:.1%} of the busy "
             f"time; {each.replayed} were replayed now{lent}"
         )
+        if each.model:
+            print(f"  {each.busy_modelled:.1%} of the busy time: {visible(each.model)}")
         for op, why in list(each.not_replayed.items())[:5]:
             print(f"  not replayed: {visible(op)}: {visible(why)}")
     print(f"rows rest on it from now on: smaragdine report {shortest_path(run.path)}")

@@ -1,12 +1,17 @@
 """The calls that launched a GPU's kernels, each once: what it takes to make such a call again.
 
 A kernel belongs to the innermost operator that launched it. Where an operator launches kernels of its own and
-calls others that do, too, it is one call with all of theirs: made again, it launches them all.
+calls others that do, too, it is one call with all of theirs: made again, it launches them all. A kernel that
+inductor generated is a call of its own, with the source that the hook found.
+
+Kernels that nobody can launch again are in the table too, each with the reason: what they draw may be guessed
+from others.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,9 +53,13 @@ def calls_of(
     start_ns: Ints,
     duration_ns: Ints,
     settings: Mapping[str, Any] | None,
+    sources: Mapping[str, str],
+    in_graph: Sequence[bool],
 ) -> Replayable:
-    """`launched_by` says which call launched each kernel; times are the kernels'."""
+    """`launched_by` says which call launched each kernel, and `in_graph` whether a CUDA graph did; times are
+    the kernels'. `sources` are those of generated kernels, by inductor's hash."""
     found: Replayable = Replayable([None] * len(kernels))
+    launched_by = [None if graph else at for at, graph in zip(launched_by, in_graph, strict=True)]
     direct = {at for at in launched_by if at is not None}
     whole: dict[int, int | None] = {}
     members: dict[int, list[int]] = {}
@@ -63,7 +72,7 @@ def calls_of(
             members.setdefault(outer, []).append(number)
     known: dict[int, _Call] = {}
     for at, numbers in members.items():
-        inputs = _inputs(calls[at])
+        inputs = _inputs(calls[at], sources)
         if inputs is None:
             continue
         numbers.sort(key=lambda number: int(start_ns[number]))
@@ -76,6 +85,17 @@ def calls_of(
         call.busy_ns += sum(int(duration_ns[number]) for number in numbers)
         for number in numbers:
             found.of_kernel[number] = key
+    if settings is not None:  # else shapes were not recorded at all
+        for number, graph in enumerate(in_graph):
+            if found.of_kernel[number] is None:
+                at = launched_by[number]
+                generated = at is not None and _is_generated(calls[at])
+                call = _lost(kernels[number], graph, generated)
+                key = _key(call, settings)
+                call = known.setdefault(key, call)
+                call.count += 1
+                call.busy_ns += int(duration_ns[number])
+                found.of_kernel[number] = key
     found.table = pa.Table.from_pylist([_row(key, call, settings) for key, call in known.items()], CALLS)
     return found
 
@@ -102,10 +122,16 @@ def _whole(
 
 
 def _is_operator(call: TraceEvent) -> bool:
-    return call.cat == "cpu_op" and "::" in call.name and not call.name.startswith(_NO_OPERATOR)
+    if call.cat != "cpu_op" or call.name.startswith(_NO_OPERATOR):
+        return False
+    return "::" in call.name or _is_generated(call)
 
 
-def _inputs(call: TraceEvent) -> tuple[str, bool] | None:
+def _is_generated(call: TraceEvent) -> bool:
+    return args_of(call).kernel_backend == "triton"
+
+
+def _inputs(call: TraceEvent, sources: Mapping[str, str]) -> tuple[str, bool] | None:
     """As text, and whether a list of tensors in it was cut; None where the profiler did not record them."""
     args = args_of(call)
     parts = {"dims": args.dims, "strides": args.strides, "types": args.types, "values": args.values}
@@ -118,7 +144,34 @@ def _inputs(call: TraceEvent) -> tuple[str, bool] | None:
         kind == "TensorList" and not dims
         for kind, dims in zip(decoded["types"], decoded["dims"], strict=False)
     )
+    if _is_generated(call):
+        source = sources.get(str(args.kernel_hash))
+        if not source:
+            return None
+        decoded["generated"] = {
+            "source": source,
+            "blocks": str(args.kernel_kwargs or ""),
+            "warps": args.num_warps,
+            "stages": args.num_stages,
+        }
     return _text(decoded), cut
+
+
+def _lost(kernel: TraceEvent, graph: bool, generated: bool) -> _Call:
+    why = "the profiler does not know what it was called with"
+    if graph:
+        why = "it ran from a CUDA graph"
+    elif generated:
+        why = "the source that torch.compile generated was not found"
+    launched = _text([[kernel.name, _grid(kernel)]])
+    device = f"gpu:{args_of(kernel).device or 0}"
+    return _Call(_function(kernel.name), _text({"why": why}), device, launched, False)
+
+
+def _function(name: str) -> str:
+    """`reduce_kernel` in `void at::native::(anonymous namespace)::reduce_kernel<512, 1, …>(…)`."""
+    plain = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    return re.split(r"[<(]", plain, maxsplit=1)[0].rsplit("::", 1)[-1].strip() or name
 
 
 def _grid(kernel: TraceEvent) -> Any:

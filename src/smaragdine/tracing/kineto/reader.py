@@ -53,6 +53,12 @@ class Args(msgspec.Struct, gc=False):
     types: msgspec.Raw = msgspec.field(default=_NOTHING_WRITTEN, name="Input type")
     values: msgspec.Raw = msgspec.field(default=_NOTHING_WRITTEN, name="Concrete Inputs")
     grid: msgspec.Raw = _NOTHING_WRITTEN
+    # Of a kernel that inductor generated.
+    kernel_backend: Any = None
+    kernel_hash: Any = None
+    kernel_kwargs: Any = None
+    num_warps: Any = None
+    num_stages: Any = None
 
 
 _NO_ARGS = Args()

@@ -94,10 +94,12 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
         calls,
         parents,
         kernels,
-        [None if launch.graph else launch.call for launch in launches],
+        [launch.call for launch in launches],
         start_ns[len(calls) :],
         duration_ns[len(calls) :],
         meta.get("settings"),
+        (meta.get("compiled") or {}).get("kernels") or {},
+        [launch.graph for launch in launches],
     )
     table = built(
         encode([name for name, _ in named]),

@@ -1,10 +1,12 @@
-"""What torch.compile made: which call of a generated function comes from which module, as inductor knows it.
+"""What torch.compile made: which call of a generated function comes from which module, as inductor knows it,
+and the source of each kernel, which may be gone when somebody wants to run the kernel alone.
 
 After the profiler has stopped we read this from objects that compiled code keeps alive anyway, and change
 nothing.
 """
 
 import gc
+import os
 import re
 import sys
 
@@ -22,8 +24,8 @@ _MOST_BYTES = 4 << 20
 
 
 def facts():
-    """{"graphs": {key: lines}, "regions": {compile id: {node: path}}, "models": [class, …]}; None where
-    nothing was compiled.
+    """{"graphs": {key: lines}, "regions": {compile id: {node: path}}, "models": [class, …], "kernels": {hash:
+    source}}; None where nothing was compiled.
 
     A path is below the module that was compiled; one that begins with "/" starts at a module's class.
     """
@@ -75,7 +77,7 @@ def _wrap():
 def _facts():
     from torch.fx import GraphModule
 
-    graphs, regions, models, size = {}, {}, set(), 0
+    graphs, regions, models, files, size = {}, {}, set(), set(), 0
     for thing in gc.get_objects():
         # Not isinstance, which asks the object: a proxy of the program's might raise an error.
         kind = type(thing)
@@ -91,7 +93,30 @@ def _facts():
                 _, _, body = source.partition("def call(")
                 graphs[key] = [line.strip() for line in body.splitlines() if _LINE.match(line)]
                 size += sum(map(len, graphs[key]))
-    return {"graphs": graphs, "regions": regions, "models": sorted(models)}
+        elif kind.__name__ == "CachingAutotuner" and kind.__module__.startswith("torch._inductor"):
+            files.add(thing.__dict__.get("filename") or "")
+    return {
+        "graphs": graphs,
+        "regions": regions,
+        "models": sorted(models),
+        "kernels": sources(files),
+    }
+
+
+def sources(paths):
+    """{name of the file: what is in it}, as far as it is there and not too much."""
+    found, left = {}, _MOST_BYTES
+    for path in paths:
+        name, extension = os.path.splitext(os.path.basename(path))
+        try:
+            if extension != ".py" or os.path.getsize(path) > left:
+                continue
+            with open(path, encoding="utf-8") as file:
+                found[name] = file.read()
+        except (OSError, UnicodeError):
+            continue
+        left -= len(found[name])
+    return found
 
 
 def _paths(graph):

@@ -1,0 +1,120 @@
+"""Kernels of torch.compile: found by the hook, and launched alone from the source that it found. Here the
+launcher is a stand-in with inductor's attributes: without a GPU inductor makes none."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smaragdine.calibrate
+
+torch = pytest.importorskip("torch")
+
+SOURCE = """
+class tl:
+    constexpr = int
+
+class Config:
+    def __init__(self, kwargs, num_warps, num_stages):
+        self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
+
+class Launcher:
+    def __init__(self, function):
+        self.function, self.called, self.inductor_meta = function, [], {}
+        self.device = "DeviceProperties(type='cuda', index=1, cc=90)"
+        self.configs = [Config({"XBLOCK": 256}, 4, 1), Config({"XBLOCK": 512}, 8, 1)]
+    def run(self, *args, stream):
+        self.called.append((*args, stream))
+
+@Launcher
+def triton_poi_fused_embedding_0(in_ptr0, in_ptr1, in_ptr2, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    tmp0 = tl.load(in_ptr0 + (x1), xmask, eviction_policy='evict_last')
+    tmp5 = tl.load(in_ptr2 + (x1), xmask)
+    tmp1 = tl.full([XBLOCK], 100, tl.int32)
+    tmp2 = tmp0 + tmp1
+    tmp3 = tmp0 < 0
+    tmp4 = tl.where(tmp3, tmp2, tmp0)
+    tl.device_assert(((0 <= tmp4) & (tmp4 < 100)) | ~(xmask), "index out of bounds: 0 <= tmp4 < 100")
+    tmp6 = tl.load(in_ptr1 + (x0 + 32*tmp4), xmask)
+    tl.store(out_ptr0 + (x0 + 32*x1), tmp6 + tmp5, xmask)
+"""
+
+
+def call(**more: Any) -> dict[str, Any]:
+    about = {"source": SOURCE, "blocks": "XBLOCK=512", "warps": 8, "stages": 1}
+    return {
+        "op": "triton_poi_fused_embedding_0",
+        "dims": [[64], [100, 32], [64], [64, 32], []],
+        "strides": [[1], [32, 1], [1], [32, 1], []],
+        "types": ["long int", "float", "long int", "c10::BFloat16", "Scalar"],
+        "values": ["", "", "", "", "2048"],
+        "generated": {**about, **more},
+    }
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Any:
+    path = Path(smaragdine.calibrate.__path__[0]) / "torch_card.py"
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = importlib.util.spec_from_file_location("torch_card", path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    made.DEVICE = "cpu"
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return made
+
+
+def test_it_is_called_as_it_was(card: Any) -> None:
+    (kernel,) = card.variants(call(), [])
+    inputs = kernel.inputs()
+    kernel.run(inputs)
+    index, table, unchecked, out, size, stream = kernel.launcher.called[-1]
+    assert (size, stream) == (2048, 7)
+    assert (list(table.shape), list(out.shape), out.dtype) == ([100, 32], [64, 32], torch.bfloat16)
+    # Indices are below what the kernel asserts; where it asserts nothing, zero is always inside.
+    assert len(index.unique()) > 20
+    assert 0 <= int(index.min()) <= int(index.max()) < 100
+    assert int(unchecked.abs().max()) == 0
+    assert card.size_bytes(inputs) == 64 * 8 * 2 + 100 * 32 * 4 + 64 * 32 * 2
+
+
+def test_it_has_the_blocks_that_the_program_chose(card: Any) -> None:
+    (known,) = card.variants(call(), [])
+    assert [(each.kwargs, each.num_warps) for each in known.launcher.configs] == [({"XBLOCK": 512}, 8)]
+    # What a longer search found is none of those in the source.
+    (found,) = card.variants(call(blocks="XBLOCK=64,R0_BLOCK=16", warps=2, stages=3), [])
+    (config,) = found.launcher.configs
+    assert (config.kwargs, config.num_warps, config.num_stages) == ({"XBLOCK": 64, "R0_BLOCK": 16}, 2, 3)
+    # The second card of the program is the only one here.
+    assert "index=0" in found.launcher.device
+
+
+def test_an_argument_that_was_not_recorded_is_said(card: Any) -> None:
+    odd = call()
+    odd["types"][4] = ""
+    (kernel,) = card.variants(odd, [])
+    with pytest.raises(card.CannotBeRebuilt, match="argument 4"):
+        kernel.inputs()
+
+
+def test_the_hook_keeps_sources_while_they_are_there(tmp_path: Path) -> None:
+    from smaragdine.tracing.hook.torch import compiled
+
+    there = tmp_path / "ab" / "cab.py"
+    there.parent.mkdir()
+    there.write_text("import triton")
+    large = tmp_path / "clarge.py"
+    large.write_text("#" * (5 << 20))
+    paths = [str(there), str(tmp_path / "cgone.py"), str(large), os.devnull, ""]
+    assert compiled.sources(paths) == {"cab": "import triton"}
+    autotuner = type("CachingAutotuner", (), {"__module__": "torch._inductor.runtime.triton_heuristics"})()
+    autotuner.filename = str(there)
+    assert compiled._facts()["kernels"] == {"cab": "import triton"}

@@ -4,7 +4,8 @@ It runs in the program's interpreter, which may not have our package: standard l
 Python 3.8. It reads settings, then requests, from stdin, a line of JSON each, and answers each on stdout:
 
     {"do": "check", "calls": [call, ...]}       rebuild each call and see which kernels it launches
-    {"do": "prepare", "call": 3, "cold": true}  make its inputs, and a CUDA graph that lasts some milliseconds
+    {"do": "prepare", "call": 3, "cold": true}  make its inputs, and a CUDA graph of some milliseconds; how
+                                                long one call takes in it, and its kernels alone
     {"do": "load", "rest": 1.0}                 run the graph again and again, with a rest after each
     {"do": "stop"}                              end that; how long the calls ran, and how long they rested
     {"do": "pause"}                             the same as load, of the rest alone
@@ -266,12 +267,13 @@ def size_bytes(inputs):
 # Which kernels a call launches.
 
 
-def launched(work):
-    """The kernels that each function of `work` launches: name, grid and duration, in the order of launch."""
+ON_CARD = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def profiled(work):
+    """What PyTorch's profiler sees while each function of `work` runs, as a Chrome trace."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    for each in work:
-        each()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for i, each in enumerate(work):
@@ -283,17 +285,23 @@ def launched(work):
     try:
         seen.export_chrome_trace(path)
         with open(path) as file:
-            events = json.load(file)["traceEvents"]
+            return json.load(file)["traceEvents"]
     finally:
         os.unlink(path)
+
+
+def launched(work):
+    """The kernels that each function of `work` launches: name, grid and duration, in the order of launch."""
+    for each in work:
+        each()
     spans, launches, kernels = [], {}, []
-    for event in events:
+    for event in profiled(work):
         category = event.get("cat")
         if category == "user_annotation" and event["name"].startswith("call "):
             spans.append((event["ts"], event["ts"] + event["dur"], int(event["name"][5:])))
         elif category in ("cuda_runtime", "cuda_driver") and event["args"].get("correlation"):
             launches[event["args"]["correlation"]] = event["ts"]
-        elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
+        elif category in ON_CARD:
             kernels.append(event)
     spans.sort()
     found = [[] for _ in work]
@@ -396,8 +404,11 @@ class Card:
                 variant.run(inputs[i % len(inputs)])
         self.graph, self.inputs, self.calls = graph, inputs, count
         self.graph_s = self._length_s(graph)
-        about = {"calls": count, "copies": copies, "bytes": bytes_}
-        return dict(about, prepared=id_, call_s=self.graph_s / count)
+        about = {"calls": count, "copies": copies, "bytes": bytes_, "call_s": self.graph_s / count}
+        seen = [event for event in profiled([self.graph.replay]) if event.get("cat") in ON_CARD]
+        if seen and len(seen) % count == 0:  # else some were lost
+            about["kernel_s"] = sum(event["dur"] for event in seen) * 1e-6 / count
+        return about
 
     def _length_s(self, graph):
         graph.replay()

@@ -35,12 +35,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--programs", type=int, default=60)
+    parser.add_argument("--windows", type=int, nargs="+", default=WINDOWS_MS, help="in ms")
     options = parser.parse_args()
     print(
         f"{options.programs} programs; energy-weighted error and half-width, coverage by row and by energy\n"
     )
     print(f"{'window':>8}  {'rows':<34}{'error':>8} {'width':>8} {'covered':>8} {'by energy':>10}")
-    for window_ms in WINDOWS_MS:
+    for window_ms in options.windows:
         with tempfile.TemporaryDirectory() as folder:
             found = [judge(Path(folder) / str(seed), seed, window_ms) for seed in range(options.programs)]
         for name in (EQUAL, NAIVE, CALIBRATED):

@@ -261,29 +261,29 @@ def powers(calls: Sequence[Call], replays: Mapping[str, MeasuredCall], lent: boo
 def _power(call: Call, replay: MeasuredCall | None, lent: bool) -> CallPower | None:
     if replay is None or (replay.cold is None and replay.hot is None):
         return None
-    power_w, gap, state = _at_time(call.time_s, replay.cold, replay.hot)
-    deviation = math.hypot(state.spread, gap)
+    power_w, time_s, between, state = _at_time(call.time_s, replay.cold, replay.hot)
+    deviation = math.hypot(state.spread, between)
     if lent:
         deviation = math.hypot(deviation, LENT)
     if state.slowed > SLOWED:
         deviation = math.hypot(deviation, SLOWED / 2)
-    return CallPower(power_w, deviation)
+    alone = min(time_s / call.time_s, 1.0) if call.time_s > 0 else 1.0
+    return CallPower(power_w, deviation, _gap(call.time_s, time_s), alone)
 
 
 def _at_time(
     time_s: float, cold: CacheState | None, hot: CacheState | None
-) -> tuple[float, float, CacheState]:
-    """The power of the cache state whose time is the program's, and how far off that may be. A time between
-    the two states has a power between theirs."""
+) -> tuple[float, float, float, CacheState]:
+    """Power and time of the cache state whose time is the program's, and how far off that power may be. A
+    time between the two states has a power between theirs."""
     if cold is None or hot is None or cold.time_s <= hot.time_s:
         state = cold or hot
         assert state is not None
-        return state.power_w, _gap(time_s, state.time_s), state
+        return state.power_w, state.time_s, 0.0, state
     part = min(max((cold.time_s - time_s) / (cold.time_s - hot.time_s), 0.0), 1.0)
     at_s = cold.time_s + part * (hot.time_s - cold.time_s)
     power_w = cold.power_w + part * (hot.power_w - cold.power_w)
-    between = abs(cold.power_w - hot.power_w) / max(power_w, 1.0) / 4
-    return power_w, math.hypot(_gap(time_s, at_s), between), cold
+    return power_w, at_s, abs(cold.power_w - hot.power_w) / max(power_w, 1.0) / 4, cold
 
 
 def _gap(time_s: float, replayed_s: float) -> float:

@@ -56,6 +56,7 @@ KINDS = (
     Kind("sum", 25, (50, 90), (50, 100), (0.1, 0.4), (0.8e12, 2.0e12), (0.1, 0.3), (0.2, 0.6)),
     Kind("gather", 60, (20, 50), (30, 60), (0.0, 0.2), (0.2e12, 0.8e12), (0.0, 0.2), (0.2, 0.5)),
 )
+LARGE_BYTES = 128 << 20  # of inputs so large nothing is left in a cache of 60 MB
 PRODUCTS = ("mm", "addmm", "attention")
 
 
@@ -115,8 +116,10 @@ def make_program(seed: int) -> Program:
 def _call(kind: Kind, dice: random.Random, size: float, number: int) -> SimulatedCall:
     time_s = kind.time_us * 1e-6 * size * dice.lognormvariate(0, 0.5)
     product = kind.op in PRODUCTS
-    # One in twenty cannot be made again, and of one in fifteen the values matter more.
-    values = dice.gauss(1, 0.02) + (dice.choice([-0.08, 0.1]) if dice.random() < 1 / 15 else 0)
+    # Of one in fifteen the values matter much, if it is no product; one in twenty cannot be made again.
+    matter = not product and dice.random() < 1 / 15
+    values = dice.gauss(1, 0.02) + (dice.choice([-0.08, 0.1]) if matter else 0)
+    hot_time = dice.uniform(*kind.hot_time)
     return SimulatedCall(
         op=f"aten::{kind.op}",
         time_s=time_s,
@@ -124,8 +127,8 @@ def _call(kind: Kind, dice: random.Random, size: float, number: int) -> Simulate
         memory_j=dice.uniform(*kind.memory_w) * time_s,
         bound=dice.uniform(*kind.bound),
         bytes=int(dice.uniform(*kind.bytes_s) * time_s) + 1,
-        hot_time=dice.uniform(*kind.hot_time),
-        hot_energy=dice.uniform(0.1, 0.4) if product else dice.uniform(0.3, 0.6),
+        hot_time=hot_time,
+        hot_energy=dice.uniform(0.2, 0.7) if product else hot_time * dice.uniform(0.8, 1.5),
         wants=dice.uniform(*kind.wants),
         values=values,
         kernels=2 if product and dice.random() < 0.3 else 1,
@@ -193,7 +196,7 @@ def _step(card: SimulatedCard, program: Program, queues: list[list[_Running]], s
         speed = 1.0 if len(calls) < 2 else 1 / max(1.0, wanted)
         rates: list[tuple[float, float]] = []  # of one: work a second, joules a unit of work
         for each, call in zip(running, calls, strict=True):
-            hot = program.places[each.place].hot if call.bytes < 128 << 20 else 0.0
+            hot = program.places[each.place].hot * max(0.0, 1 - call.bytes / LARGE_BYTES)
             rate = speed / (call.time_at(card.clock_mhz, hot) * each.time_factor)
             rates.append((rate, call.energy_at(card.clock_mhz, hot) * call.values * each.energy_factor))
             until_s = min(until_s, card.now_s + each.left / rate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import sys
@@ -24,6 +25,8 @@ from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_librar
 
 LENT = 0.04  # two cards of one kind differ by about as much
 SLOWED = 0.2  # a call whose clock was held down even at rest draws less than in the program
+AS_FAST = 0.01  # of the clock
+WAITING_FOLLOWS = 0.4  # of a call that waits for memory, the part of its power that follows the clock
 _WAIT_S = 60.0
 _LOOK_S = 2.0
 
@@ -93,7 +96,7 @@ def calibrate(
         if missing and replay:
             done = _replay(gpu, missing, store, budget_s, say, cards or _Installed(python or _python(run)))
             known |= {each.key: each for each in done}
-        used = powers(calls, known, lent and not done)
+        used = powers(calls, known, lent and not done, _clock_mhz(run, device))
         idle_w = [each.idle_w for call in calls if (each := known.get(call.key)) is not None]
         whole_s = sum(call.busy_s for call in calls) or 1.0
         outcome = CalibratedDevice(
@@ -252,23 +255,80 @@ def _remarks(outcome: CalibratedDevice) -> tuple[str, ...]:
 # From what is known of a card to the powers of one run's calls.
 
 
-def powers(calls: Sequence[Call], replays: Mapping[str, MeasuredCall], lent: bool) -> dict[int, CallPower]:
-    """Call → its power in this run."""
-    found = {call.id: _power(call, replays.get(call.key), lent) for call in calls}
+def powers(
+    calls: Sequence[Call], replays: Mapping[str, MeasuredCall], lent: bool, clock_mhz: float | None = None
+) -> dict[int, CallPower]:
+    """Call → its power in this run, whose clock was so high."""
+    found = {call.id: _power(call, replays.get(call.key), lent, clock_mhz) for call in calls}
     return {call: power for call, power in found.items() if power is not None}
 
 
-def _power(call: Call, replay: MeasuredCall | None, lent: bool) -> CallPower | None:
+def _power(call: Call, replay: MeasuredCall | None, lent: bool, clock_mhz: float | None) -> CallPower | None:
     if replay is None or (replay.cold is None and replay.hot is None):
         return None
-    power_w, time_s, between, state = _at_time(call.time_s, replay.cold, replay.hot)
-    deviation = math.hypot(state.spread, between)
+    slower = _at_clock(replay, clock_mhz)
+    power_w, time_s, between, state = _at_time(call.time_s, *slower.of(replay))
+    deviation = math.hypot(state.spread, between, slower.deviation)
     if lent:
         deviation = math.hypot(deviation, LENT)
     if state.slowed > SLOWED:
         deviation = math.hypot(deviation, SLOWED / 2)
     alone = min(time_s / call.time_s, 1.0) if call.time_s > 0 else 1.0
     return CallPower(power_w, deviation, _gap(call.time_s, time_s), alone)
+
+
+@dataclass(frozen=True)
+class _Slower:
+    """What a lower clock makes of a call."""
+
+    power: float = 1.0  # above idle, times that of the replay
+    time: float = 1.0
+    deviation: float = 0.0
+
+    def of(self, replay: MeasuredCall) -> list[CacheState | None]:
+        """Its cold and hot states at that clock."""
+        return [
+            state
+            and dataclasses.replace(
+                state,
+                power_w=replay.idle_w + (state.power_w - replay.idle_w) * self.power,
+                time_s=state.time_s * self.time,
+            )
+            for state in (replay.cold, replay.hot)
+        ]
+
+
+def _at_clock(replay: MeasuredCall, clock_mhz: float | None) -> _Slower:
+    """A program that meets the card's limits runs at a lower clock than replays with rests. Back to back a
+    product met them, too: between the two clocks its power lies between the two powers."""
+    free = replay.cold or replay.hot
+    if free is None or not clock_mhz or clock_mhz > free.clock_mhz * (1 - AS_FAST):
+        return _Slower()
+    limited = replay.limited
+    if limited is None or limited.clock_mhz > free.clock_mhz * (1 - AS_FAST):
+        # It never met them: most of it waits for memory, and the rest follows the clock.
+        less = WAITING_FOLLOWS * (1 - clock_mhz / free.clock_mhz)
+        return _Slower(power=1 - less, deviation=less)
+    part = (free.clock_mhz - clock_mhz) / (free.clock_mhz - limited.clock_mhz)
+    part, beyond = min(part, 1.5), max(part - 1, 0.0)
+    above_w, limited_w = free.power_w - replay.idle_w, limited.power_w - replay.idle_w
+    lower = 1 - limited_w / max(above_w, 1.0)
+    return _Slower(
+        power=1 - part * lower,
+        time=1 + part * (limited.time_s / free.time_s - 1),
+        deviation=abs(lower) * (0.1 * min(part, 1.0) + 0.3 * min(beyond, 1.0)),
+    )
+
+
+def _clock_mhz(run: Run, device: str) -> float | None:
+    """Of the multiprocessors, the mean over the traced steps; None where nobody read it."""
+    windows = [(window["begin_ns"], window["end_ns"]) for window in run.recording.windows.to_pylist()]
+    read: list[float] = []
+    for series in run.recording.series("telemetry"):
+        if (series.channel.device, series.channel.quantity) == (device, "sm_clock"):
+            inside = [(series.t_ns >= begin_ns) & (series.t_ns <= end_ns) for begin_ns, end_ns in windows]
+            read += [float(mhz) for each in inside for mhz in series.value[each]]
+    return statistics.fmean(read) if read else None
 
 
 def _at_time(

@@ -129,6 +129,24 @@ def test_streams_that_overlap_pay_the_idle_card_once() -> None:
     assert by_name(found) == pytest.approx({"net/a": 30 + 5, "net/b": 10 + 5}, rel=1e-9)
 
 
+def test_streams_that_slow_each_other_down_take_the_energy_of_their_work() -> None:
+    """Two calls of 50 ms at 400 W and 100 W above idle take 100 ms at half of that when they run at once."""
+    rows = [("net/a", 0, 100, 1, 7), ("net/b", 0, 100, 2, 8), ("net/c", 100, 200, 3, 7)]
+    trace = sensed(rows, {1: 200.0, 2: 50.0, 3: 300.0}, 200, 20)
+    sensor = sensor_of(trace, IDLE_W, 700.0)
+    alone = {
+        1: CallPower(IDLE_W + 400, 0.01, gap=0.3, alone=0.5),
+        2: CallPower(IDLE_W + 100, 0.01, gap=0.3, alone=0.5),
+        3: CallPower(IDLE_W + 300, 0.01),
+    }
+    power = DevicePower(trace, sensor, idle_w=IDLE_W, calibration=Calibration(alone, IDLE_W))
+    found = account_meters(events(rows), DevicePowers({GPU: power}))
+    check_conserved(found, trace)
+    assert by_name(found) == pytest.approx({"net/a": 20 + 5, "net/b": 5 + 5, "net/c": 30 + 10}, rel=1e-9)
+    widths = {row["name"]: row["uncertainty_j"] for row in found.device_rows(GPU).to_pylist()}
+    assert widths["net/a"] < 0.3 * 25  # the gap in time is explained
+
+
 def test_what_nobody_replayed_takes_what_is_left() -> None:
     rows = [*STEPS, *((f"net/strange_{n}", 20 * n + 15, 20 * n + 20, None, 7) for n in range(20))]
     trace = sensed(rows, {**TRUE_W, None: 400.0}, 400, 20)

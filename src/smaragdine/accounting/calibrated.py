@@ -35,8 +35,11 @@ TOGETHER = 0.03  # all replays alike: another temperature, another card's day
 EACH = 0.03  # one replay: values that are not the program's
 GUESSED = 0.1  # all that is modelled alike: what the model misses, it may miss everywhere
 UNKNOWN = 0.5  # what a call draws that nobody replayed, above idle
+STRETCHED = 0.1  # a call that others slowed down: its time does not tell the state of the caches
 IDLE = 0.05
 COUNTER = 0.01
+
+BESIDE = 0.02  # of its time: a call that ran beside others for less was not slowed by them
 
 WAITING = 1.25  # times the card's idle power: between kernels it draws no more
 
@@ -53,6 +56,8 @@ class CallPower:
     power_w: float
     deviation: float  # of its power above idle, as a part of it: repeats, and the state of the caches
     modelled: bool = False  # nobody replayed it: it is guessed from other calls of the card
+    gap: float = 0.0  # the same, for a time that is not the program's
+    alone: float = 1.0  # of its time in the program, the part that it takes alone; 1 if that is more
 
 
 @dataclass(frozen=True)
@@ -88,10 +93,14 @@ def read(folder: Path) -> tuple[dict[str, Calibration], str]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return {}, f"{FILE} is damaged ({visible(str(error))}): rows are equal shares"
     for device, each in found.items():
-        odd = [p for p in each.calls.values() if not (0 <= p.power_w < MOST_W and 0 <= p.deviation < 1e3)]
-        if odd or not 0 <= each.idle_w < MOST_W:
+        if not all(map(_can_be, each.calls.values())) or not 0 <= each.idle_w < MOST_W:
             return {}, f"{FILE} is damaged ({visible(device)} draws what no card can): rows are equal shares"
     return found, ""
+
+
+def _can_be(power: CallPower) -> bool:
+    parts = 0 <= power.deviation < 1e3 and 0 <= power.gap < 1e3 and 0 < power.alone <= 1
+    return parts and 0 <= power.power_w < MOST_W
 
 
 @dataclass(frozen=True)
@@ -138,16 +147,18 @@ def by_calls(
     ids, place = np.unique(call, return_inverse=True)
     found = [powers.get(int(each)) for each in ids]
     above_w = np.array([math.nan if p is None else max(p.power_w - calibration.idle_w, 0.0) for p in found])
-    spread = np.array([UNKNOWN if p is None else math.hypot(p.deviation, EACH) for p in found])
     told = ~np.isnan(above_w)[place]
     modelled = np.array([p is not None and p.modelled for p in found], dtype=bool)[place]
     replayed = told & ~modelled
+    alone = np.array([1.0 if p is None else p.alone for p in found])
+    weight, explained = _weights(busy_s, share_s, place, alone)
+    spread = np.array([_spread(p, part) for p, part in zip(found, explained.tolist(), strict=True)])
     told_s, all_s = float(busy_s[told].sum()), float(busy_s.sum())
     if told_s <= 0 or total_j <= 0:
         return None
     if idle_w is None or idle_w > WAITING * calibration.idle_w:
         idle_w = calibration.idle_w  # readings of a card that never waited long hold work, too
-    told_j = np.where(told, np.nan_to_num(above_w)[place] * busy_s, 0.0)
+    told_j = np.where(told, np.nan_to_num(above_w)[place] * weight, 0.0)
     mean_w = float(told_j.sum()) / told_s
     known_j, guessed_j = np.where(replayed, told_j, 0.0), np.where(modelled, told_j, 0.0)
     unknown_j = np.where(told, 0.0, mean_w * busy_s)
@@ -199,6 +210,33 @@ def by_calls(
         modelled=modelled,
         guessed=float(busy_s[modelled].sum()) / all_s if all_s > 0 else 0.0,
     )
+
+
+def _spread(power: CallPower | None, explained: float) -> float:
+    """Of a call's power above idle, as a part of it; others beside it explain so much of its longer time."""
+    if power is None:
+        return UNKNOWN
+    stretched = min(1 - power.alone, STRETCHED) * explained
+    return math.hypot(power.deviation, EACH, power.gap * (1 - explained), stretched)
+
+
+def _weights(busy_s: Floats, share_s: Floats, place: Ints, alone: Floats) -> tuple[Floats, Floats]:
+    """What part each event has in the time of its call, and per call how much of its longer time others
+    explain.
+
+    Calls that run at once slow each other down: each takes longer and draws less, but its work takes the same
+    energy. At most they take turns, and then an event works for its share of the time.
+    """
+    calls = alone.size
+    all_s, beside_s = sum_by(place, busy_s, calls), sum_by(place, busy_s - share_s, calls)
+    longer_s = (1 - alone) * all_s
+    lost = np.divide(longer_s, beside_s, out=np.zeros(calls), where=beside_s > BESIDE * all_s)
+    lost = np.clip(lost, 0.0, 1.0)
+    explained = np.divide(lost * beside_s, longer_s, out=np.zeros(calls), where=longer_s > 0)
+    worked_s = busy_s - lost[place] * (busy_s - share_s)
+    worked_all_s = sum_by(place, worked_s, calls)
+    scale = np.divide(all_s, worked_all_s, out=np.ones(calls), where=worked_all_s > 0)
+    return worked_s * scale[place], explained
 
 
 def closure_remark(device: str, found: Attribution) -> str:

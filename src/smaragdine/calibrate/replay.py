@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,15 +29,18 @@ from smaragdine.calibrate.store import CacheState, MeasuredCall, Store, call_key
 from smaragdine.errors import UserError
 from smaragdine.messages import Child, Message
 
-WARM_S = 0.25
-LENGTH_S, SHORT_S = 1.2, 0.7  # of a replay; short ones of calls that matter little
+WARM_S = 0.2
+SETTLE_S = 0.4  # after a limit was met: the card goes on saying so for a while
+LENGTH_S, SHORT_S = 1.0, 0.5  # of a replay; short ones of calls that matter little
 MATTERS = 0.02  # of the busy time
 LOOK_EVERY = 20  # calls: the card warms up, and its idle power with it
 HANDFUL = 8  # calls
 # An H200 at idle draws 118 W at 37 °C and 131 W at 54 °C: a part of 0.006 more for each kelvin, give or take.
 IDLE_PER_K, IDLE_PER_K_SPREAD, IDLE_NOISE_W = 0.006, 0.002, 1.0
 RESTS = (0.0, 1.0, 3.0)  # times a turn's length
-_SLOWED = 0.02  # of the time; a single look may catch a change of the clock
+_SLOWED = 0.05  # of the time; a single look may catch a change of the clock
+_PRODUCT = re.compile(r"mm(_|$)|conv|gemm|matmul|dot", re.IGNORECASE)
+AS_FAST = 0.01  # of a clock
 FITS = 0.03  # of the time in the program: with colder or warmer caches it is not the same call
 _CACHE_BYTES = 128 << 20  # calls that read more than this are cold whatever came before
 _START_S, _ASK_S = 120.0, 300.0
@@ -152,6 +156,8 @@ class Surroundings:
     looks: list[Stretch]  # at the idle card
     reference: Call | None = None  # replayed again and again
     reference_w: list[float] = field(default_factory=list[float])  # what it drew above idle
+    throttled: bool = False  # the card's limits held the program's clock down
+    rests: dict[str, int] = field(default_factory=dict[str, int])  # operation → the rest that it needed
 
     @property
     def idle_w(self) -> float:
@@ -167,13 +173,24 @@ class Surroundings:
     def look_again(self, card: CardProcess, meter: Meter) -> None:
         self.looks.append(_idle(card, meter))
         if self.reference is not None:
-            state, *_ = _state(self.reference, card, meter, self, cold=True, length_s=SHORT_S)
+            state = _state(self.reference, card, meter, self, cold=True, length_s=SHORT_S).state
             self.reference_w += [self.above_w(state)] if state is not None else []
 
     def refer_to(self, call: Call, state: CacheState) -> None:
         """The first call that draws a good deal is the reference."""
         if self.reference is None and self.above_w(state) > self.idle_w:
             self.reference, self.reference_w = call, [self.above_w(state)]
+
+    def first_rest(self, op: str) -> int:
+        """Products meet the limits, and whatever needed a rest will need one again."""
+        return self.rests.get(op, 1 if _PRODUCT.search(op) else 0)
+
+    def as_warm_as(self, cold: CacheState, state: CacheState | None) -> CacheState | None:
+        """The state at the temperature of the cold one, so that one idle power is that of both."""
+        if state is None:
+            return None
+        warmer_w = self.idle_at_w(state.temperature_c) - self.idle_at_w(cold.temperature_c)
+        return dataclasses.replace(state, power_w=state.power_w - warmer_w)
 
     def above_w(self, state: CacheState) -> float:
         return state.power_w - self.idle_at_w(state.temperature_c)
@@ -207,13 +224,18 @@ def replay_all(
     budget_s: float,
     say: Callable[[ReplayProgress], None],
     program: str = "",
+    clock_mhz: float | None = None,
 ) -> list[MeasuredCall]:
-    """Every call that can be rebuilt, until the time is over. Each is in the store as soon as it is done."""
+    """Every call that can be rebuilt, until the time is over. Each is in the store as soon as it is done.
+
+    `program` and `clock_mhz` say whose calls they are, and at which clock they ran.
+    """
     begin_s = meter.now_s()
     whole_s = sum(call.busy_s for call in calls) or 1.0
     library = f"torch {card.facts.get('torch')}"
     checked = _check(calls, card)
     seen = Surroundings([_idle(card, meter)])
+    seen.throttled = clock_mhz is not None and slower_than(seen.looks[0].clock_mhz, clock_mhz)
     done: list[MeasuredCall] = []
     replayed_s = 0.0
     calls = shuffled(calls)
@@ -245,6 +267,11 @@ def replay_all(
             )
         )
     return done
+
+
+def slower_than(clock_mhz: float, other_mhz: float) -> bool:
+    """Whether the other clock is the lower one by more than its jitter."""
+    return 0 < other_mhz < clock_mhz * (1 - AS_FAST)
 
 
 def shuffled(calls: Sequence[Call]) -> list[Call]:
@@ -294,41 +321,59 @@ def _replay(
     call: Call, replay: MeasuredCall, card: CardProcess, meter: Meter, seen: Surroundings, length_s: float
 ) -> MeasuredCall:
     """Cold first; hot too where the program ran it faster, and the caches may be why."""
-    cold, why, bytes_ = _state(call, card, meter, seen, cold=True, length_s=length_s)
+    found = _state(call, card, meter, seen, cold=True, length_s=length_s)
+    cold = found.state
     if cold is None:
-        return dataclasses.replace(replay, why=why)
+        return dataclasses.replace(replay, why=found.why)
     seen.refer_to(call, cold)
+    idle_w = seen.idle_at_w(cold.temperature_c)
     hot = None
-    if call.time_s < cold.time_s * (1 - FITS) and bytes_ < _CACHE_BYTES:
-        hot, *_ = _state(call, card, meter, seen, cold=False, length_s=length_s)
-        if hot is not None:
-            warmer_w = seen.idle_at_w(hot.temperature_c) - seen.idle_at_w(cold.temperature_c)
-            hot = dataclasses.replace(hot, power_w=hot.power_w - warmer_w)
-    return dataclasses.replace(replay, idle_w=seen.idle_at_w(cold.temperature_c), cold=cold, hot=hot)
+    if call.time_s < cold.time_s * (1 - FITS) and found.bytes < _CACHE_BYTES:
+        hot = _state(call, card, meter, seen, cold=False, length_s=length_s).state
+    hot, limited = (seen.as_warm_as(cold, state) for state in (hot, found.limited))
+    return dataclasses.replace(replay, idle_w=idle_w, cold=cold, hot=hot, limited=limited)
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    """What it draws, or why that is not known."""
+
+    state: CacheState | None = None
+    limited: CacheState | None = None  # back to back, at the clock that the card's limits left it
+    bytes: int = 0  # that it reads
+    why: str = ""
 
 
 def _state(
     call: Call, card: CardProcess, meter: Meter, seen: Surroundings, cold: bool, length_s: float
-) -> tuple[CacheState | None, str, int]:
-    """What it draws, or why that is not known, and how many bytes it reads."""
+) -> _Replayed:
     prepared = card.ask(do="prepare", call=call.id, cold=cold)
     if "why" in prepared:
-        return None, prepared["why"], 0
-    for rest in RESTS:
+        return _Replayed(why=prepared["why"])
+    limited = None
+    at_limit = seen.throttled and cold  # the program's clock was lower, so we look at a lower clock, too
+    first = 0 if at_limit else seen.first_rest(call.op)
+    for number, rest in list(enumerate(RESTS))[first:]:
         card.ask(do="load", rest=rest)
-        begin_s = meter.now_s() + WARM_S
-        meter.wait(WARM_S)
-        if rest != RESTS[-1] and meter.slowed(begin_s - WARM_S / 2) > _SLOWED:
+        warm_s = WARM_S if number == first else SETTLE_S
+        begin_s = meter.now_s() + warm_s
+        meter.wait(warm_s)
+        slowed = meter.slowed(begin_s - warm_s / 2) > _SLOWED
+        is_last = rest == RESTS[-1]
+        if slowed and not (is_last or (at_limit and rest == 0)):
             card.ask(do="stop")
             continue
-        first = meter.over(begin_s, length_s / 2)
-        parts = [first, meter.over(first.end_s - 1e-6, length_s / 2)]
+        half_s = (SHORT_S if slowed else length_s) * (1 + rest / 2) / 2
+        half = meter.over(begin_s, half_s)
+        parts = [half, meter.over(half.end_s - 1e-6, half_s)]
         ran = card.ask(do="stop")
         if "why" in ran or not ran.get("on_s"):
-            return None, ran.get("why", "it did not run"), 0
+            return _Replayed(why=ran.get("why", "it did not run"))
         found = _measured(parts, ran, seen, rest)
-        if found.slowed <= _SLOWED or rest == RESTS[-1]:
-            return found, "", int(prepared["bytes"])
+        if found.slowed <= _SLOWED or is_last:
+            seen.rests[call.op] = number
+            return _Replayed(found, limited, int(prepared["bytes"]))
+        limited = found if rest == 0 else limited
     raise AssertionError("the longest rest is the last")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +11,17 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from smaragdine.accounting.calibrated import Calibration, CallPower
+from smaragdine.accounting.calibrated import Calibration
 from smaragdine.accounting.calibrated import write as write_calibration
 from smaragdine.accounting.run import Run
-from smaragdine.calibrate.card_model import CallSketch, CardModel, learned
+from smaragdine.calibrate.card_model import learned
 from smaragdine.calibrate.meter import Meter, NvmlMeter
-from smaragdine.calibrate.replay import FITS, Call, CardProcess, ReplayProgress, calls_of, replay_all
-from smaragdine.calibrate.store import CacheState, MeasuredCall, Store
+from smaragdine.calibrate.powers import idle_of, lacks_limit, modelled, powers, program_clock_mhz
+from smaragdine.calibrate.replay import Call, CardProcess, ReplayProgress, calls_of, replay_all
+from smaragdine.calibrate.store import MeasuredCall, Store
 from smaragdine.errors import UserError
 from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library
 
-LENT = 0.04  # two cards of one kind differ by about as much
-SLOWED = 0.2  # a call whose clock was held down even at rest draws less than in the program
 _WAIT_S = 60.0
 _LOOK_S = 2.0
 
@@ -93,20 +90,25 @@ def calibrate(
         known, lent_from = _known(store, gpu, _versions(run))
         if lent_from and replay:
             known, lent_from = {}, ""  # its own are better
-        missing = [call for call in calls if call.key not in known and not call.lost]
+        clock_mhz = program_clock_mhz(run, device)
+        missing = [
+            call
+            for call in calls
+            if not call.lost and (call.key not in known or lacks_limit(known[call.key], clock_mhz))
+        ]
         done: list[MeasuredCall] = []
         if missing and replay:
             program = " ".join(run.info.get("command") or [])[:200]
             cards = cards or _Installed(python or _python(run))
-            done = _replay(gpu, missing, store, budget_s, say, cards, program)
+            done = _replay(gpu, missing, store, budget_s, say, cards, program, clock_mhz)
             known |= {each.key: each for each in done}
         lent_from = "" if done else lent_from
-        used = powers(calls, known, bool(lent_from))
         own = [each for call in calls if (each := known.get(call.key)) is not None]
-        idle_w = _idle_w(own or list(known.values()))
+        idle_w = idle_of(own or list(known.values()))
+        used = powers(calls, known, idle_w, bool(lent_from), clock_mhz)
         whole_s = sum(call.busy_s for call in calls) or 1.0
         model = learned(known.values())
-        guessed = _guessed(calls, used, model, idle_w)
+        guessed = modelled(calls, used, model, idle_w)
         outcome = CalibratedDevice(
             device=device,
             card=gpu["uuid"],
@@ -199,6 +201,7 @@ def _replay(
     say: Callable[[str | ReplayProgress], None],
     cards: Cards,
     program: str,
+    clock_mhz: float | None,
 ) -> list[MeasuredCall]:
     card = cards.process(gpu["uuid"], missing[0].settings)
     meter = cards.meter(gpu)
@@ -206,7 +209,7 @@ def _replay(
         _wait_until_alone(meter, say)
         say(f"{len(missing)} calls on {gpu.get('name') or gpu['uuid']}")
         card.start()
-        return replay_all(missing, card, meter, store, budget_s, say, program)
+        return replay_all(missing, card, meter, store, budget_s, say, program, clock_mhz)
     finally:
         card.close()
         meter.close()
@@ -286,75 +289,3 @@ def _remarks(outcome: CalibratedDevice) -> tuple[str, ...]:
     if outcome.model:
         said.append(f"{outcome.device}: {outcome.model}")
     return tuple(said)
-
-
-# From what is known of a card to the powers of one run's calls.
-
-
-def powers(calls: Sequence[Call], replays: Mapping[str, MeasuredCall], lent: bool) -> dict[int, CallPower]:
-    """Call → its power in this run, all above the same idle power."""
-    known = [replay for call in calls if (replay := replays.get(call.key)) is not None]
-    idle_w = _idle_w(known)
-    found = {call.id: _power(call, replays.get(call.key), idle_w, lent) for call in calls}
-    return {call: power for call, power in found.items() if power is not None}
-
-
-def _idle_w(replays: Sequence[MeasuredCall]) -> float:
-    """The card warms up while it replays, and draws more at idle for it: the middle stands for all."""
-    return statistics.median([each.idle_w for each in replays] or [0.0])
-
-
-def _guessed(
-    calls: Sequence[Call], used: Mapping[int, CallPower], model: CardModel | None, idle_w: float
-) -> dict[int, CallPower]:
-    """Of the calls that nobody replayed."""
-    left = [call for call in calls if call.id not in used]
-    if model is None:
-        return {}
-    guesses = model.guesses([CallSketch(call.op, *call.largest, call.time_s) for call in left])
-    return {
-        call.id: CallPower(idle_w + guess.above_w, guess.deviation, modelled=True)
-        for call, guess in zip(left, guesses, strict=True)
-    }
-
-
-def _power(call: Call, replay: MeasuredCall | None, idle_w: float, lent: bool) -> CallPower | None:
-    if replay is None or (replay.cold is None and replay.hot is None):
-        return None
-    above_j, gap, state = _at_time(call.time_s, replay)
-    deviation = math.hypot(state.spread, gap)
-    if lent:
-        deviation = math.hypot(deviation, LENT)
-    if state.slowed > SLOWED:
-        deviation = math.hypot(deviation, SLOWED / 2)
-    return CallPower(idle_w + above_j / call.time_s, deviation)
-
-
-def _at_time(time_s: float, replay: MeasuredCall) -> tuple[float, float, CacheState]:
-    """What one call takes above the idle card, and how far off that may be, as a part of it.
-
-    A call does the same work whether the card gets to it at once or a microsecond later, so what a replay
-    tells is its energy, not its power. The state of the caches changes the work: a time between cold and hot
-    has an energy between theirs.
-    """
-    cold, hot = replay.cold, replay.hot
-    if cold is None or hot is None or cold.time_s <= hot.time_s:
-        state = cold or hot
-        assert state is not None
-        return _above_j(state, replay), _gap(time_s, state.time_s), state
-    part = min(max((cold.time_s - time_s) / (cold.time_s - hot.time_s), 0.0), 1.0)
-    at_s = cold.time_s + part * (hot.time_s - cold.time_s)
-    cold_j, hot_j = _above_j(cold, replay), _above_j(hot, replay)
-    above_j = cold_j + part * (hot_j - cold_j)
-    between = abs(cold_j - hot_j) / max(above_j, 1e-12) / 4
-    return above_j, math.hypot(_gap(time_s, at_s), between), cold
-
-
-def _above_j(state: CacheState, replay: MeasuredCall) -> float:
-    return max(state.power_w - replay.idle_w, 0.0) * state.time_s
-
-
-def _gap(time_s: float, replayed_s: float) -> float:
-    """A call that takes another time is not quite the same call: half of the difference may be energy."""
-    off = abs(time_s / replayed_s - 1) if replayed_s > 0 else 1.0
-    return 0.0 if off <= FITS else min(off / 2, 0.3)

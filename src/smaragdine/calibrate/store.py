@@ -50,6 +50,7 @@ class MeasuredCall:
     idle_w: float  # of the card between the calls, at their clock
     cold: CacheState | None = None
     hot: CacheState | None = None
+    limited: CacheState | None = None  # cold and back to back, at the lower clock that the limits left it
     why: str = ""  # there is no state
     kernel: str = ""  # of its kernels, the one of most blocks
     blocks: int = 0

@@ -130,21 +130,25 @@ def test_streams_that_overlap_pay_the_idle_card_once() -> None:
 
 
 def test_streams_that_slow_each_other_down_take_the_energy_of_their_work() -> None:
-    """Two calls of 50 ms at 400 W and 100 W above idle take 100 ms at half of that when they run at once."""
+    """Call 1 takes 20 J above idle: in 50 ms alone, and in 100 ms beside call 2, which it slows down, too."""
     rows = [("net/a", 0, 100, 1, 7), ("net/b", 0, 100, 2, 8), ("net/c", 100, 200, 3, 7)]
-    trace = sensed(rows, {1: 200.0, 2: 50.0, 3: 300.0}, 200, 20)
-    sensor = sensor_of(trace, IDLE_W, 700.0)
-    alone = {
-        1: CallPower(IDLE_W + 400, 0.01, gap=0.3, alone=0.5),
-        2: CallPower(IDLE_W + 100, 0.01, gap=0.3, alone=0.5),
+    alone = ("net/a", 200, 250, 1, 7)
+    trace = sensed([*rows, ("", 200, 250, 4, 7)], {1: 200.0, 2: 50.0, 3: 300.0, 4: 400.0}, 250, 10)
+    calls = {
+        1: CallPower(IDLE_W + 20 / 0.075, 0.01, gap=0.3, alone=50 / 75),
+        2: CallPower(IDLE_W + 50, 0.01, gap=0.3, alone=0.5),
         3: CallPower(IDLE_W + 300, 0.01),
     }
-    power = DevicePower(trace, sensor, idle_w=IDLE_W, calibration=Calibration(alone, IDLE_W))
-    found = account_meters(events(rows), DevicePowers({GPU: power}))
+    sensor = sensor_of(trace, IDLE_W, 700.0)
+    power = DevicePower(trace, sensor, idle_w=IDLE_W, calibration=Calibration(calls, IDLE_W))
+    table, known = events([*rows, alone]), DevicePowers({GPU: power})
+    found = account_meters(table, known)
     check_conserved(found, trace)
-    assert by_name(found) == pytest.approx({"net/a": 20 + 5, "net/b": 5 + 5, "net/c": 30 + 10}, rel=1e-9)
+    expected = {"net/a": 2 * 20 + 5 + 5, "net/b": 5 + 5, "net/c": 30 + 10}
+    assert by_name(found) == pytest.approx(expected, rel=1e-9)
+    assert event_energies_j(table, known) == pytest.approx([20 + 5, 5 + 5, 30 + 10, 20 + 5], rel=1e-9)
     widths = {row["name"]: row["uncertainty_j"] for row in found.device_rows(GPU).to_pylist()}
-    assert widths["net/a"] < 0.3 * 25  # the gap in time is explained
+    assert widths["net/a"] < 0.3 * 50  # the gap in time is explained
 
 
 def test_what_nobody_replayed_takes_what_is_left() -> None:

@@ -11,8 +11,8 @@ import pytest
 from simulated_calibration import CALIBRATED, EQUAL, LIMITED, NAIVE, ONE, TWO, Figures, judge
 from simulated_card import LIMIT_W, TOP_MHZ, UUID, SimulatedCall, SimulatedCard, SimulatedCards
 from smaragdine.accounting.calibrated import CallPower
-from smaragdine.calibrate.replay import Call
 from smaragdine.calibrate.powers import powers
+from smaragdine.calibrate.replay import Call
 from smaragdine.calibrate.store import CacheState, MeasuredCall
 
 SEEDS = (1, 2, 7, 15, 21, 26, 28, 55)

@@ -235,10 +235,7 @@ def _look(card: SimulatedCard, seen: History) -> None:
 class Recorded:
     folder: Path
     true_j: dict[tuple[str, str], float]  # name and phase → energy over the traced steps
-    busy_s: float
     slowed: float  # of the traced time, the part in which the limit held the clock down
-    temperature_c: float
-    mean_w: float
 
 
 def record(folder: Path, program: Program, card: SimulatedCard, window_ms: float) -> Recorded:
@@ -285,18 +282,8 @@ def record(folder: Path, program: Program, card: SimulatedCard, window_ms: float
     ends_ns = at_ns(seen.step_end_s)
     _write(folder, program, card, seen, at_ns, (first, last), ends_ns, events, call, window_ms)
     begin_ns, until_ns = int(ends_ns[first - 1]), int(ends_ns[last - 1])
-    state = np.array([each for each in seen.state if begin_ns <= at_ns(each[0]) <= until_ns])
-    edge_ns = at_ns(seen.edge_s)
-    inside = (edge_ns[:-1] >= begin_ns) & (edge_ns[:-1] < until_ns)
-    lengths = np.diff(edge_ns)[inside]
-    return Recorded(
-        folder,
-        true_j,
-        float((end_ns - start_ns).sum() * 1e-9),
-        float(state[:, 3].mean()),
-        float(state[:, 2].mean()),
-        float((np.array(seen.power_w)[inside] * lengths).sum() / lengths.sum()),
-    )
+    slowed = [low for t_s, _, _, low in seen.state if begin_ns <= at_ns(t_s) <= until_ns]
+    return Recorded(folder, true_j, float(np.mean(slowed)))
 
 
 def _rest(card: SimulatedCard, length_s: float, seen: History) -> None:

@@ -105,7 +105,7 @@ def calibrate(
         own = [each for call in calls if (each := known.get(call.key)) is not None]
         idle_w = _idle_w(own or list(known.values()))
         whole_s = sum(call.busy_s for call in calls) or 1.0
-        model = learned(known.values())
+        model = learned(known.values()) if len(used) < len(calls) else None
         guessed = _guessed(calls, used, model, idle_w)
         outcome = CalibratedDevice(
             device=device,

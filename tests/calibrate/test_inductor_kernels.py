@@ -4,6 +4,7 @@ launcher is a stand-in with inductor's attributes: without a GPU inductor makes 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -131,6 +132,44 @@ def test_an_argument_that_was_not_recorded_is_said(card: Any) -> None:
     kernel = next(card.variants(odd, []))
     with pytest.raises(card.CannotBeRebuilt, match="argument 4"):
         kernel.inputs()
+
+
+def test_the_hook_writes_down_what_a_kernel_is_launched_with(tmp_path: Path) -> None:
+    """As inductor says it to the profiler, in a session of all threads."""
+    from smaragdine.tracing.hook.torch.launches import SEPARATOR, Launches
+
+    original = torch._C._profiler._RecordFunctionFast
+    about = {"kernel_backend": "triton", "kernel_hash": "cab", "kernel_kwargs": "XBLOCK=128", "num_warps": 4}
+
+    def launch(*args: Any) -> None:
+        with torch._C._profiler._RecordFunctionFast("triton_poi_fused_add_0", args, about):
+            torch.ones(3)
+
+    turned = torch.zeros(4, 8, dtype=torch.bfloat16).T
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    launches = Launches()
+    with torch.autograd.profiler.profile(
+        use_kineto=True, record_shapes=True, experimental_config=config
+    ) as seen:
+        launches.follow()
+        launch(turned, 32, 0.5)
+        launch(turned, 64, 0.5)
+        launch(turned, 32, 0.5)
+        with torch._C._profiler._RecordFunctionFast("another"):
+            pass
+        launches.let_go()
+        launch(turned, 32, 0.5)
+    assert torch._C._profiler._RecordFunctionFast is original
+    seen.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    events.sort(key=lambda event: event.get("ts", 0))
+    name = "triton_poi_fused_add_0"
+    names = [event["name"] for event in events if event["name"].startswith((name, "another"))]
+    assert names == [*(f"{name}{SEPARATOR}{number}" for number in (0, 1, 0)), "another", name]
+    first, second = launches.said
+    assert (first["dims"], first["strides"]) == (([8, 4], [], []), ([1, 8], [], []))
+    assert (first["types"], first["values"]) == (("c10::BFloat16", "Scalar", "Scalar"), ("", "32", "0.5"))
+    assert (first["kernel_hash"], first["num_stages"], second["values"][1]) == ("cab", None, "64")
 
 
 def test_the_hook_keeps_sources_while_they_are_there(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ ONCE = ("device_traces", "split", "activity", "steps_of")
 
 # What a figure may be at most.
 BOUNDS = {
-    "files": 253,
+    "files": 254,
     "lines of the largest": 620,
-    "files with one reader, in their own folder": 23,
+    "files with one reader, in their own folder": 24,
     "import cycles": 0,
     "public classes of one name": 0,
 }

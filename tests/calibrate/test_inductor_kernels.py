@@ -4,6 +4,7 @@ launcher is a stand-in with inductor's attributes: without a GPU inductor makes 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -73,7 +74,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_it_is_called_as_it_was(card: Any) -> None:
-    (kernel,) = card.variants(call(), [])
+    kernel, as_it_is = card.variants(call(), [])
+    assert (kernel.steady, as_it_is.steady) == (True, False)
     inputs = kernel.inputs()
     kernel.run(inputs)
     index, table, unchecked, out, size, stream = kernel.launcher.called[-1]
@@ -86,11 +88,38 @@ def test_it_is_called_as_it_was(card: Any) -> None:
     assert card.size_bytes(inputs) == 64 * 8 * 2 + 100 * 32 * 4 + 64 * 32 * 2
 
 
+CHANGES_IN_PLACE = """
+def triton_red_fused_mul_0(in_out_ptr0, out_ptr0, xnumel, r0_numel, XBLOCK : tl.constexpr):
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        tmp0 = tl.load(in_out_ptr0 + (r0_1 + 768*(x0 // 2)), r0_mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr0 + (x0), tmp5, None)
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        tl.store(in_out_ptr0 + (r0_1 + 768*(x0 // 2)), tmp4, r0_mask)
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+
+        tmp7 = tl.load(in_out_ptr0 + (r0_1 + 768*(x0 // 2)), r0_mask, other=0.0).to(tl.float32)
+        tmp9 = tmp7 * tmp5
+        tl.store(in_out_ptr0 + (r0_1 + 768*(x0 // 2)), tmp9, r0_mask)
+"""
+
+
+def test_what_it_changes_in_place_stays_as_it_was(card: Any) -> None:
+    """What a loop has read is known in that loop alone; a store of what was never read is left."""
+    lines = card.inductor_kernels.kept(CHANGES_IN_PLACE).splitlines()
+    before = CHANGES_IN_PLACE.splitlines()
+    changed = [(old, new) for old, new in zip(before, lines, strict=True) if old != new]
+    ((old, new),) = changed
+    assert (before.index(old), lines.index(new)) == (11, 11)
+    assert new == old.replace("tmp9", "tl.where(tmp9 > 1e30, tmp9, tmp7)")
+
+
 def test_it_has_the_blocks_that_the_program_chose(card: Any) -> None:
-    (known,) = card.variants(call(), [])
+    known = next(card.variants(call(), []))
+    known.inputs()
     assert [(each.kwargs, each.num_warps) for each in known.launcher.configs] == [({"XBLOCK": 512}, 8)]
     # What a longer search found is none of those in the source.
-    (found,) = card.variants(call(blocks="XBLOCK=64,R0_BLOCK=16", warps=2, stages=3), [])
+    found = next(card.variants(call(blocks="XBLOCK=64,R0_BLOCK=16", warps=2, stages=3), []))
+    found.inputs()
     (config,) = found.launcher.configs
     assert (config.kwargs, config.num_warps, config.num_stages) == ({"XBLOCK": 64, "R0_BLOCK": 16}, 2, 3)
     # The second card of the program is the only one here.
@@ -100,9 +129,47 @@ def test_it_has_the_blocks_that_the_program_chose(card: Any) -> None:
 def test_an_argument_that_was_not_recorded_is_said(card: Any) -> None:
     odd = call()
     odd["types"][4] = ""
-    (kernel,) = card.variants(odd, [])
+    kernel = next(card.variants(odd, []))
     with pytest.raises(card.CannotBeRebuilt, match="argument 4"):
         kernel.inputs()
+
+
+def test_the_hook_writes_down_what_a_kernel_is_launched_with(tmp_path: Path) -> None:
+    """As inductor says it to the profiler, in a session of all threads."""
+    from smaragdine.tracing.hook.torch.launches import SEPARATOR, Launches
+
+    original = torch._C._profiler._RecordFunctionFast
+    about = {"kernel_backend": "triton", "kernel_hash": "cab", "kernel_kwargs": "XBLOCK=128", "num_warps": 4}
+
+    def launch(*args: Any) -> None:
+        with torch._C._profiler._RecordFunctionFast("triton_poi_fused_add_0", args, about):
+            torch.ones(3)
+
+    turned = torch.zeros(4, 8, dtype=torch.bfloat16).T
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    launches = Launches()
+    with torch.autograd.profiler.profile(
+        use_kineto=True, record_shapes=True, experimental_config=config
+    ) as seen:
+        launches.follow()
+        launch(turned, 32, 0.5)
+        launch(turned, 64, 0.5)
+        launch(turned, 32, 0.5)
+        with torch._C._profiler._RecordFunctionFast("another"):
+            pass
+        launches.let_go()
+        launch(turned, 32, 0.5)
+    assert torch._C._profiler._RecordFunctionFast is original
+    seen.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    events.sort(key=lambda event: event.get("ts", 0))
+    name = "triton_poi_fused_add_0"
+    names = [event["name"] for event in events if event["name"].startswith((name, "another"))]
+    assert names == [*(f"{name}{SEPARATOR}{number}" for number in (0, 1, 0)), "another", name]
+    first, second = launches.said
+    assert (first["dims"], first["strides"]) == (([8, 4], [], []), ([1, 8], [], []))
+    assert (first["types"], first["values"]) == (("c10::BFloat16", "Scalar", "Scalar"), ("", "32", "0.5"))
+    assert (first["kernel_hash"], first["num_stages"], second["values"][1]) == ("cab", None, "64")
 
 
 def test_the_hook_keeps_sources_while_they_are_there(tmp_path: Path) -> None:

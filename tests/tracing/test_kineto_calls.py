@@ -76,12 +76,17 @@ class Trace:
         ]
 
     def read(
-        self, folder: Path, settings: dict[str, Any] | None = SETTINGS, sources: dict[str, str] | None = None
+        self,
+        folder: Path,
+        settings: dict[str, Any] | None = SETTINGS,
+        sources: dict[str, str] | None = None,
+        launches: list[dict[str, Any]] | None = None,
     ) -> tuple[list[Any], pa.Table]:
         """Calls of the kernels by time, and the table of calls."""
         path = folder / "torch-1-0.json"
         path.write_text(json.dumps({"traceEvents": self.events, "baseTimeNanoseconds": 0}))
         meta = {"steps": [[0, 0, 10**9]], "settings": settings, "compiled": {"kernels": sources}}
+        meta["launches"] = launches
         table, coverage = events_of(path, meta)
         on_gpu = pc.equal(table["device"].cast(pa.string()), "gpu:0")
         kernels = table.filter(on_gpu)
@@ -175,6 +180,31 @@ def test_a_generated_kernel_is_a_call_with_its_source(tmp_path: Path) -> None:
         "stages": 1,
     }
     assert "generated" not in json.loads(rows["aten::mm"]["inputs"])
+
+
+def test_what_the_profiler_drops_the_hook_tells(tmp_path: Path) -> None:
+    """A profiler of all threads keeps a generated kernel's name, with our number, and no arguments."""
+    trace = Trace()
+    bare = dict.fromkeys(("Input Dims", "Input Strides", "Input type", "Concrete Inputs"))
+    for number, at in ((0, 1), (1, 11), (0, 21), (7, 31)):
+        name = f"triton_poi_fused_add_0 smaragdine-launch:{number}"
+        op = trace.op(name, at, 5, **bare)
+        for each in bare:
+            trace.events[-1]["args"].pop(each)
+        trace.kernel(op, "triton_poi_fused_add_0", 100 + at, 3)
+    about = {"kernel_hash": "cab", "kernel_kwargs": "XBLOCK=128", "num_warps": 4, "num_stages": 1}
+    said = {"strides": [[1], []], "types": ["float", "Scalar"], "values": ["", "64"]}
+    launches = [{**about, "dims": [[size], []], **said} for size in (64, 128)]
+    of_kernels, calls = trace.read(tmp_path, sources={"cab": "import triton"}, launches=launches)
+    assert of_kernels[0] == of_kernels[2] != of_kernels[1]
+    rows = {row["call"]: row for row in calls.to_pylist()}
+    assert {row["op"] for row in rows.values()} == {"triton_poi_fused_add_0"}
+    inputs = json.loads(rows[of_kernels[1]]["inputs"])
+    assert (inputs["dims"], inputs["types"]) == ([[128], []], ["float", "Scalar"])
+    assert inputs["generated"]["blocks"] == "XBLOCK=128"
+    assert rows[of_kernels[0]]["count"] == 2
+    # A number that nobody gave out is no reason to fail.
+    assert "why" in json.loads(rows[of_kernels[3]]["inputs"])
 
 
 def test_a_trace_without_shapes_has_no_calls(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from smaragdine.arrays import Floats
 from smaragdine.calibrate.store import MeasuredCall
 
 LEAST = 12  # calls: fewer teach nothing
-MOST = 1500  # of the latest; the work grows with the third power
+MOST = 1000  # of the latest; the work grows with the third power
 _FOLDS = 10
 
 _CLASSES = (
@@ -161,7 +161,11 @@ def _alike(some: Sequence[CallSketch], others: Sequence[CallSketch]) -> Floats:
 
 
 def _same(some: Sequence[str], others: Sequence[str]) -> Floats:
-    return (np.array(some)[:, None] == np.array(others)[None]).astype(np.float64)
+    number: dict[str, int] = {}  # names are long, and every one meets every other
+    one, other = (
+        np.array([number.setdefault(name, len(number)) for name in names]) for names in (some, others)
+    )
+    return (one[:, None] == other[None]).astype(np.float64)
 
 
 def _apart(some: Floats, others: Floats, fades: float) -> Floats:

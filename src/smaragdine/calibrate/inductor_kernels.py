@@ -20,6 +20,8 @@ _DEVICE = re.compile(r"(DeviceProperties\(type='\w+', index=)\d+")
 _NAMES = re.compile(r"^def \w+\(([^)]*)\)", re.MULTILINE)
 _ASSIGNED = re.compile(r"^\s*(\w+) = (.*)$", re.MULTILINE)
 _ASSERTED = re.compile(r"device_assert\((.*)$", re.MULTILINE)
+_LOAD = re.compile(r"(\s*)(\w+) = tl\.load\((\w+) \+ \((.*?)\), ")
+_STORE = re.compile(r"(\s*)tl\.store\((\w+) \+ \((.*?)\), (\w+), (.*)\)$")
 _LOADED = re.compile(r"load\((\w+)")
 _BELOW = re.compile(r"\(?(\w+) < (\d+)\)?")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -27,9 +29,11 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 _folder = tempfile.TemporaryDirectory(prefix="smaragdine-kernels-")
 
 
-def load(about):
+def load(about, steady):
     """inductor's launcher of the kernel, with the settings of the program's."""
     source = _DEVICE.sub(r"\g<1>0", about["source"])  # here the card is the only one
+    if steady:
+        source = kept(source)
     name = "k" + hashlib.sha256(source.encode()).hexdigest()[:24]
     path = os.path.join(_folder.name, name + ".py")
     with open(path, "w") as file:
@@ -47,6 +51,30 @@ def load(about):
 
 def run(launcher, args):
     launcher.run(*args, stream=torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+
+
+def kept(source):
+    """The same kernel, but what it changes in place stays as it was: run a thousand times, gradients that are
+    multiplied in place would end at zero, where a card draws less.
+
+    It writes what it has read, unless what it computed is a number that does not occur.
+    """
+    lines, read = [], {}
+    for line in source.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if line.strip():  # a loop that has ended leaves no values
+            read = {place: found for place, found in read.items() if found[0] <= indent}
+        load, store = _LOAD.match(line), _STORE.match(line)
+        if load is not None:
+            read[load.group(3), load.group(4)] = (indent, load.group(2))
+        elif store is not None and (store.group(2), store.group(3)) in read:
+            at, old = read[store.group(2), store.group(3)]
+            if at == indent:
+                begin, pointer, index, new, mask = store.groups()
+                value = "tl.where(%s > 1e30, %s, %s)" % (new, new, old)
+                line = "%stl.store(%s + (%s), %s, %s)" % (begin, pointer, index, value, mask)
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def bounds(source):

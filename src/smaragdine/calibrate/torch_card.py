@@ -192,7 +192,8 @@ def variants(call, lists):
     """Ways to rebuild a call, the most likely first. `lists` are those of the program's optimizers: of a long
     list of tensors Kineto keeps nothing but that it was one."""
     if "generated" in call:
-        return [GeneratedKernel(call)]
+        # As it is, if inductor's code is not as we know it.
+        return (GeneratedKernel(call, steady) for steady in (True, False))
     types = call["types"]
     found = schemas(call["op"], len(types))
     found = [each for each in found if all(map(fits, each.arguments, types, call["values"]))]
@@ -266,12 +267,15 @@ class Variant:
 class GeneratedKernel:
     """A kernel of torch.compile: what it was called with is all there is to know."""
 
-    def __init__(self, call):
+    def __init__(self, call, steady):
         self.call = dict(call, bounds=inductor_kernels.bounds(call["generated"]["source"]))
-        self.launcher = inductor_kernels.load(call["generated"])
+        self.steady = steady
+        self.launcher = None
 
     def inputs(self):
         call, made = self.call, []
+        if self.launcher is None:
+            self.launcher = inductor_kernels.load(call["generated"], self.steady)
         for i, recorded in enumerate(call["types"]):
             if recorded in DTYPES:
                 made.append(tensor(call, i, call["dims"][i], call["strides"][i], DTYPES[recorded], DEVICE))

@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from smaragdine.arrays import Ints
 from smaragdine.recording.format import CALLS
-from smaragdine.tracing.kineto.reader import TraceEvent, args_of
+from smaragdine.tracing.kineto.reader import Args, TraceEvent, args_of
 
+_LAUNCH = " smaragdine-launch:"  # in a name: the number of what our hook knows of it
 _NO_OPERATOR = ("autograd::", "torch::autograd::", "smaragdine:")
 
 
@@ -98,6 +99,22 @@ def calls_of(
                 found.of_kernel[number] = key
     found.table = pa.Table.from_pylist([_row(key, call, settings) for key, call in known.items()], CALLS)
     return found
+
+
+def tell_launches(events: Sequence[TraceEvent], launches: Sequence[Mapping[str, Any]]) -> None:
+    """Gives the events of generated kernels their own names, and the arguments that our hook saw."""
+    for event in events:
+        if _LAUNCH not in event.name:
+            continue
+        event.name, _, number = event.name.rpartition(_LAUNCH)
+        if not (number.isdecimal() and int(number) < len(launches) and isinstance(event.args, Args)):
+            continue
+        said = launches[int(number)]
+        for name in ("dims", "strides", "types", "values"):
+            setattr(event.args, name, msgspec.Raw(msgspec.json.encode(said[name])))
+        event.args.kernel_backend = "triton"
+        event.args.kernel_hash, event.args.kernel_kwargs = said["kernel_hash"], said["kernel_kwargs"]
+        event.args.num_warps, event.args.num_stages = said["num_warps"], said["num_stages"]
 
 
 def merged(tables: Sequence[pa.Table]) -> pa.Table:

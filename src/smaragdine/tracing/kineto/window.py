@@ -22,7 +22,7 @@ import pyarrow as pa
 from smaragdine.errors import UserError
 from smaragdine.recording.tables import MOST_NS, encode, words_column
 from smaragdine.tracing.coverage import NO_STEP, PROGRAM, UNPLACED, Coverage, coverage_of, steps_at
-from smaragdine.tracing.kineto.calls import calls_of
+from smaragdine.tracing.kineto.calls import calls_of, tell_launches
 from smaragdine.tracing.kineto.compiled import compiled_of
 from smaragdine.tracing.kineto.places import (
     ENGINE,
@@ -64,6 +64,7 @@ class _Launch(NamedTuple):
 def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     """The events of a file that `torch`'s profiler saved, and how much of it they explain."""
     trace = _read(raw)
+    tell_launches(trace.events, meta.get("launches") or ())
     spans = [event for event in trace.events if event.ph == "X"]
     calls = [event for event in spans if event.cat in _CALLS]
     kernels = [event for event in spans if event.cat in GPU_WORK]

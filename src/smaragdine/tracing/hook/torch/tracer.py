@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from .. import marks
 from ..state import process
 from ..tracers import ProfilerBusy
-from . import background_stop, compiled, conflicts, detach, loop
+from . import background_stop, compiled, conflicts, detach, launches, loop
 from .modules import Calls
 
 FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
@@ -147,6 +147,8 @@ def _facts(session):
         known = compiled.facts()
         if known is not None:
             facts["compiled"] = known
+        if session.launches.said:
+            facts["launches"] = session.launches.said
         if torch.cuda.is_initialized():
             facts["settings"] = _settings()
     except Exception as exception:
@@ -190,6 +192,7 @@ class TorchSession:
         self.marked = not compiled.used()
         self.thread = threading.get_ident()
         self.calls = Calls()
+        self.launches = launches.Launches()
         self.lock = threading.Lock()
         self.everywhere = True  # it profiles all threads, and any thread can end it
         self.profile = self._profile()
@@ -236,6 +239,8 @@ class TorchSession:
                 self.calls.follow()
             else:
                 self.calls.follow_compiled()
+            if self.profile.record_shapes:
+                self.launches.follow()
         except BaseException:
             self.end()
             raise
@@ -292,6 +297,7 @@ class TorchSession:
         if _state.session is self:
             _state.session = None
         self.calls.let_go()
+        self.launches.let_go()
         return running
 
     def forget(self):

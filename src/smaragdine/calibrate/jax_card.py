@@ -211,7 +211,7 @@ class Replayed:
         """How long one of so many takes."""
         self.once()
         began_s = time.perf_counter()
-        queue = Queue()
+        queue = InFlight()
         for _ in range(rounds):
             queue.start(self)
         queue.empty()
@@ -224,7 +224,7 @@ class Replayed:
         self.program.close()
 
 
-class Queue:
+class InFlight:
     """Programs that the card has been given, in their order."""
 
     def __init__(self):
@@ -391,7 +391,7 @@ class Turns(threading.Thread):
             self.error = said(error)
 
     def _run(self):
-        queue = Queue()
+        queue = InFlight()
         began_s = time.perf_counter()
         while self.going:
             for each in self.turn:

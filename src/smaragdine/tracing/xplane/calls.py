@@ -60,19 +60,20 @@ def calls_of(events: Rows, programs: Mapping[int, Program]) -> Instructions | No
         return None
     modules = {number: Module(programs[number].module) for number in {key[1] for key in executions}}
     standing: dict[tuple[int, str], tuple[str, str]] = {}
-    known: dict[tuple[str, str], _Call] = {}
-    members: dict[tuple[str, str], list[int]] = {}
+    known: dict[tuple[str, str, str], _Call] = {}
+    members: dict[tuple[str, str, str], list[int]] = {}
     for (device, number, operation), runs in executions.items():
         if (number, operation) not in standing:
             standing[number, operation] = _inputs(modules[number], operation)
         op, inputs = standing[number, operation]
-        call = known.setdefault((device, inputs), _Call(op, device, inputs))
+        key = (device, op, inputs)
+        call = known.setdefault(key, _Call(op, device, inputs))
         kernels = programs[number].kernels
         for numbers in runs:
             launched = [_kernel(events.rows[one], kernels) for one in numbers]
             call.kernels.update(_times(launched))
             call.busy_ns += sum(events.end_ns[one] - events.start_ns[one] for one in numbers)
-            members.setdefault((device, inputs), []).extend(numbers)
+            members.setdefault(key, []).extend(numbers)
     of_event: list[int | None] = [None] * len(events.rows)
     rows: list[dict[str, Any]] = []
     for key, call in known.items():
@@ -117,11 +118,10 @@ def _inputs(module: Module, operation: str) -> tuple[str, str]:
     try:
         alone: Alone = module.alone(operation)
     except CannotStandAlone as error:
-        return stem(operation), _text({"why": str(error), "name": stem(operation)})
+        return stem(operation), _text({"why": str(error)})
     packed = base64.b64encode(zlib.compress(alone.module, 9)).decode()
     if len(packed) > _MOST_BYTES:
-        digest = hashlib.blake2b(alone.module, digest_size=8).hexdigest()
-        return alone.op, _text({"why": "its program is too long to keep", "digest": digest})
+        return alone.op, _text({"why": "its program is too long to keep"})
     return alone.op, _text({"hlo": packed})
 
 

@@ -49,6 +49,7 @@ class Plugin:
         self.call_s, self.launch_s, self.refuses_bytes = call_s, launch_s, refuses_bytes
         self.now_s = self.done_s = 0.0
         self.compiled: list[bytes] = []
+        self.buffers = 0  # made, not those that are results
         self.alive: dict[int, int] = {}
         self.most_waiting = self.waiting = 0
 
@@ -64,6 +65,7 @@ class Plugin:
             size *= length
         if sum(self.alive.values()) + size > self.refuses_bytes:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        self.buffers += 1
         return self._new(size)
 
     def _new(self, size: int) -> int:
@@ -86,17 +88,20 @@ class Program:
         self.outputs = len(result.parts or [result])
         self.times = self.outputs
 
-    def prepare(self, buffers: list[int]) -> Any:
+    def prepare(self, buffers: list[int], taken: list[int]) -> Any:
+        arguments = list(buffers)
+        assert len({arguments[at] for at in taken}) == len(taken)
+
         def run() -> tuple[list[int], float]:
             plugin = self.plugin
-            assert set(buffers) <= set(plugin.alive)
+            assert set(arguments) <= set(plugin.alive)
             plugin.now_s += plugin.launch_s
             plugin.done_s = max(plugin.done_s, plugin.now_s) + plugin.call_s * self.times
             plugin.waiting += 1
             plugin.most_waiting = max(plugin.most_waiting, plugin.waiting)
             return [plugin._new(0) for _ in range(self.outputs)], plugin.done_s
 
-        return run
+        return run, arguments
 
     def close(self) -> None:
         pass
@@ -126,7 +131,8 @@ def made(card_file: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     def card(plugin: Plugin) -> Any:
         def launched(work: list[Any]) -> dict[str, Any]:
             for each in work:
-                each.once()
+                with each.filled():
+                    each.once()
             kernel = ("loop_fusion_7", [16, 1, 1], plugin.call_s)
             return {each.name: [kernel] * each.times for each in work}
 
@@ -220,6 +226,45 @@ def test_kernels_are_compared_without_their_numbers(card_file):
     assert card_file.differs(copied, own) == "it writes in place, and alone it copies first"
 
 
+def test_what_writes_in_place_is_given_its_own_result_again(made, card_file, monkeypatch):
+    plugin = Plugin()
+    card = made(plugin)
+    own = card_file.launched
+
+    def copying(work: list[Any]) -> dict[str, Any]:
+        found = own(work)
+        for each in work:
+            if each.name.startswith("alone") and not each.pairs:
+                found[each.name].append(("MemcpyD2D", None, 1e-6))
+        return found
+
+    monkeypatch.setattr(card_file, "launched", copying)
+    (answer,) = card.check([call_of(1, lambda x: jnp.sin(x) + 1, jnp.ones(1024))])["checked"]
+    assert "why" not in answer
+    prepared = card.prepare(1, cold=True)
+    assert prepared["copies"] == card.ready.times > 1
+    before = set(card.ready.buffers)
+    card.ready.once()
+    assert not before & set(card.ready.buffers)
+    assert set(card.ready.buffers) <= set(plugin.alive)
+
+
+def test_results_in_the_memory_of_parameters():
+    module = base64.b64decode(call_of(1, lambda x, y: x.at[2].set(y), jnp.ones((8, 4)), jnp.ones(4))["hlo"])
+    alone = zlib.decompress(module)
+    pairs = hlo_wire.in_place(alone)
+    assert [at for at, _ in pairs] == [0]
+    shared = hlo_wire.sharing(alone, pairs)
+    text = jax._src.lib.xla_client.XlaComputation(shared).get_hlo_module().to_string()
+    place = pairs[0][1]
+    assert f"input_output_alias={{ {{}}: ({place}, {{}}, may-alias) }}" in text
+    parameters = len(hlo_wire.program_shape(alone)[0])
+    many = [(turn, place + turn * parameters) for turn in range(2)]
+    twice = hlo_wire.sharing(hlo_wire.repeated(alone, 2), many)
+    text = jax._src.lib.xla_client.XlaComputation(twice).get_hlo_module().to_string()
+    assert f"{{0}}: ({place}, {{}}, may-alias), {{1}}: ({place + parameters}, {{}}, may-alias)" in text
+
+
 def test_what_cannot_be_made_says_why_and_leaves_the_others(made):
     card = made(Plugin())
     good = call_of(1, lambda x: jnp.sin(x) + 1, jnp.ones(8))
@@ -247,12 +292,24 @@ def test_nothing_is_left_on_the_card(made):
     card = made(plugin)
     before = len(plugin.alive)
     card.check([call_of(1, lambda x: jnp.sin(x) + 1, jnp.ones(8))])
+    card.pool.empty()
     assert len(plugin.alive) == before
     card.prepare(1, cold=True)
     own = len(plugin.alive)
     for _ in range(3):
         card.prepare(1, cold=True)
     assert len(plugin.alive) == own
+
+
+def test_what_one_call_has_read_the_next_may_read(made):
+    plugin = Plugin()
+    card = made(plugin)
+    calls = [call_of(1, jnp.sin, jnp.ones(1000)), call_of(2, jnp.cos, jnp.ones(1000))]
+    card.check(calls)
+    made_before = plugin.buffers
+    for call in (1, 2):
+        card.prepare(call, cold=False)
+    assert plugin.buffers == made_before
 
 
 def test_values_are_of_their_type_and_in_range(card_file):

@@ -27,8 +27,9 @@ values = (ctypes.c_uint8 * 24)(7)
 buffers = [plugin.buffer(ctypes.addressof(values), 11, [2, 3], [0, 1], 4) for _ in range(2)]
 buffers.append(plugin.buffer(ctypes.addressof(values), 4, [], [], 4))
 program = plugin.compile(b"12345678", b"options")
-for given in (buffers, []):
-    run = program.prepare(given)
+for given, taken in ((buffers, [1]), (buffers, []), ([], [])):
+    run, arguments = program.prepare(given, taken)
+    assert list(arguments)[: len(given)] == given
     results, event = run()
     plugin.wait(event)
     for each in results[: program.outputs]:
@@ -55,7 +56,8 @@ def test_every_call_has_the_plugins_own_layout(tmp_path: Path) -> None:
         *[buffer] * 2,
         "buffer of type 4 begins with 7",
         "compile 8 bytes, options 7 bytes",
-        "execute with 3, the last is kept: 2",
-        "execute with 0, the last is kept: -1",
+        "execute with 3, kept 0 2",
+        "execute with 3, kept 0 1 2",
+        "execute with 0, kept",
         "cuda 13000 outputs 2 left 0",
     ]

@@ -133,9 +133,10 @@ static void *num_outputs(Outputs *args) { CHECKED(Outputs, args); args->num_outp
 static void *execute(Execute *args) {
   CHECKED(Execute, args);
   CHECKED(Options, args->options);
-  if (args->num_devices != 1 || args->options->num_kept != args->num_args) return failed("odd inputs");
-  printf("execute with %zu, the last is kept: %ld\n", args->num_args,
-         args->num_args ? (long)args->options->kept[args->num_args - 1] : -1L);
+  if (args->num_devices != 1) return failed("odd inputs");
+  printf("execute with %zu, kept", args->num_args);
+  for (size_t i = 0; i < args->options->num_kept; i++) printf(" %ld", (long)args->options->kept[i]);
+  printf("\n");
   for (size_t i = 0; i < args->num_args; i++)
     if (!args->argument_lists[0][i]) return failed("no input");
   for (int i = 0; i < 2; i++) args->output_lists[0][i] = malloc(1);

@@ -219,6 +219,30 @@ def most_index(module):
     return most
 
 
+def in_place(module):
+    """(result, parameter) that may be one and the same memory: the first of the same shape, for each result.
+    Of a program that writes in place; alone it would copy first."""
+    parameters, result = program_shape(module)
+    left = dict(enumerate(each.raw for each in parameters))
+    found = []
+    for at, part in enumerate(result.parts or [result]):
+        same = next((number for number, raw in left.items() if raw == part.raw), None)
+        if same is not None:
+            del left[same]
+            found.append((at, same))
+    return found
+
+
+def sharing(module, pairs):
+    """The same program with these results in the memory of these parameters."""
+    _, result = program_shape(module)
+    entries = []
+    for at, parameter in pairs:
+        place = [(1, at)] if result.kind == _TUPLE else []
+        entries.append((1, encoded([*place, (2, parameter), (4, 1)])))
+    return module + field(8, encoded(entries))
+
+
 def compile_options(module):
     """CompileOptionsProto: layouts as they are, and of the compiler only what comes after HLO's passes."""
     parameters, result = program_shape(module)

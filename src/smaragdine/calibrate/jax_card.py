@@ -23,6 +23,7 @@ import re
 import sys
 import threading
 import time
+import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,6 +33,7 @@ import pjrt
 TURN_S = 0.002  # long beside what a turn costs the host, short beside a sensor's window
 COLD_BYTES = 200 << 20  # more than any second-level cache holds
 MOST_BYTES = 4 << 30  # of what a program reads and writes
+KEPT_BYTES = 4 << 30  # of inputs for whoever reads the like
 MOST_TIMES = 64  # that a program has its instruction
 MOST_AHEAD = 24  # programs that wait for the card; the plugin takes 32
 TOGETHER = 32  # calls looked at together
@@ -88,11 +90,14 @@ class Values:
         name = TYPES[kind][0]
         return self.numpy.dtype(getattr(self.ml_dtypes, name, None) or name)
 
-    def of(self, shape, below):
-        dtype = self.dtype(shape.kind)
+    def count_and_bytes(self, shape):
         count = 1
         for length in shape.dims:
             count *= length
+        return count, count * self.dtype(shape.kind).itemsize
+
+    def of(self, shape, below):
+        dtype, (count, _) = self.dtype(shape.kind), self.count_and_bytes(shape)
         if shape.kind == 1:
             flat = self.normal > -1.28
         elif shape.kind in UNSIGNED:
@@ -105,11 +110,54 @@ class Values:
         return self.numpy.resize(flat, count)
 
 
+class Pool:
+    """Inputs on the card. Calls resemble each other: what one has read, the next may read."""
+
+    def __init__(self, plugin, values):
+        self.plugin, self.values = plugin, values
+        self.kept = collections.defaultdict(list)
+        self.kept_bytes = 0
+
+    def take(self, shape, below):
+        kept = self.kept[self._key(shape, below)]
+        if kept:
+            self.kept_bytes -= self.values.count_and_bytes(shape)[1]
+            return kept.pop()
+        try:
+            return self._made(shape, below)
+        except Exception:  # most likely there is no memory left
+            self.empty()
+        return self._made(shape, below)
+
+    def give(self, shape, below, buffer):
+        size = self.values.count_and_bytes(shape)[1]
+        if self.kept_bytes + size > KEPT_BYTES:
+            self.plugin.free(buffer)
+            return
+        self.kept_bytes += size
+        self.kept[self._key(shape, below)].append(buffer)
+
+    def empty(self):
+        for each in itertools.chain.from_iterable(self.kept.values()):
+            self.plugin.free(each)
+        self.kept.clear()
+        self.kept_bytes = 0
+
+    def _key(self, shape, below):
+        return shape.raw, below if shape.kind in SIGNED else 0
+
+    def _made(self, shape, below):
+        values = self.values.of(shape, below)
+        kind, item_bytes = TYPES[shape.kind][1], values.dtype.itemsize
+        return self.plugin.buffer(values.ctypes.data, kind, shape.dims, shape.minor_to_major, item_bytes)
+
+
 # Which kernels an instruction launches.
 
 GRID = re.compile(r"\bgrid:(\d+),(\d+),(\d+)")
 NUMBERS = re.compile(r"(?:_\d+)+$")
 COPIED = re.compile(r"Mem(?:set|cpy\w*)")
+IN_PLACE = "it writes in place, and alone it copies first"
 
 
 def profiler():
@@ -129,7 +177,8 @@ def launched(work):
     session = module.ProfilerSession(options)
     try:
         for each in work:
-            each.once()
+            with each.filled():
+                each.once()
     finally:
         seen = jax.profiler.ProfileData.from_serialized_xspace(session.stop())
     found = {each.name: [] for each in work}
@@ -163,45 +212,76 @@ def differs(kernels, recorded):
 
     more, less = known(kernels) - known(recorded), known(recorded) - known(kernels)
     if more and not less and all(COPIED.match(name) for name, _ in more):
-        return "it writes in place, and alone it copies first"
+        return IN_PLACE
     return "it launches other kernels here" if more or less else ""
 
 
 class Replayed:
-    """An instruction some times in a row, with what it reads."""
+    """An instruction some times in a row, with what it reads. `pairs` of results and parameters share their
+    memory: such a result is read the next time."""
 
-    def __init__(self, card, module, name, times=1, copies=1):
+    def __init__(self, card, module, name, times=1, copies=1, pairs=()):
+        single, result = hlo_wire.program_shape(module)
+        leaves = len(result.parts or [result])
+        self.pairs = [
+            (at + turn * leaves, of + turn * len(single)) for turn in range(times) for at, of in pairs
+        ]
         module = hlo_wire.named(hlo_wire.repeated(module, times), name)
-        self.plugin, self.values, self.times, self.name = card.plugin, card.values, times, name
+        if pairs:
+            module = hlo_wire.sharing(module, self.pairs)
+        self.plugin, self.pool, self.times, self.name = card.plugin, card.pool, times, name
         self.program = self.plugin.compile(module, hlo_wire.compile_options(module))
         self.shapes, _ = hlo_wire.program_shape(module)
         self.below = hlo_wire.most_index(module)
-        self.copies = min(copies, times)
+        self.copies = times if pairs else min(copies, times)
         self.buffers = []
-        self.run = None
+        self.run = self.arguments = None
 
     def fill(self):
         """Inputs for so many copies; then they come again."""
         try:
             for shape in self.shapes[: len(self.shapes) // self.times * self.copies]:
-                self.buffers.append(self._buffer(shape))
+                self.buffers.append(self.pool.take(shape, self.below))
         except Exception:
-            self.close()
+            self.empty()
             raise
         own = self.buffers
-        self.run = self.program.prepare([own[at % len(own)] for at in range(len(self.shapes))])
+        given = [own[at % len(own)] for at in range(len(self.shapes))]
+        self.run, self.arguments = self.program.prepare(given, [of for _, of in self.pairs])
 
-    def _buffer(self, shape):
-        values = self.values.of(shape, self.below)
-        kind, item_bytes = TYPES[shape.kind][1], values.dtype.itemsize
-        return self.plugin.buffer(values.ctypes.data, kind, shape.dims, shape.minor_to_major, item_bytes)
+    def empty(self):
+        for shape, each in zip(self.shapes, self.buffers):
+            if self.pairs:
+                self.plugin.free(each)  # who knows what is in it by now
+            else:
+                self.pool.give(shape, self.below, each)
+        self.buffers = []
+        self.run = None
+
+    @contextlib.contextmanager
+    def filled(self):
+        """For as long as it takes."""
+        if self.run is not None:
+            yield
+            return
+        self.fill()
+        try:
+            yield
+        finally:
+            self.empty()
 
     def start(self):
         """Hand it to the card once; what comes back tells when it is done. The results are let go at once:
         the card writes them before anybody else gets their memory."""
         results, event = self.run()
-        for each in results[: self.program.outputs]:
-            self.plugin.free(each)
+        kept = set()
+        for at, of in self.pairs:
+            self.plugin.free(self.buffers[of])
+            self.buffers[of] = self.arguments[of] = results[at]
+            kept.add(at)
+        for at in range(self.program.outputs):
+            if at not in kept:
+                self.plugin.free(results[at])
         return event
 
     def once(self):
@@ -218,9 +298,7 @@ class Replayed:
         return (time.perf_counter() - began_s) / rounds
 
     def close(self):
-        for each in self.buffers:
-            self.plugin.free(each)
-        self.buffers = []
+        self.empty()
         self.program.close()
 
 
@@ -248,8 +326,12 @@ class XlaCard:
     def __init__(self, plugin):
         self.plugin = plugin
         self.values = Values()
+        self.pool = Pool(plugin, self.values)
+        self.workers = ThreadPoolExecutor(2)
+        self.ahead = {}  # id of a call → its program, compiled while others are measured
         self.modules = {}  # id of a call → its program
         self.kernel_s = {}  # of one call
+        self.pairs = {}  # of calls that write in place
         self.ready = None
         self.load = None
         self.spacer = Replayed(self, spacer_module(), "spacer")
@@ -260,7 +342,17 @@ class XlaCard:
         """For each call: whether it launches the kernels of the program, or why not."""
         answers = {}
         for at in range(0, len(calls), TOGETHER):
-            answers.update(self._check(calls[at : at + TOGETHER]))
+            some = calls[at : at + TOGETHER]
+            answers.update(self._check(some))
+            copied = [call for call in some if answers[call["id"]].get("why") == IN_PLACE]
+            for call in copied:
+                self.pairs[call["id"]] = hlo_wire.in_place(unpacked(call))
+            answers.update(self._check([call for call in copied if self.pairs[call["id"]]]))
+        for call in calls:
+            if call["id"] in self.modules:
+                self.ahead[call["id"]] = self.workers.submit(
+                    self._built, call["id"], *self._plan(call["id"], True)
+                )
         return {"checked": [dict(answers[call["id"]], id=call["id"]) for call in calls]}
 
     def _check(self, calls):
@@ -270,12 +362,12 @@ class XlaCard:
                 try:
                     if found is None:
                         raise CannotBeMade(why)
-                    found.fill()
-                    found.once()
+                    with found.filled():
+                        found.once()
                     compiled[call["id"]] = found
                 except Exception as error:
                     answers[call["id"]] = {"why": said(error)}
-        kernels = launched(list(compiled.values()))
+        kernels = launched(list(compiled.values())) if compiled else {}
         for call in calls:
             id_ = call["id"]
             if id_ not in compiled:
@@ -293,8 +385,9 @@ class XlaCard:
         return answers
 
     def _compiled(self, call):
+        name, pairs = "alone_%d" % call["id"], self.pairs.get(call["id"], ())
         try:
-            return Replayed(self, unpacked(call), "alone_%d" % call["id"]), ""
+            return Replayed(self, unpacked(call), name, pairs=pairs), ""
         except Exception as error:
             return None, said(error)
 
@@ -302,13 +395,7 @@ class XlaCard:
         if self.ready is not None:
             self.ready.close()
             self.ready = None
-        module = self.modules[id_]
-        shapes, result = hlo_wire.program_shape(module)
-        bytes_ = max(1, sum(map(self._bytes, [*shapes, *(result.parts or [result])])))
-        copies = min(MOST_TIMES, 1 + COLD_BYTES // bytes_) if cold else 1
-        enough = max(copies, math.ceil(TURN_S / max(self.kernel_s[id_], 1e-6)))
-        times = max(1, min(MOST_TIMES, MOST_BYTES // bytes_, enough) // copies * copies)
-        ready = self.ready = self._filled(module, times, copies)
+        ready = self.ready = self._filled(id_, cold)
         about_s = ready.in_a_row(2)
         self.rounds = max(1, round(TURN_S / about_s))
         self.turn_s = ready.in_a_row(math.ceil(SEEN_S / about_s) + 1) * self.rounds
@@ -318,27 +405,44 @@ class XlaCard:
         if self.turn_s < LEAST_S * busy_s:
             raise CannotBeMade("alone, several of it run at a time")
         self.busy = min(busy_s / self.turn_s, 1.0) if busy_s else 1.0
-        about = {"calls": self.calls, "copies": ready.copies, "bytes": bytes_, "busy": self.busy}
+        about = {"calls": self.calls, "copies": ready.copies, "bytes": self._bytes(id_), "busy": self.busy}
         return dict(about, prepared=id_, call_s=self.turn_s * self.busy / self.calls)
 
-    def _filled(self, module, times, copies):
+    def _bytes(self, id_):
+        """What a call reads and writes."""
+        shapes, result = hlo_wire.program_shape(self.modules[id_])
+        whole = [*shapes, *(result.parts or [result])]
+        return max(1, sum(self.values.count_and_bytes(each)[1] for each in whole))
+
+    def _plan(self, id_, cold):
+        """How often the program has its instruction, and of how many inputs."""
+        bytes_ = self._bytes(id_)
+        copies = min(MOST_TIMES, 1 + COLD_BYTES // bytes_) if cold else 1
+        enough = max(copies, math.ceil(TURN_S / max(self.kernel_s[id_], 1e-6)))
+        if self.pairs.get(id_):
+            enough = copies  # each has memory of its own
+        return max(1, min(MOST_TIMES, MOST_BYTES // bytes_, enough) // copies * copies), copies
+
+    def _built(self, id_, times, copies):
+        return Replayed(self, self.modules[id_], "replay", times, copies, self.pairs.get(id_, ()))
+
+    def _filled(self, id_, cold):
         """As many as memory and compiler stand."""
+        times, copies = self._plan(id_, cold)
+        ahead = self.ahead.pop(id_, None) if cold else None
         while True:
+            found = None
             try:
-                found = Replayed(self, module, "replay", times, copies)
+                found = ahead.result() if ahead else self._built(id_, times, copies)
                 found.fill()
                 found.once()
                 return found
             except Exception:
+                if found is not None:
+                    found.close()
                 if times == 1:
                     raise
-                times //= 2
-
-    def _bytes(self, shape):
-        count = self.values.dtype(shape.kind).itemsize
-        for length in shape.dims:
-            count *= length
-        return count
+                times, ahead = times // 2, None
 
     def begin(self, rest):
         self.load = Turns([self.ready] * self.rounds, self.calls, self.busy, self.spacer)
@@ -491,6 +595,7 @@ def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what XLA prints is no answer
     json.loads(sys.stdin.readline())
+    warnings.simplefilter("ignore")  # JAX's own, which would be taken for ours
     try:
         plugin, facts = open_plugin()
         card = XlaCard(plugin)
@@ -518,6 +623,7 @@ def main():
                 answers.write(json.dumps(dict(answer, died=True)) + "\n")
                 os._exit(1)
         answers.write(json.dumps(answer) + "\n")
+    os._exit(0)  # whatever is still compiled
 
 
 if __name__ == "__main__":

@@ -233,14 +233,16 @@ class Executable:
         self._options = _Options()
         self._options.struct_size = ctypes.sizeof(_Options)
 
-    def prepare(self, buffers):
-        """A function that runs it once on these buffers. It returns the results, which are the caller's to
-        free, as an array, and an event that tells when they are there, which is the caller's to wait for."""
+    def prepare(self, buffers, taken=()):
+        """A function that runs it once on these buffers, and the buffers as it will find them. What it
+        returns are the results, as an array, and an event that tells when they are there; both are the
+        caller's. Of the buffers, those `taken` (by their places) become results, and are gone after that."""
         arguments = (c_void_p * max(len(buffers), 1))(*buffers)
         lists = (c_void_p * 1)(ctypes.addressof(arguments))
-        # An input is not to be overwritten, whatever the program says.
-        kept = (c_int64 * max(len(buffers), 1))(*range(len(buffers)))
-        options = _Options(kept=ctypes.addressof(kept), num_kept=len(buffers))
+        # Any other is not to be overwritten, whatever the program says.
+        others = [at for at in range(len(buffers)) if at not in taken]
+        kept = (c_int64 * max(len(others), 1))(*others)
+        options = _Options(kept=ctypes.addressof(kept), num_kept=len(others))
         options.struct_size = ctypes.sizeof(_Options)
 
         def run(keep=(arguments, lists, kept, options)):
@@ -259,7 +261,7 @@ class Executable:
             self._plugin.call("LoadedExecutable_Execute", asked)
             return outputs, events[0]
 
-        return run
+        return run, arguments
 
     def close(self):
         if self._loaded:

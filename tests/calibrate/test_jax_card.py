@@ -155,7 +155,7 @@ def test_a_call_is_checked_prepared_and_run(made):
     assert prepared["call_s"] == pytest.approx(plugin.call_s)
     assert prepared["calls"] % prepared["copies"] == 0
     assert prepared["calls"] * plugin.call_s == pytest.approx(card.turn_s)
-    assert prepared["busy"] == 1.0
+    assert prepared["busy"] == pytest.approx(1.0)
     hot = card.prepare(5, cold=False)
     assert (hot["copies"], hot["call_s"]) == (1, pytest.approx(plugin.call_s))
 
@@ -173,6 +173,19 @@ def test_rests_are_told_from_calls(made, rest):
     assert ran["on_s"] == pytest.approx(ran["calls"] * plugin.call_s, rel=1e-6)
     assert ran["rest_s"] == pytest.approx(rest * ran["on_s"], rel=0.3, abs=1e-9)  # no two rests are alike
     assert 1 < plugin.most_waiting <= 32  # the card never waits, and the plugin takes no more
+
+
+def test_a_small_error_of_the_spacers_is_no_time_of_the_calls(made):
+    plugin = Plugin(call_s=50e-6)
+    card = made(plugin)
+    card.check([call_of(1, lambda x: jnp.sin(x) + 1, jnp.ones(1000))])
+    card.prepare(1, cold=False)
+    card.spacer_s *= 0.98
+    card.begin(3.0)
+    while card.load.turns < 100:
+        pass
+    ran = card.stop()
+    assert ran["on_s"] == pytest.approx(ran["calls"] * plugin.call_s, rel=1e-6)
 
 
 def test_an_error_that_ends_all_work_is_told_from_others(made):

@@ -40,6 +40,7 @@ TOGETHER = 32  # calls looked at together
 COMPILERS = 8
 SPACERS = 64  # that tell how long one takes
 SEEN_S = 0.05  # long enough to tell how long a turn takes
+SURE = 0.1  # of a turn's time, what the spacers beside it may be off
 LEAST_S = 0.8  # of its kernels' time, what a turn takes at least: else several ran at a time
 
 
@@ -400,11 +401,11 @@ class XlaCard:
         self.rounds = max(1, round(TURN_S / about_s))
         self.turn_s = ready.in_a_row(math.ceil(SEEN_S / about_s) + 1) * self.rounds
         self.calls = ready.times * self.rounds
-        # Between kernels the card waits, the longer the shorter they are: that is no time of theirs.
+        # As a trace has it: between short kernels the card waits, and one may begin before the last ends.
         busy_s = sum(each[2] for each in launched([ready])[ready.name]) / ready.times * self.calls
         if self.turn_s < LEAST_S * busy_s:
             raise CannotBeMade("alone, several of it run at a time")
-        self.busy = min(busy_s / self.turn_s, 1.0) if busy_s else 1.0
+        self.busy = busy_s / self.turn_s if busy_s else 1.0
         about = {"calls": self.calls, "copies": ready.copies, "bytes": self._bytes(id_), "busy": self.busy}
         return dict(about, prepared=id_, call_s=self.turn_s * self.busy / self.calls)
 
@@ -445,7 +446,7 @@ class XlaCard:
                 times, ahead = times // 2, None
 
     def begin(self, rest):
-        self.load = Turns([self.ready] * self.rounds, self.calls, self.busy, self.spacer)
+        self.load = Turns([self.ready] * self.rounds, self.calls, self.busy, self.spacer, self.turn_s)
         self.load.rests(rest * self.turn_s / self.spacer_s, self.spacer_s)
         self.load.start()
         return {"running": True}
@@ -475,9 +476,9 @@ class Turns(threading.Thread):
     """Keeps the card at a turn, again and again until it is ended, some programs ahead of it. Rests between
     turns are of spacers."""
 
-    def __init__(self, turn, calls, busy, spacer):
+    def __init__(self, turn, calls, busy, spacer, turn_s=0.0):
         super().__init__(daemon=True)
-        self.turn, self.calls, self.busy, self.spacer = turn, calls, busy, spacer
+        self.turn, self.calls, self.busy, self.spacer, self.turn_s = turn, calls, busy, spacer, turn_s
         self.going = True
         self.turns = 0
         self.whole_s = self.spacers = self.spacer_s = 0.0
@@ -513,7 +514,11 @@ class Turns(threading.Thread):
         self.join()
         if self.error:
             raise RuntimeError(self.error)
-        on_s = max(self.whole_s - self.spaced_s, 0.0) * self.busy
+        on_s = max(self.whole_s - self.spaced_s, 0.0)
+        usual_s = self.turns * self.turn_s
+        if self.spaced_s and abs(on_s - usual_s) < SURE * usual_s:
+            on_s = usual_s  # a small error of the spacers is a large one of what is left
+        on_s *= self.busy
         about = {"turns": self.turns, "calls": self.turns * self.calls}
         return dict(about, on_s=on_s, rest_s=self.whole_s - on_s)
 

@@ -44,6 +44,7 @@ AS_FAST = 0.01  # of a clock
 FITS = 0.03  # of the time in the program: with colder or warmer caches it is not the same call
 _CACHE_BYTES = 128 << 20  # calls that read more than this are cold whatever came before
 _START_S, _ASK_S = 120.0, 300.0
+_NEEDS = {"torch": "PyTorch", "jax": "JAX"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Call:
     kernels: Sequence[Any]
     count: int
     busy_s: float
+
+    @property
+    def framework(self) -> str:
+        return framework_of(self.settings)
 
     @property
     def time_s(self) -> float:
@@ -95,16 +100,22 @@ def calls_of(rows: Sequence[Mapping[str, Any]], device: str) -> list[Call]:
     return sorted(found, key=lambda call: -call.busy_s)
 
 
+def framework_of(settings: Mapping[str, Any]) -> str:
+    """A recording may come from anywhere: of what it says, only what we know chooses a file."""
+    return "jax" if settings.get("framework") == "jax" else "torch"
+
+
 class CardProcess:
     """A process that runs calls on one GPU, in the program's interpreter."""
 
     def __init__(self, python: str, uuid: str, settings: Mapping[str, Any]) -> None:
         self._python, self._uuid, self._settings = python, uuid, settings
+        self._framework = framework_of(settings)
         self._child: Child | None = None
         self.facts: Message = {}
 
     def start(self) -> None:
-        script = Path(__file__).with_name("torch_card.py")
+        script = Path(__file__).with_name(f"{self._framework}_card.py")
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self._uuid, "KINETO_LOG_LEVEL": "99"}
         environment.pop("SMARAGDINE_SPOOL", None)
         try:
@@ -122,7 +133,7 @@ class CardProcess:
             raise UserError(
                 f"{self._python} cannot replay on {self._uuid}",
                 why,
-                "It needs PyTorch with CUDA: --python PATH",
+                f"It needs {_NEEDS[self._framework]} with CUDA: --python PATH",
             )
         self.facts = answer["ready"]
 
@@ -138,6 +149,10 @@ class CardProcess:
         if answer.get("died"):
             self.close()
         return answer
+
+    @property
+    def library(self) -> str:
+        return f"{self._framework} {self.facts.get(self._framework)}"
 
     @property
     def alive(self) -> bool:
@@ -232,7 +247,7 @@ def replay_all(
     """
     begin_s = meter.now_s()
     whole_s = sum(call.busy_s for call in calls) or 1.0
-    library = f"torch {card.facts.get('torch')}"
+    library = card.library
     checked = _check(calls, card)
     seen = Surroundings([_idle(card, meter)])
     seen.throttled = clock_mhz is not None and slower_than(seen.looks[0].clock_mhz, clock_mhz)

@@ -79,7 +79,7 @@ def calibrate(
         raise UserError(
             f"{run.path} has no calls to replay",
             _why_no_calls(run),
-            "Record it anew on a GPU, with PyTorch: smaragdine run --calibrate train.py",
+            "Record it anew on a GPU, with PyTorch or JAX: smaragdine run --calibrate train.py",
         )
     rows = run.recording.calls.to_pylist()
     found: list[CalibratedDevice] = []
@@ -87,7 +87,7 @@ def calibrate(
     for device in dict.fromkeys(row["device"] for row in rows):
         calls = calls_of(rows, device)
         gpu = _gpu(run, device)
-        known, lent_from = _known(store, gpu, _versions(run))
+        known, lent_from = _known(store, gpu, _versions(run, calls[0].framework))
         if lent_from and replay:
             known, lent_from = {}, ""  # its own are better
         clock_mhz = program_clock_mhz(run, device)
@@ -153,7 +153,7 @@ def _why_no_calls(run: Run) -> str:
         return "it ran on no GPU, and what a processor draws is not replayed yet"
     if not devices:
         return "no steps were traced"
-    return "it was recorded by another framework than PyTorch, or by an older version of smaragdine"
+    return "it was recorded by another framework than PyTorch and JAX, or by an older version of smaragdine"
 
 
 def _gpu(run: Run, device: str) -> dict[str, Any]:
@@ -164,11 +164,11 @@ def _gpu(run: Run, device: str) -> dict[str, Any]:
     raise UserError(f"{run.path} does not say which card {device} was")
 
 
-def _versions(run: Run) -> tuple[str | None, str | None]:
+def _versions(run: Run, framework: str) -> tuple[str | None, str | None]:
     """The driver and the library that chose the kernels, as replays name them; None: not known."""
     driver = (run.info.get("host") or {}).get("driver")
-    torch = (run.info.get("libraries") or {}).get("torch")
-    return driver, torch and f"torch {torch}"
+    version = (run.info.get("libraries") or {}).get(framework)
+    return driver, version and f"{framework} {version}"
 
 
 def _known(

@@ -128,7 +128,7 @@ def profile_start_ns(space: Any) -> int | None:
 _STATS = frozenset(
     {
         *("hlo_op", "hlo_module", "program_id", "run_id", "name", "tf_op", "_p", "_c"),
-        *("correlation_id", "cuda_graph_id", "cuda_graph_node_id"),
+        *("correlation_id", "cuda_graph_id", "cuda_graph_node_id", "kernel_details"),
     }
 )
 _DISPATCH = re.compile(r"PjitFunction\((.*)\)", re.DOTALL)  # on the program's own thread
@@ -156,6 +156,7 @@ class Row:
     graph: int | None = None  # the CUDA graph that a kernel is part of
     node: int | None = None  # of that graph, in the order in which it was built
     launch: int | None = None
+    details: str = ""  # of a GPU's kernel: registers, grid, block
     is_eager: bool = False  # TensorFlow ran it by itself, outside any function
 
 
@@ -272,6 +273,7 @@ def _rows(plane: Plane, line: Any) -> Iterator[Row]:
                 graph=stats.get("cuda_graph_id"),
                 node=stats.get("cuda_graph_node_id"),
                 launch=stats.get("correlation_id"),
+                details=str(stats.get("kernel_details") or ""),
             )
 
 

@@ -29,6 +29,7 @@ from smaragdine.tracing.names import (
     without_calls,
 )
 from smaragdine.tracing.table import built
+from smaragdine.tracing.xplane.calls import calls_of
 from smaragdine.tracing.xplane.hlo import NO_PROGRAM, Program, edges_of, programs
 from smaragdine.tracing.xplane.reader import Row, Rows, line_threads, read_rows, read_space
 
@@ -282,6 +283,7 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
     remarks = [f"the profiler said: {error}" for error in space.errors] + _losses(events, names)
     names, said = _cleaned(names, meta)
     steps = marked_steps(events, names, meta) if meta["steps"] else sliced_steps(events)
+    calls = calls_of(events, known) if meta["framework"] == "jax" else None
     table = built(
         encode([name.path for name in names]),
         encode(events.devices),
@@ -290,12 +292,13 @@ def events_of(raw: Path, meta: dict[str, Any]) -> tuple[pa.Table, Coverage]:
         encode([name.phase for name in names]),
         pa.array(events.lanes, pa.int64()),
         pa.array(steps.found, mask=steps.found == NO_STEP),
+        calls and pa.array(calls.of_event, pa.int64()),
     ).sort_by("start_ns")
     inside = table.filter(table["step"].is_valid()) if steps.count else table
     coverage = coverage_of(inside, steps.count, [*remarks, *said, *steps.remarks])
     ran = {row.program for row in events.rows if row.program in known}
     edges = edges_of(known[number] for number in known if number in ran)
-    return table, replace(coverage, edges=edges, found_steps=steps.spans)
+    return table, replace(coverage, edges=edges, found_steps=steps.spans, calls=calls and calls.table)
 
 
 def _within(events: Rows, meta: dict[str, Any]) -> Rows:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.sensors import cpu, estimate, hwmon, rapl
-from smaragdine.sensors.activity import Activity, open_activity
 from smaragdine.sensors.base import Absent, Channel, Found, Sensor, checked
-from smaragdine.sensors.cpu import read_cpuinfo
+from smaragdine.sensors.cpu import Activity, open_activity, read_cpuinfo
 from smaragdine.sensors.estimate import socket_model
 from smaragdine.sensors.nvml import discover as nvml
 from smaragdine.sensors.processes import attribute_text

@@ -164,8 +164,7 @@ def t_within(freedom: float, chance: float = 0.05) -> float:
 
 
 def _rounded(freedom: float) -> float:
-    """Degrees of freedom, down to the wider interval, so that a hundred thousand names share a few hundred
-    values."""
+    """Degrees of freedom, down to the wider interval, so that many names share a few hundred values."""
     rounded = math.floor(freedom * 100) / 100 if freedom < 100 else float(min(math.floor(freedom), 10_000))
     return max(rounded, 1.0)
 

@@ -106,8 +106,7 @@ def predict(
     power_limit_w: float,
     known: MeasuredEpoch | None = None,
 ) -> Prediction:
-    """Predicts an epoch on a GPU. `known` is a measured epoch of the workload there, at any batch and
-    limit."""
+    """Predicts an epoch on a GPU. `known` is a measured one of the workload there, at any batch and limit."""
     time, power = _unlimited_logs(standard, gpu, workload, batch)
     if known is not None:
         known_time, known_power = _unlimited_logs(standard, gpu, workload, known.batch)

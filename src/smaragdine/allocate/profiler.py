@@ -87,8 +87,7 @@ class ProfiledSteps:
 
     @property
     def energy_error_j(self) -> float | None:
-        """Standard error of `energy_j`: the spread over blocks, and not less than the sensor's updates
-        allow."""
+        """Standard error of `energy_j`: the spread over blocks, no less than the sensor's updates allow."""
         spread = _standard_error([block.energy_j / block.steps for block in self.blocks])
         # Blocks touch: what one gets too much, the next gets too little.
         edges_j = max(block.energy_error_j for block in self.blocks) / self.count

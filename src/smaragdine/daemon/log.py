@@ -126,8 +126,7 @@ class _Segment:
 
 
 class Spool:
-    """The segments in a folder. Raises OSError when the folder cannot be used; you may try again at any
-    time."""
+    """The segments in a folder. Raises OSError when the folder cannot be used; try again at any time."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
@@ -385,8 +384,7 @@ class Log:
             self.trouble = ""
 
     def _keep_numbers(self) -> None:
-        """Keep the number of the batch that is being appended: it is in memory, so readers get it under this
-        number."""
+        """Keep the number of the batch being appended: readers get it from memory under this number."""
         if self._spool is not None:
             with contextlib.suppress(OSError):
                 self._spool.keep_numbers(self.next_sequence + 1, self.next_channel)

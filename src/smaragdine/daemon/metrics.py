@@ -217,8 +217,7 @@ class Fleet:
     def update(
         self, now_s: float, devices: Iterable[DeviceEnergy], sessions: Iterable[SessionEnergy]
     ) -> None:
-        """`now_s` is monotonic. A session that has ended may stay in the list as long as you like, or just
-        leave it."""
+        """`now_s` is monotonic. A session that has ended may stay in the list or leave it."""
         for device in devices:
             before = self._devices.get(device.device)
             energy_j = max(device.energy_j, before.energy_j if before else 0.0)
@@ -371,8 +370,7 @@ def render(
 
 
 class FleetMetrics:
-    """Updates the fleet's totals every second, scraped or not, so that a session between two scrapes is not
-    lost."""
+    """Updates the fleet's totals every second, so that no session between two scrapes is lost."""
 
     def __init__(self, daemon: Daemon, lease_calls: LeaseCalls) -> None:
         self._daemon = daemon

@@ -171,8 +171,7 @@ class SessionTable:
         return session
 
     def forget(self, now_ns: int) -> list[Session]:
-        """Drop sessions that ended long ago. If there are too many, drop the oldest of whoever has the
-        most."""
+        """Drop sessions that ended long ago; of too many, the oldest of whoever has the most."""
         ended = sorted((s for s in self.sessions.values() if s.ended), key=lambda s: s.end_ns)
         oldest_ns = now_ns - int(self._bounds.forget_s * 1e9)
         gone = [s for s in ended if s.end_ns < oldest_ns]
@@ -190,8 +189,7 @@ class SessionTable:
         self._file.save({"boot_id": boot_id(), "sessions": begun})
 
     def load(self) -> None:
-        """Take up sessions from before a restart: hold the process of a live one again, or note that it has
-        ended."""
+        """Take up sessions from before a restart: hold a live one's process, or note that it has ended."""
         self._file.load(self._take_up)
 
     def _take_up(self, values: Any) -> None:

@@ -253,8 +253,7 @@ class Trees:
         self._next_scan_ns = now_ns + max(SCAN_EVERY_NS, int(cost_ns / SCAN_SHARE))
 
     def _nest(self, session_id: str, tree: ProcessTree) -> None:
-        """Find where the new session lies among the others. Of two on the same process, the later is the
-        inner one."""
+        """Find where the new session lies. Of two on the same process, the later is the inner one."""
         around = {key for key, member in self._members.items() if tree.root_pid in member.tree}
         within = {key for key, member in self._members.items() if member.tree.root_pid in tree} - around
         innermost = around - {self._inside[key] for key in around if key in self._inside}

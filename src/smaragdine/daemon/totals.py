@@ -86,8 +86,7 @@ class EnergyLine:
 
 @dataclass
 class Counter:
-    """Turns a counter's readings into a line: adds up differences, also where the counter wraps round, but
-    never across a gap."""
+    """Adds up the differences of a counter's readings, also where it wraps round, but never across a gap."""
 
     line: EnergyLine
     wraps_at: int | None = None
@@ -154,8 +153,7 @@ class Samples:
                 self.last = (int(times_ns[first]), float(watts[first]))
 
     def add_counter(self, t_ns: Times, counts: list[int]) -> None:
-        """Take the counter's readings. They come at once and the samples a second later, so each waits for
-        those."""
+        """Take the counter's readings, which wait for the samples of a second later."""
         assert self.counter is not None
         for i, now_ns in enumerate(t_ns.tolist()):
             if self.counter.last is None:
@@ -207,8 +205,7 @@ _PATIENCE_NS = 2_500_000_000
 
 @dataclass
 class SessionUse:
-    """µJ of a device that a session used: with all its processes, and with those that are in no session
-    within it."""
+    """µJ of a device that a session used: with all its processes, and with those of no session within."""
 
     own: int = 0
     exclusive: int = 0
@@ -528,8 +525,7 @@ def _microjoules(value: Values) -> list[int]:
 
 
 def _power_w(device: DeviceLines, oldest_ns: int) -> float | None:
-    """The power over the last second that was read; None where that is long ago, or nothing was read since a
-    gap."""
+    """The power over the last second that was read; None: long ago, or nothing since a gap."""
     watts = 0.0
     for line in device.lines:
         if line.since_ns is None or line.last_ns < oldest_ns:

@@ -76,8 +76,7 @@ def select(batch: Batch, rows: Rows) -> Batch:
 
 @dataclass
 class View:
-    """One reader's way through the log: channels of the machine and of the session, thinned to the session's
-    period."""
+    """What one reader sees: channels of the machine and the session, thinned to the session's period."""
 
     visible: Rows  # by channel number; the last one stands for all beyond
     thinned: Rows  # counters; the others come as rarely as they are
@@ -163,8 +162,7 @@ def note_message(note: Note) -> pb.Note:
 
 
 def encode_columns(batches: list[Batch]) -> bytes:
-    """Encode the columns of a ReadResponse. Field by field a number would cost 100 ns; as a block it costs 1
-    ns."""
+    """Encode the columns of a ReadResponse. A number costs 100 ns field by field, 1 ns as a block."""
     if not batches:
         return b""
     channel = np.concatenate([batch.channel for batch in batches])

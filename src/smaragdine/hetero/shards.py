@@ -235,8 +235,7 @@ class Shards:
         drop_last: bool = False,
         **options: Any,
     ) -> ShardLoader:
-        """This rank's batches, from a DataLoader with these `options`; a smaller last batch is split in
-        proportion."""
+        """This rank's batches, from a DataLoader with these `options`; a smaller last one in proportion."""
         mine = [name for name in _OURS if name in options]
         if mine:
             raise UserError(f"loader({mine[0]}=…)", "the split decides that", "Leave it out")
@@ -277,8 +276,7 @@ class Shards:
         return loss * factor.to(loss.dtype)
 
     def wrap(self, module: Any, **options: Any) -> Any:
-        """Wraps `module` in DistributedDataParallel with these options; returns it unchanged if it is wrapped
-        already."""
+        """Wraps `module` in DistributedDataParallel with these options, unless it is wrapped already."""
         from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm  # pyright: ignore[reportPrivateUsage]
         from torch.nn.parallel import DistributedDataParallel
 
@@ -493,8 +491,7 @@ def _rank_place() -> RankPlace:
 
 
 def gpus_of(uuids: Sequence[str | None]) -> tuple[list[str], list[str]]:
-    """The GPUs of a machine's ranks that NVML knows here, and those it does not: each rank may see only its
-    own."""
+    """The GPUs of a machine's ranks that NVML knows here, and others: each rank may see only its own."""
     from smaragdine.jobs.lender import devices_here
 
     found = list(dict.fromkeys(uuid for uuid in uuids if uuid is not None))

@@ -251,8 +251,7 @@ class Sampler:
                 self._alarms[lane].wake(min(slot.sensor.period_ns for slot in self._lanes[lane]))
 
     def stop(self, timeout_s: float = 3.0) -> None:
-        """End every lane, and keep each sensor's last readings. A lane that is stuck in a driver is left
-        behind."""
+        """End every lane, and keep each sensor's last readings. A lane stuck in a driver is left behind."""
         self._stop.set()
         for alarm in self._alarms.values():
             alarm.wake()

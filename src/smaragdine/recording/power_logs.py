@@ -273,8 +273,7 @@ def _order(
     devices: list[str],
     where: str,
 ) -> npt.NDArray[np.int64] | None:
-    """The rows to keep, by time; None for all of them as they are. A reading that is there twice is kept
-    once."""
+    """The rows to keep, by time; None: all as they are. A reading that is there twice is kept once."""
     order = np.lexsort((codes, t_ns))
     same = (np.diff(t_ns[order]) == 0) & (np.diff(codes[order]) == 0)
     contrary = np.flatnonzero(same & (np.diff(power_w[order]) != 0))

@@ -168,8 +168,7 @@ class Activity:
         return self._channels
 
     def leave_out_program(self) -> None:
-        """Have no `program` channels: a daemon watches many programs by itself. Call it before any other
-        use."""
+        """Have no `program` channels: a daemon watches many programs itself. Call it before any other use."""
         self._channels = [channel for channel in self._channels if channel.quantity != "program"]
         self._position = {"busy": 0, "monitor": 1}
 
@@ -239,8 +238,7 @@ class Activity:
         return text
 
     def _count_idle(self, text: bytes, elapsed_ns: int) -> None:
-        """Add how long each socket's CPUs were there since the last read, and how long idle, waiting or
-        stolen."""
+        """Add how long each socket's CPUs were there since the last read, and idle, waiting or stolen."""
         if len(self._sockets) > 1:
             idle = _idle_ticks_by_line(text)
             self._count_lines(self._last_idle, idle, elapsed_ns)

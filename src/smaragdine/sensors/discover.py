@@ -42,8 +42,7 @@ def open_sensors() -> Found:
 
 
 class PluginSensor:
-    """Somebody else's sensor. `read` raises where it gives no proper readings: whoever reads counts
-    failures."""
+    """Somebody else's sensor. `read` raises where readings are not proper: whoever reads counts failures."""
 
     def __init__(self, sensor: Sensor) -> None:
         self._sensor = sensor

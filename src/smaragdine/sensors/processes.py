@@ -176,8 +176,7 @@ class ProcessTree:
             self.take(self._parents(candidates))
 
     def take(self, parents: Mapping[int, int]) -> None:
-        """Take new processes of the machine and their parents, and follow those that belong to the
-        program."""
+        """Take the machine's new processes and their parents, and follow those of the program."""
         self._forked = True
         self._take(parents, include_past=True)
 

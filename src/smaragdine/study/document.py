@@ -261,8 +261,7 @@ def provenance_of(results: Sequence[Result]) -> dict[str, str]:
 
 
 def read_notes(out: Path) -> dict[str, str]:
-    """Reads OUT/notes.md by its second headings: what a person wrote about a finding outlives every
-    redrawing."""
+    """Reads OUT/notes.md by its second headings: what a person wrote outlives every redrawing."""
     path = out / NOTES
     if not path.is_file():
         return {}
@@ -434,8 +433,7 @@ def variant_label(result: Result) -> str:
 
 
 def of_phase(footprint: Footprint, phase: str) -> Footprint:
-    """One phase of a footprint. A device's total is then what that phase took, because idle belongs to no
-    phase."""
+    """One phase of a footprint. A device's total is what that phase took: idle belongs to no phase."""
     kept = pa.array([known == phase for known in footprint.rows["phase"].to_pylist()], pa.bool_())
     rows = footprint.rows.filter(kept)
     devices = rows["device"].to_pylist()

@@ -210,8 +210,7 @@ def measure_blocks(
     say: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> MeasuredOverhead:
-    """Measures 2 × `pairs` blocks. Raises `Stopped`; or `UserError` if the program ends or announces no
-    steps."""
+    """Measures 2 × `pairs` blocks. Raises `Stopped`, or `UserError` if the program ends or has no steps."""
     log = out / "logs" / f"overhead-{setting.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **setting.environment}

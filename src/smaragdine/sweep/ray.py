@@ -186,8 +186,7 @@ class _Cluster:
 def check_nodes(
     ray: Any, plan: Plan, tasks: Sequence[Task], slots: Sequence[RaySlot], watch: SweepWatcher, stop: Stop
 ) -> None:
-    """Checks before anything runs that every device can take every setting it may get. Ends early at
-    `stop`."""
+    """Checks first that every device can take every setting it may get. Ends early at `stop`."""
     asked: dict[Any, RaySlot] = {}
     for slot in slots:
         own = [task for task in tasks if task.setting.gpu_type in (None, slot.gpu_type)]

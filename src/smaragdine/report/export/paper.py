@@ -122,8 +122,7 @@ def _sum(name: str, energy_j: float, scale: float, total: DeviceTotal) -> tuple[
 
 
 def _place(uncertainty: float) -> int:
-    """The power of ten of the last digit to print: two digits of an uncertainty that begins below 3, else
-    one."""
+    """The power of ten of the last digit: two digits of an uncertainty that begins below 3, else one."""
     digits = 2 if f"{uncertainty:e}"[0] in "12" else 1
     return math.floor(math.log10(uncertainty)) - digits + 1
 

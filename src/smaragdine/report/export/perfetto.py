@@ -153,8 +153,7 @@ def packet_class() -> Any:
 
 
 class Packets:
-    """Writes a trace's packets into a file, one after the other. Each name is sent once, and by number
-    afterwards."""
+    """Writes a trace's packets into a file. Each name is sent once, and by number afterwards."""
 
     def __init__(self, file: IO[bytes], recording: Recording) -> None:
         self._file = file

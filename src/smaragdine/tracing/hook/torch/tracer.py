@@ -32,8 +32,7 @@ conflicts.patch_graphs(torch.cuda.graphs)
 
 
 def ready():
-    """Whether a profiler may begin: the last one is over, and no operator that it saw begin is still
-    running."""
+    """Whether a profiler may begin: the last one is over, and no operator that it saw begin still runs."""
     if conflicts.capturing():
         return False
     ending = _state.ending

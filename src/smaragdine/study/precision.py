@@ -199,56 +199,24 @@ def _overlaps(middle: float, half: float) -> ClaimRule:
 
 
 _SCALE = "1 is alike, Pearson"
-ASSS = Claim(
-    "asss",
-    "precision",
+# fmt: off
+ASSS = Claim("asss", "precision",
     "How alike is the footprint with fewer readings (ASSS)?",
-    "0.90–0.94, with periods longer than its 4 ms",
-    0.90,
-    _SCALE,
-    _lowest(0.90),
-    "5.4.1",
-)
-ASSW = Claim(
-    "assw",
-    "precision",
+    "0.90–0.94, with periods longer than its 4 ms", 0.90, _SCALE, _lowest(0.90), "5.4.1")
+ASSW = Claim("assw", "precision",
     "How alike is the footprint of 2 to 5 experiments (ASSW)?",
-    "0.97–0.99",
-    0.97,
-    _SCALE,
-    _lowest(0.97),
-    "5.4.1",
-)
-STABILITY = Claim(
-    "stability",
-    "precision",
+    "0.97–0.99", 0.97, _SCALE, _lowest(0.97), "5.4.1")
+STABILITY = Claim("stability", "precision",
     "How alike are experiments?",
-    "more than 0.7 for all pairs of nine",
-    0.7,
-    _SCALE,
-    ClaimRule("agrees if the lowest pair is above 0.7", lambda values: min(values) > 0.7),
-    "5.4.2",
-)
-TIME_OVERHEAD = Claim(
-    "time-overhead",
-    "precision",
+    "more than 0.7 for all pairs of nine", 0.7, _SCALE,
+    ClaimRule("agrees if the lowest pair is above 0.7", lambda values: min(values) > 0.7), "5.4.2")
+TIME_OVERHEAD = Claim("time-overhead", "precision",
     "How much longer does a step take while power is sampled?",
-    "−0.052 ± 0.12 %",
-    -0.052,
-    "%",
-    _overlaps(-0.052, 0.12),
-    "5.4.3",
-)
-ENERGY_OVERHEAD = Claim(
-    "energy-overhead",
-    "precision",
+    "−0.052 ± 0.12 %", -0.052, "%", _overlaps(-0.052, 0.12), "5.4.3")
+ENERGY_OVERHEAD = Claim("energy-overhead", "precision",
     "How much more energy does a step take while power is sampled?",
-    "0.47 ± 1.10 %",
-    0.47,
-    "%",
-    _overlaps(0.47, 1.10),
-    "5.4.3",
-)
+    "0.47 ± 1.10 %", 0.47, "%", _overlaps(0.47, 1.10), "5.4.3")
+# fmt: on
 PRECISION_CLAIMS = (ASSS, ASSW, STABILITY, TIME_OVERHEAD, ENERGY_OVERHEAD)
 PAPERS_PERIOD_MS = 4.0
 WIDEST = 2.0  # per cent: a wider interval says nothing about costs of a few tenths

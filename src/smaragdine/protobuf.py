@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-# message → its fields, as a .proto file has them. A type that protobuf does not know is a message of the table,
-# and a word before it that is neither `repeated` nor `map` the name of a oneof. Keys of maps are int64.
+# message → its fields, as in a .proto file. A type that protobuf does not know is one of these messages, and
+# a word before it that is neither `repeated` nor `map` the name of a oneof. Keys of maps are int64.
 Fields = Mapping[str, str]
 FIELDS: Fields = {
     "XSpace": "repeated XPlane planes = 1; repeated string errors = 2",

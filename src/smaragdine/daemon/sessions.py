@@ -70,14 +70,6 @@ class Refused(Exception):
         self.line = line
 
 
-def _no_channels() -> dict[int, Channel]:
-    return {}
-
-
-def _no_energies() -> list[DeviceUse]:
-    return []
-
-
 @dataclass
 class Session:
     id: str
@@ -94,8 +86,8 @@ class Session:
     end_sequence: int = 0  # one more than its last batch; 0: it goes on
     end_reason: str = ""
     dropped_batches: int = 0
-    channels: dict[int, Channel] = field(default_factory=_no_channels)  # its own
-    energies: list[DeviceUse] = field(default_factory=_no_energies)  # once it has ended
+    channels: dict[int, Channel] = field(default_factory=dict[int, Channel])  # its own
+    energies: list[DeviceUse] = field(default_factory=list[DeviceUse])  # once it has ended
     pidfd: int = -1
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # set when it ends or the daemon stops
 

@@ -22,10 +22,6 @@ _CARRY_NS = 2_500_000_000
 _MOST_WAITING = 100
 
 
-def _no_numbers() -> list[int]:
-    return []
-
-
 @dataclass
 class EnergyLine:
     """A total that grows by what is added. Between two points it is a straight line."""
@@ -33,8 +29,8 @@ class EnergyLine:
     total: int = 0
     holes: int = 0  # stretches of time of which nothing is known
     since_ns: int | None = None  # the first point after the last of them; None: it lasts still
-    t_ns: list[int] = field(default_factory=_no_numbers)
-    at_t: list[int] = field(default_factory=_no_numbers)
+    t_ns: list[int] = field(default_factory=list[int])
+    at_t: list[int] = field(default_factory=list[int])
 
     def add(self, t_ns: int, amount: int) -> None:
         """Grow until `t_ns`. If the clock was set back, a new stretch begins."""

@@ -7,7 +7,7 @@ import os
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -74,6 +74,18 @@ def shortest_path(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)
+
+
+def plain_table(*headers: str, left: Collection[str] = (), folds: Collection[str] = ()) -> Table:
+    """A table without lines. The first column and those in `left` are text, all others figures. On a narrow
+    terminal the first gives way, and those in `folds`."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for n, header in enumerate(headers):
+        justify = "right" if n and header not in left else "left"
+        table.add_column(
+            Text(header), justify=justify, overflow="fold", no_wrap=n > 0 and header not in folds
+        )
+    return table
 
 
 def _table(*headers: str, left: int = 1) -> Table:

@@ -110,8 +110,7 @@ def predict(
     time, power = _unlimited_logs(standard, gpu, workload, batch)
     if known is not None:
         known_time, known_power = _unlimited_logs(standard, gpu, workload, known.batch)
-        # What even the highest limit holds back shows its demand; below that, the demand is at least what was
-        # drawn.
+        # What the highest limit holds back shows its demand; below, the demand is at least what was drawn.
         unheld = known.power_limit_w >= standard.highest_w[gpu]
         unheld = unheld or known.power_w < _UNLIMITED * known.power_limit_w
         demand = math.log(known.power_w) if unheld else max(known_power, math.log(known.power_w))

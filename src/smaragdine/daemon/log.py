@@ -109,8 +109,7 @@ def decode(data: bytes, at: int = 0) -> Batch | None:
 _SEGMENTS = 16  # the oldest is removed as a whole, so each is a small part of the spool
 _NAME = re.compile(r"batches-\d{20}\.spool")
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-# Next sequence number, next channel number, checksum. We overwrite them in place, which works on a full disk
-# too.
+# Next sequence number, next channel number, checksum; overwritten in place, which works on a full disk too.
 _NUMBERS = struct.Struct("<QQI")
 
 
@@ -235,8 +234,7 @@ class Spool:
         while at < len(data):
             batch = decode(data, at)
             if batch is None:
-                # If the harm is in the middle, what follows still counts: go on at the next place that looks
-                # like a batch.
+                # What follows the harm still counts: go on at the next place that looks like a batch.
                 at = data.find(MAGIC, at + 1)
                 if at < 0:
                     break

@@ -62,8 +62,7 @@ def machine_numbers(channels: Sequence[Channel], folder: Path | None, next_numbe
     numbers: list[int] = []
     next_number = max([next_number, *(number + 1 for number in known.values())])
     for channel in channels:
-        # Details are worded anew at each start. Several channels of one name (dies of a package) come in
-        # order.
+        # Details are worded anew at each start. Channels of one name (dies of a package) come in order.
         name = f"{channel.sensor} {channel.name}"
         key = f"{name} {seen[name]}"
         seen[name] += 1
@@ -96,8 +95,7 @@ def _save(folder: Path | None, known: dict[str, int]) -> None:
 
 # The process trees of all sessions. One look finds new processes for all of them.
 
-# The part of a core for reading all trees. Users share it equally, and each user's sessions share that user's
-# part.
+# The part of a core for reading all trees. Users share it equally, and a user's sessions that user's part.
 _READ_SHARE = 0.1
 
 

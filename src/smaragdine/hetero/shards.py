@@ -158,8 +158,7 @@ class ShardSampler:
             counts = shares(len(indices), self._batches)
             first = sum(counts[: self._rank])
             mine = indices[first : first + counts[self._rank]]
-            # A rank without samples must still take part in the all-reduce: a sample stands in, with no
-            # weight.
+            # A rank without samples still takes part in the all-reduce: a sample stands in, with no weight.
             yield (mine if mine.size else indices[:1]).tolist()
 
     def _begins(self) -> range:
@@ -355,8 +354,7 @@ def _limits(given: Sequence[float] | bool, allocation: SavedAllocation) -> tuple
     return checked_limits(allocation.power_limits_w, len(allocation.batches))
 
 
-# What is done once per machine around a training: limits are lent, a recording is made, and what was used is
-# summed up.
+# What is done once per machine around a training: limits, a recording, and the sum of what was used.
 
 
 @dataclass(frozen=True)

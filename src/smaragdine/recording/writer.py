@@ -74,8 +74,7 @@ class TableWriter:
         self._cut = False
         self.dropped_batches = 0
         self.error: OSError | None = None
-        # This batch has no rows: it seals the schema, which damage to the first readings then cannot take
-        # along.
+        # This batch has no rows: it seals the schema, which damage to the first readings cannot take along.
         none = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
         self._stream.write_batch(none, custom_metadata=_BLANK_SEAL)
         if at is None:

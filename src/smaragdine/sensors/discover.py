@@ -135,8 +135,7 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM, elsewhere: Elsewhe
     cpus = cpu.read_cpuinfo(settings.proc_root)
     # A tree that is made for its cpuinfo alone need not have the rest.
     stat_root = settings.proc_root if (settings.proc_root / "stat").exists() else Path("/proc")
-    # The busy time, from which we take shares, moves in ticks of 10 ms: half the counters' rate loses
-    # nothing.
+    # The busy time, which shares are of, moves in ticks of 10 ms: half the counters' rate loses nothing.
     activity, absent = open_activity(cpus, stat_root, 2 * settings.period_ns, clock)
     sensors: list[Sensor] = [activity] if activity is not None else []
     facts: dict[str, object] = {}

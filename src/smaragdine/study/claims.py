@@ -310,8 +310,7 @@ HIDDEN_ENERGY = Claim("hidden-alone-not-energy", "variants",
     "Do few wide layers take less energy than many narrow ones (mean difference of a name)?",
     "yes: L6 H768 less than L12 H512", None, "J", signed(-1), "6.1")
 
-# Of two deviations of the same kind over five runs each, one is this many times the other in one case of
-# twenty.
+# Of two like deviations over five runs each, one is this many times the other in one case of twenty.
 _BY_CHANCE = 2.5
 
 ALBERT_EINSUM = Claim("albert-einsum", "albert",

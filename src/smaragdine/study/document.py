@@ -326,7 +326,6 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 #
 # Results of one framework, precision, batch and length are one kind, as in findings. Each kind has its own
 # figures.
-# figures.
 
 
 @dataclass(frozen=True)

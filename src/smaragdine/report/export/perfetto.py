@@ -27,8 +27,7 @@ from smaragdine.protobuf import Fields, build_class, varint
 from smaragdine.recording.reader import Recording
 from smaragdine.report.export.selection import Selection
 
-# Slices on tracks: what is drawn on one track must nest, so what merely overlaps goes to another track of its
-# lane.
+# Slices on tracks: what is on one track must nest, so what merely overlaps goes to another track of its lane.
 
 Lane = TypeVar("Lane", bound=Hashable)
 

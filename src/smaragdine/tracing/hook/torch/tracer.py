@@ -217,8 +217,7 @@ class TorchSession:
         if self.thread in threading._active:
             # Kernels that were launched before would run into the window, where nobody could name them.
             conflicts.wait_for_gpu()
-        # Kineto reads its log level now. Unless told otherwise it says on stderr that profiling begins and
-        # ends.
+        # Kineto reads its log level now. Unless told otherwise it says on stderr when profiling begins.
         quiet = "KINETO_LOG_LEVEL" not in os.environ
         if quiet:
             os.environ["KINETO_LOG_LEVEL"] = "99"

@@ -296,8 +296,7 @@ class Trace:
 
 
 def _announced(model: Any) -> contextlib.ExitStack:
-    """Makes a model's calls steps until closed: without an optimizer, nothing else tells where a step
-    ends."""
+    """Makes a model's calls steps until closed: without an optimizer, nothing else tells steps apart."""
     opened = contextlib.ExitStack()
     if hasattr(model, "register_forward_hook") and hook_module("environment").trace_wanted():
         opened.callback(hook_module("torch.loop").announce(model))
@@ -321,8 +320,7 @@ def _asked(steps: int, skip: int, budget: float | None) -> dict[str, Any]:
 
 
 def _events(folder: Path) -> list[str]:
-    """Turns what was traced into events of the recording, and returns remarks. Whatever fails here, the
-    program goes on."""
+    """Turns what was traced into events; returns remarks. Whatever fails here, the program goes on."""
     try:
         from smaragdine.recording.reader import open_recording
         from smaragdine.tracing.absence import hook_errors, why_nothing

@@ -32,8 +32,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 def parse_json(
     text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None, nan: bool = False
 ) -> Any:
-    """Parse JSON. `pairs` makes what an object becomes. `nan`: also read what Python writes for NaN and
-    infinity."""
+    """Parse JSON. `pairs` makes what an object becomes. `nan`: also read Python's NaN and infinity."""
     constant = None if nan else _constant
     try:
         return json.loads(

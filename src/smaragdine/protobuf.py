@@ -9,41 +9,24 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-# message → (number, name, type); a type that is not of protobuf is a message of this table
-Fields = Mapping[str, list[tuple[int, str, str]]]
+# message → its fields, as in a .proto file. A type that protobuf does not know is one of these messages, and
+# a word before it that is neither `repeated` nor `map` the name of a oneof. Keys of maps are int64.
+Fields = Mapping[str, str]
 FIELDS: Fields = {
-    "XSpace": [(1, "planes", "repeated XPlane"), (2, "errors", "repeated string")],
-    "XPlane": [
-        (2, "name", "string"),
-        (3, "lines", "repeated XLine"),
-        (4, "event_metadata", "map XEventMetadata"),
-        (5, "stat_metadata", "map XStatMetadata"),
-        (6, "stats", "repeated XStat"),
-    ],
-    "XLine": [
-        (1, "id", "int64"),
-        (2, "name", "string"),
-        (3, "timestamp_ns", "int64"),
-        (4, "events", "repeated XEvent"),
-    ],
-    "XEvent": [
-        (1, "metadata_id", "int64"),
-        (2, "offset_ps", "data int64"),
-        (3, "duration_ps", "int64"),
-        (4, "stats", "repeated XStat"),
-        (5, "num_occurrences", "data int64"),
-    ],
-    "XStat": [
-        (1, "metadata_id", "int64"),
-        (2, "double_value", "value double"),
-        (3, "uint64_value", "value uint64"),
-        (4, "int64_value", "value int64"),
-        (5, "str_value", "value string"),
-        (6, "bytes_value", "value bytes"),
-        (7, "ref_value", "value uint64"),
-    ],
-    "XEventMetadata": [(2, "name", "string"), (4, "display_name", "string"), (5, "stats", "repeated XStat")],
-    "XStatMetadata": [(2, "name", "string")],
+    "XSpace": "repeated XPlane planes = 1; repeated string errors = 2",
+    "XPlane": """
+        string name = 2; repeated XLine lines = 3; map XEventMetadata event_metadata = 4;
+        map XStatMetadata stat_metadata = 5; repeated XStat stats = 6""",
+    "XLine": "int64 id = 1; string name = 2; int64 timestamp_ns = 3; repeated XEvent events = 4",
+    "XEvent": """
+        int64 metadata_id = 1; data int64 offset_ps = 2; int64 duration_ps = 3; repeated XStat stats = 4;
+        data int64 num_occurrences = 5""",
+    "XStat": """
+        int64 metadata_id = 1; value double double_value = 2; value uint64 uint64_value = 3;
+        value int64 int64_value = 4; value string str_value = 5; value bytes bytes_value = 6;
+        value uint64 ref_value = 7""",
+    "XEventMetadata": "string name = 2; string display_name = 4; repeated XStat stats = 5",
+    "XStatMetadata": "string name = 2",
 }
 
 
@@ -64,9 +47,9 @@ def build_class(file_name: str, table: Fields, root: str) -> Any:
     for message, fields in table.items():
         built_message = file.message_type.add(name=message)
         oneofs: list[str] = []
-        for number, name, words in fields:
-            *before, kind = words.split()
-            field = built_message.field.add(name=name, number=number, label=kinds.LABEL_OPTIONAL)
+        for words in fields.split(";"):
+            *before, kind, name, _, number = words.split()
+            field = built_message.field.add(name=name, number=int(number), label=kinds.LABEL_OPTIONAL)
             if before in (["repeated"], ["map"]):
                 field.label = kinds.LABEL_REPEATED
             elif before:
@@ -93,3 +76,13 @@ def build_class(file_name: str, table: Fields, root: str) -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{root}"))
+
+
+def varint(number: int) -> bytes:
+    """A whole number as it is on the wire: seven bits a byte, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

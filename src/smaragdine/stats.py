@@ -7,6 +7,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smaragdine.arrays import Floats
 
 MOST_SQUARED = 1e100  # beyond it the square of a figure is no number
 
@@ -160,8 +164,7 @@ def t_within(freedom: float, chance: float = 0.05) -> float:
 
 
 def _rounded(freedom: float) -> float:
-    """Degrees of freedom, down to the wider interval, so that a hundred thousand names share a few hundred
-    values."""
+    """Degrees of freedom, down to the wider interval, so that many names share a few hundred values."""
     rounded = math.floor(freedom * 100) / 100 if freedom < 100 else float(min(math.floor(freedom), 10_000))
     return max(rounded, 1.0)
 
@@ -169,6 +172,40 @@ def _rounded(freedom: float) -> float:
 @lru_cache(maxsize=100_000)
 def _t_within(freedom: float, chance: float) -> float:
     return t_quantile(freedom, 1 - chance)
+
+
+# How variances of many names spread, by the logarithms of those that were seen (Smyth, 2004).
+
+
+def prior_of_variances(log_variance: Floats, freedom: float) -> tuple[float, float]:
+    """Fits the prior of these variances: the logarithm of their typical value, and how many free values it is
+    worth.
+
+    It compares the mean and the variance of their logarithms with log s² = log prior + log F(freedom, worth).
+    """
+    log = log_variance - _digamma(freedom / 2) + math.log(freedom / 2)
+    mean, more = float(log.mean()), float(log.var(ddof=1)) - _trigamma(freedom / 2)
+    if more <= 0:
+        return mean, math.inf
+    low, high = 1e-3, 1e6
+    while high > low * (1 + 1e-6):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if _trigamma(middle / 2) > more else (low, middle)
+    return mean + _digamma(low / 2) - math.log(low / 2), low
+
+
+def _digamma(x: float) -> float:
+    below = 0.0
+    while x < 8:
+        below, x = below - 1 / x, x + 1
+    return below + math.log(x) - 1 / (2 * x) - 1 / (12 * x**2) + 1 / (120 * x**4) - 1 / (252 * x**6)
+
+
+def _trigamma(x: float) -> float:
+    above = 0.0
+    while x < 8:
+        above, x = above + 1 / x**2, x + 1
+    return above + 1 / x + 1 / (2 * x**2) + 1 / (6 * x**3) - 1 / (30 * x**5) + 1 / (42 * x**7)
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float, float]:

@@ -63,8 +63,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int, proc: Path = Path("/proc")) -> int:
-    """When a process started, in ticks since boot; with its number, this names it. 0: there is no such
-    process."""
+    """When a process started, in ticks since boot; with its number, this names it. 0: there is none."""
     try:
         with open(proc / str(pid) / "stat", "rb", buffering=0) as file:
             return int(file.read(1024).rpartition(b")")[2].split()[19])

@@ -17,8 +17,14 @@ import pytest
 
 from footprints import footprint
 from simulated_runs import Neighbour, layer_of, make_model, record_run, three_sides
-from smaragdine.accounting.common_mode import LEAST_NAMES, beside_company, fit
-from smaragdine.accounting.comparison import Change, Comparison, compare, to_json
+from smaragdine.accounting.comparison import (
+    LEAST_NAMES,
+    Change,
+    Comparison,
+    beside_company,
+    compare,
+    to_json,
+)
 from smaragdine.accounting.footprint import Footprint, save
 from smaragdine.accounting.intervals import grouped
 from smaragdine.cli.compare import main
@@ -26,7 +32,7 @@ from smaragdine.cli.report import main as report
 from smaragdine.errors import UserError
 from smaragdine.recording.folder import write_info
 from smaragdine.recording.reader import open_recording
-from smaragdine.stats import half_width
+from smaragdine.stats import half_width, prior_of_variances
 
 PROGRAMS = 4
 
@@ -129,12 +135,12 @@ def test_variances_of_names_are_drawn_together() -> None:
     """Names that all spread alike share what they know; names that do not keep their own."""
     draw = np.random.default_rng(6)
     alike = draw.chisquare(2, 20_000) / 2 * 1e-4
-    level, worth = fit(np.log(alike), 2)
+    level, worth = prior_of_variances(np.log(alike), 2)
     assert math.exp(level) == pytest.approx(1e-4, rel=0.05)
     assert worth > 50
     # An inverse-χ² of 6 free values around 4e-4.
     unlike = 4e-4 * 6 / draw.chisquare(6, 20_000) * draw.chisquare(2, 20_000) / 2
-    level, worth = fit(np.log(unlike), 2)
+    level, worth = prior_of_variances(np.log(unlike), 2)
     assert math.exp(level) == pytest.approx(4e-4, rel=0.05)
     assert worth == pytest.approx(6, rel=0.1)
 

@@ -25,13 +25,14 @@ from cli import TIMEOUT_S, wait_for
 from smaragdine.daemon.metrics import (
     OTHER,
     DaemonHealth,
-    DeviceEnergy,
     Fleet,
     SessionEnergy,
     refreshed,
     serve_metrics,
     slurm_job_id,
 )
+from smaragdine.daemon.totals import RunningTotal
+from smaragdine.sensors.base import Scope
 
 HEALTH = DaemonHealth(
     begin_s=1_700_000_000.0,
@@ -47,6 +48,10 @@ def session(name: str, joules: float, job: str = "train", ended: bool = False, *
     return SessionEnergy(name, job, labels["user"], labels["slurm_job_id"], {CPU: joules}, ended)
 
 
+def total(device: str, joules: float, scope: Scope = "device", power_w: float | None = None) -> RunningTotal:
+    return RunningTotal(device, joules, power_w, "measured", scope, 0)
+
+
 def values(text: str, metric: str) -> dict[str, float]:
     """Labels as they stand → value."""
     lines = re.findall(rf"^smaragdine_{metric}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
@@ -60,9 +65,9 @@ def of_jobs(fleet: Fleet) -> dict[str, float]:
 
 def test_every_family_as_it_is_written() -> None:
     fleet = Fleet()
-    device = DeviceEnergy("cpu:0", "measured", 10.0)
+    device = total("cpu:0", 10.0)
     fleet.update(100.0, [device], [session("a", 2.5, slurm_job_id="77")])
-    device = DeviceEnergy("cpu:0", "measured", 40.0, power_w=15.0)
+    device = total("cpu:0", 40.0, power_w=15.0)
     fleet.update(102.0, [device], [session("a", 5.5, slurm_job_id="77")])
     text = fleet.text(HEALTH)
     device_labels = 'device="cpu:0",provenance="measured",scope="device"'
@@ -316,9 +321,9 @@ def closed(connection: socket.socket) -> bool:
 def fleet_text() -> str:
     fleet = Fleet(most_jobs=2)
     devices = [
-        DeviceEnergy("cpu:0", "measured", 1000.0),
-        DeviceEnergy("cpu:0/core", "measured", 700.0, "part"),
-        DeviceEnergy("gpu:0", "measured", 5000.5),
+        total("cpu:0", 1000.0),
+        total("cpu:0/core", 700.0, "part"),
+        total("gpu:0", 5000.5),
     ]
     jobs = [session(name, 100.0, job=name, slurm_job_id="12") for name in ("bert", "resnet", "one too many")]
     fleet.update(0.0, [], [])

@@ -20,8 +20,16 @@ from hypothesis import strategies as st
 from cli import TIMEOUT_S, environment
 from nvml_fake import GpuSpec, in_process, nvml_environment, settings_now
 from refusal import refused
-from smaragdine.hetero.node import MeasuredBlock, gpus_of, set_limits
-from smaragdine.hetero.shards import ShardSampler, checked_batches, checked_limits, read_allocation, shares
+from smaragdine.hetero.shards import (
+    MeasuredBlock,
+    ShardSampler,
+    checked_batches,
+    checked_limits,
+    gpus_of,
+    read_allocation,
+    set_limits,
+    shares,
+)
 
 torch = pytest.importorskip("torch")
 

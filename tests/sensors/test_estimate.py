@@ -10,8 +10,8 @@ from smaragdine.errors import UserError
 from smaragdine.sensors import cpu as cpuinfo
 from smaragdine.sensors import estimate
 from smaragdine.sensors.base import Sensor
-from smaragdine.sensors.cpu import CpuInfo, find_model, rated_cpus, short_name
-from smaragdine.sensors.estimate import EstimateSettings
+from smaragdine.sensors.cpu import CpuInfo
+from smaragdine.sensors.estimate import EstimateSettings, find_model, rated_cpus, short_name
 
 GIB = 1 << 30
 EPYC_GUEST = CpuInfo("AMD EPYC", {0: (0, 1)}, {0: 2})

@@ -21,8 +21,7 @@ from cli import TIMEOUT_S
 from smaragdine.clock import Clock
 from smaragdine.sensors import cpu as cpuinfo
 from smaragdine.sensors import discover, processes
-from smaragdine.sensors.activity import Activity, open_activity
-from smaragdine.sensors.cpu import CpuInfo
+from smaragdine.sensors.cpu import Activity, CpuInfo, open_activity
 from smaragdine.sensors.processes import ProcessTree, process_clock
 
 ALL_CPUS = dict.fromkeys(range(os.cpu_count() or 1), 0)

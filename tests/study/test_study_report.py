@@ -597,7 +597,8 @@ def test_long_paths_keep_their_ends_where_two_footprints_stand_side_by_side() ->
 
 def test_two_variants_have_room_for_their_titles() -> None:
     results = [made(setting("bert", "pretrain", 3, h), 1, layer_rows(h / 256)) for h in (256, 512)]
-    assert_legible(figures.variants_similarity_figure(only_material(results)))
+    similarity = next(each for each in FIGURES if each.name == "figure-9-similarity")
+    assert_legible(similarity.draw(only_material(results)))
 
 
 def test_scores_come_back_as_they_were_kept(out: Path) -> None:

@@ -13,6 +13,7 @@ import scipy.stats
 import yaml
 
 from smaragdine.errors import UserError
+from smaragdine.jobs.ray import slots_of
 from smaragdine.sweep.experiment import checked, read_experiments
 from smaragdine.sweep.plan import (
     command_environment,
@@ -22,7 +23,6 @@ from smaragdine.sweep.plan import (
     same_plan,
     save_plan,
 )
-from smaragdine.sweep.ray import slots_of
 from smaragdine.sweep.sweep import Sweep, expected_s, relative_interval
 from smaragdine.sweep.table import Repetition, write_results
 

@@ -129,7 +129,7 @@ def check(ray: BusyRay, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def submit(_: Any, slot: RaySlot, *call: Any) -> str:
         return slot.node
 
-    monkeypatch.setattr(engine_ray, "submit", submit)
+    monkeypatch.setattr("smaragdine.jobs.ray.submit", submit)
     monkeypatch.setattr(engine_ray, "_SAY_AFTER_S", 0.0)
     slots = [RaySlot(node, node, 0, True, "H200", 1.0) for node in ray.answers]
     listener = Listener()

@@ -114,8 +114,7 @@ def account(
 
 
 def check_times(source: Columns, traces: Sequence[PowerTrace]) -> None:
-    """Raises `UserError` if events and power have no time in common: another run, another hour or another
-    unit."""
+    """Raises `UserError` if events and power have no time in common: another run, hour or unit."""
     known = [trace for trace in traces if trace.start_ns.size]
     begin_ns = min((int(trace.start_ns[0]) for trace in known), default=source.first_ns)
     end_ns = max((int(trace.end_ns[-1]) for trace in known), default=source.last_ns)

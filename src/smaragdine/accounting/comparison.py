@@ -4,9 +4,16 @@ Only repeated runs show how much runs differ by themselves (Welch's interval). W
 only know how large noise is at least: from how its steps vary and how uncertain its figures are. A difference
 beyond that may be a change, or just another run: the verdict is `unknown`.
 
-Runs differ mostly as a whole, so each name is judged twice: as it is, and beside its company (`common_mode`).
-Its noise is the lesser of the two: its own spread over runs, or what all names have in common plus its spread
-around that.
+Runs differ mostly as a whole: on a warmer card, or beside a busier processor, every name takes a percent
+more. With three runs on each side, that alone hides a layer that takes a tenth more. So each name is judged
+twice: as it is, and beside its company, relative to its run's level, the weighted median of the names'
+ratios. Its noise is the lesser of the two: its own spread over runs, or what all names have in common plus
+its spread around that.
+
+Three runs say little about how far one name spreads around that level. But names of one program that take
+about as much energy spread alike, and all of them together say more: the moderated t of Smyth (2004), an
+inverse-χ² prior of relative variances around a line over energy, fitted to all names of a side. Names also
+err together, which no such prior sees; so it never counts for more than the runs themselves.
 
 Many names are judged at once. So intervals are wide enough that of twenty comparisons of equal programs no
 more than one claims anything. The sum is over the operations compared; idle time is judged by itself.
@@ -24,7 +31,6 @@ from typing import Any, Literal
 import numpy as np
 
 from smaragdine.accounting.arithmetic import adding_devices, average, over_devices, per_step
-from smaragdine.accounting.common_mode import Beside, beside_company
 from smaragdine.accounting.footprint import Footprint, column, only
 from smaragdine.accounting.similarity import (
     Correlation,
@@ -35,6 +41,7 @@ from smaragdine.accounting.similarity import (
     select,
     values,
 )
+from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 from smaragdine.stats import (
     StandardError,
@@ -44,6 +51,7 @@ from smaragdine.stats import (
     half_width,
     of_difference,
     of_steps,
+    prior_of_variances,
     probability,
 )
 from smaragdine.units import joules
@@ -53,6 +61,8 @@ GONE, NEW = "gone", "new"  # verdicts on names that only one side has
 # How many comparisons of equal programs may claim a change by chance: one in twenty, split in three.
 OF_SUMS, OF_NAMES, OF_NAMES_BESIDE = 0.02, 0.01, 0.02
 FOREIGN = 0.1  # of a machine's CPU time: less than that does not disturb a program
+LEAST_NAMES = 5  # with fewer, one of them may be all they have in common
+_NOTHING = 1e-24  # a relative variance below this is rounding
 _REPEAT = "repeat them, smaragdine compare A1 A2 A3 --against B1 B2 B3"
 
 
@@ -101,6 +111,14 @@ class Comparison:
     foreign: tuple[float | None, float | None]  # the part of CPU time that others used; None: not known
     verdict: str
     remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How a name's difference splits into what all names share and what is its own."""
+
+    common_j: float  # the part that all names have in common
+    spread: StandardError  # of the part that is its own
 
 
 @dataclass(frozen=True)
@@ -322,6 +340,77 @@ def _beside_company(pairs: list[_Pair]) -> list[_Pair]:
     a_j, b_j = (np.array(side).T for side in ([pair.a_j for pair in known], [pair.b_j for pair in known]))
     beside = {pair.key: each for pair, each in zip(known, beside_company(a_j, b_j), strict=True)}
     return [dataclasses.replace(pair, beside=beside.get(pair.key)) for pair in pairs]
+
+
+def beside_company(a_j: Floats, b_j: Floats) -> list[Beside | None]:
+    """For every name, from matrices of runs × names; None if the runs say nothing.
+
+    If one side has a single run, we take it to spread as the other side's runs do.
+    """
+    count = a_j.shape[1]
+    mean_j = (a_j.mean(axis=0) + b_j.mean(axis=0)) / 2
+    usual = mean_j > 0
+    if usual.sum() < LEAST_NAMES or max(len(a_j), len(b_j)) < 2:
+        return [None] * count
+    safe_j = np.where(usual, mean_j, 1.0)
+    relative = [side / safe_j / _levels(side, mean_j)[:, None] for side in (a_j, b_j)]
+    variances = [
+        _moderated(side[:, usual], np.log(mean_j[usual])) if len(side) > 1 else None for side in relative
+    ]
+    known = [variance for variance in variances if variance is not None]
+    if not known:
+        return [None] * count
+    variance_a, variance_b = (known[0] if variance is None else variance for variance in variances)
+    common_j = (b_j.mean(axis=0) - a_j.mean(axis=0)) - mean_j * (
+        relative[1].mean(axis=0) - relative[0].mean(axis=0)
+    )
+    found: list[Beside | None] = [None] * count
+    for i, name in enumerate(np.flatnonzero(usual).tolist()):
+        sides = [
+            StandardError(math.sqrt(variance[i] / len(side)) * float(mean_j[name]), freedom)
+            for (variance, freedom), side in ((variance_a, a_j), (variance_b, b_j))
+        ]
+        spread = difference(*sides)
+        if min(len(a_j), len(b_j)) == 1:
+            # Both sides rest on the same few runs.
+            spread = StandardError(spread.error, sides[0].freedom)
+        found[name] = Beside(float(common_j[name]), spread)
+    return found
+
+
+def _levels(side_j: Floats, mean_j: Floats) -> Floats:
+    """Per run, the weighted median of its names' ratios to the mean: one changed layer does not move it."""
+    rows = np.flatnonzero(mean_j > 0)
+    ratio = side_j[:, rows] / mean_j[rows]
+    order = np.argsort(ratio, axis=1)
+    weight = np.cumsum(mean_j[rows][order], axis=1)
+    middle = np.argmax(weight >= weight[:, -1:] / 2, axis=1)
+    level = np.take_along_axis(np.take_along_axis(ratio, order, 1), middle[:, None], 1)[:, 0]
+    return np.where(level > 0, level, 1.0)
+
+
+def _moderated(relative: Floats, log_j: Floats) -> tuple[list[float], float] | None:
+    """Relative variances of all names, each drawn towards those of names with as much energy, and the number
+    of free values behind them. None if no name spreads."""
+    own = len(relative) - 1
+    variance = relative.var(axis=0, ddof=1)
+    spreading = variance > _NOTHING
+    if spreading.sum() < LEAST_NAMES:
+        return None
+    log = np.log(variance[spreading])
+    line = _line(log_j[spreading], log)
+    usual = np.polyval(line, log_j)
+    shift, prior = prior_of_variances(log - usual[spreading], own)
+    prior = min(prior, own)
+    of_others = np.exp(usual + shift)
+    return ((prior * of_others + own * variance) / (prior + own)).tolist(), own + prior
+
+
+def _line(log_j: Floats, log_variance: Floats) -> Floats:
+    """Small names spread more. With few names, or equal ones, the slope would say nothing."""
+    if log_j.size < 2 * LEAST_NAMES or log_j.std() < 1e-6:
+        return np.array([log_variance.mean()])
+    return np.polyfit(log_j, log_variance, 1)
 
 
 def _judged(

@@ -154,8 +154,7 @@ def _pour(draft: _Draft, sums: Sequence[float], by_phase: Mapping[str | None, fl
 
 
 def _bound(drafts: Sequence[_Draft], footprint: Footprint) -> None:
-    """How far each node may be off: the rows below it are one range, if all rows are taken from left to
-    right."""
+    """How far each node may be off: the rows below it are one range of all rows, left to right."""
     size = {id(draft): len(draft.rows) for draft in drafts}
     for draft in reversed(drafts):
         size[id(draft)] += sum(size[id(child)] for child in draft.children.values())
@@ -195,8 +194,7 @@ def _finish(draft: _Draft, above: _Draft | None, children: list[Node], footprint
 
 
 def _project(root: _Draft, edges: pa.Table) -> None:
-    """An edge a/b/x → a/c/y becomes one from b to c, in a. Edges between a layer and its own inside are
-    dropped."""
+    """An edge a/b/x → a/c/y becomes one from b to c, in a. Edges of a layer with its own inside go."""
     for source, target in zip(edges["source"].to_pylist(), edges["target"].to_pylist(), strict=True):
         draft = root
         for segment, other in zip(source.split("/"), target.split("/"), strict=False):

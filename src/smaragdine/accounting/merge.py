@@ -57,8 +57,7 @@ def parse_rule(text: str) -> MergeRule:
 
 
 def merge(footprint: Footprint, rules: Sequence[MergeRule] = ()) -> Footprint:
-    """Applies rules first, then merges what repeats among the segments without a rule. Totals do not
-    change."""
+    """Applies rules, then merges what repeats among segments without a rule. Totals do not change."""
     return merge_all([footprint], rules)[0]
 
 

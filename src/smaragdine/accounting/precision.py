@@ -35,8 +35,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Widening:
-    """One experiment against more and more runs: `pooled` has it among the first m, `disjoint` has m
-    others."""
+    """One experiment against more and more runs: `pooled`: it and others, m in all; `disjoint`: m others."""
 
     pooled: list[Score]
     disjoint: list[Score]

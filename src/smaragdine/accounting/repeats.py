@@ -75,8 +75,7 @@ def laid_over(
 
 
 def averaged(traces: Sequence[tuple[PowerTrace, Spans]], of: str = "epoch") -> Repeated:
-    """A cell counts for an epoch that covers at least half of it; it is nan if fewer than half of the epochs
-    do."""
+    """A cell counts for an epoch that covers half of it; nan if fewer than half of the epochs do."""
     long_ns = np.array([end - begin for _, spans in traces for begin, end in spans])
     length_ns = int(np.median(long_ns))
     piece_ns = max(int(np.median(t.end_ns - t.start_ns)) for t, _ in traces if t.start_ns.size)

@@ -213,8 +213,7 @@ class Run(Shown):
 
     @cached_property
     def footprint(self) -> Footprint | None:
-        """The same, without remarks that `summary` makes. None if nothing was traced; `absent` may say
-        why."""
+        """The same, without remarks of `summary`. None if nothing was traced; `absent` may say why."""
         return self._footprint_or_why[0]
 
     @property

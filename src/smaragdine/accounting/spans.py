@@ -253,8 +253,7 @@ class StepTable:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps whose mean is the one step that we show: of the process that traced, or of the lowest rank if
-    several did."""
+    """The steps whose mean is the one step that we show: of the process that traced, or the lowest rank's."""
 
     source: str | None  # None: not announced: tracing found them in slices of time
     count: int  # steps that were announced
@@ -521,8 +520,7 @@ def without_pauses(table: StepTable, fits: Callable[[float], bool]) -> StepTable
 
 
 def _outlasting(lengths: npt.NDArray[np.float32], stretch: int) -> npt.NDArray[np.bool_] | None:
-    """Which steps are longer than `FAR` typical stretches of so many steps; None if stretches are not
-    alike."""
+    """Which steps are longer than `FAR` typical stretches of so many; None if stretches are not alike."""
     count = lengths.size // stretch
     begins = np.arange(count) * lengths.size // count
     sums = np.add.reduceat(lengths, begins, dtype=np.float64)

@@ -102,8 +102,7 @@ class RunPower:
 
     @property
     def accounted(self) -> dict[str, PowerTrace]:
-        """The power that operations share: the program's part of each device, or all of it where it is not
-        split."""
+        """The power that operations share: the program's part of each device; all of it where not split."""
         return {d: self.splits[d].program if d in self.splits else trace for d, trace in self.adding.items()}
 
 
@@ -142,8 +141,7 @@ def _nothing_of(trace: PowerTrace) -> PowerTrace:
 def split(
     recording: Recording, traces: Mapping[str, PowerTrace], activity: SocketUse, idle: IdleMachine | None
 ) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Splits every socket and memory among `traces` that can be split; remarks say which could not be, and
-    why."""
+    """Splits every socket and memory among `traces` that can be split; remarks say why others cannot."""
     splits: dict[str, Split] = {}
     remarks: list[str] = []
     sockets, unseen = activity.sockets, activity.unseen
@@ -270,8 +268,7 @@ def _unsplit(trace: PowerTrace, whole: PowerTrace, run_ns: tuple[int, int]) -> t
 
 
 def _thinned_split(thinned: Thinned, device: str, unseen: float) -> Split | None:
-    """The split that thinning kept, with its share of the time of unseen children; None if it was not
-    split."""
+    """The split that thinning kept, with its share of unseen children's time; None if it was not split."""
     columns, known = thinned.stretches.get(device), thinned.state.devices.get(device)
     if columns is None or known is None:
         return None
@@ -332,8 +329,7 @@ def _thinned_static(thinned: Thinned | None, device: str) -> tuple[float, str] |
 
 
 def _beginning(trace: PowerTrace) -> PowerTrace:
-    """Its first minutes: so static power is known before a long run ends, and does not depend on its
-    length."""
+    """Its first minutes: static power is then known before a long run ends, whatever its length."""
     if not trace.start_ns.size or trace.end_ns[-1] - trace.start_ns[0] <= BEGINNING_NS:
         return trace
     return within(trace, [(int(trace.start_ns[0]), int(trace.start_ns[0]) + BEGINNING_NS)])

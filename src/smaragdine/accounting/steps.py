@@ -129,8 +129,7 @@ def handed_over(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:
 
 
 def runs_behind(steps: Steps, untraced: Mapping[str, UntracedStep]) -> bool:
-    """Whether untraced steps are handed over too. In the long run the queue is full, and their mean is
-    right."""
+    """Whether untraced steps are handed over too. With a full queue their mean is right."""
     if not len(steps.traced_ns):
         return False
     traced_s = mean_s(steps.traced_ns)
@@ -215,8 +214,7 @@ def step_energies(steps: StepTable, traces: Mapping[str, PowerTrace]) -> StepEne
 
 
 def announced_steps(recording: Recording, table: StepTable | None) -> list[tuple[Span, str | None]]:
-    """Every step of every process and source, in the order of their ends, with its kind if the table has
-    it."""
+    """Every step of every process and source, by their ends, with its kind if the table has it."""
     found: list[tuple[Span, str | None]] = [
         (span, None) for span in all_spans(recording) if span.name == "step"
     ]

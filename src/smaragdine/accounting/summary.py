@@ -273,8 +273,7 @@ def summarise_device(
 
 
 def stands_still(trace: PowerTrace) -> bool:
-    """A counter that does not move for a second or more counts nothing; some virtual machines have such
-    ones."""
+    """A counter that stands still for a second counts nothing; some virtual machines have such ones."""
     if not trace.start_ns.size:
         return False
     whole_ns = int(trace.start_ns[0]), int(trace.end_ns[-1])

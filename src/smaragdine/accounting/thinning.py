@@ -365,8 +365,7 @@ def _plain(
 
 
 def _runs(plain: npt.NDArray[np.bool_], index: Ints) -> Iterator[Ints]:
-    """Runs of plain steps that follow each other, with rising numbers or none; at least two, else nothing is
-    won."""
+    """Runs of two or more plain steps that follow each other, with rising numbers or none."""
     rising = np.concatenate([[False], (np.diff(index) == 1) | ((index[1:] < 0) & (index[:-1] < 0))])
     begins = plain & ~(rising & np.concatenate([[False], plain[:-1]]))
     number = np.cumsum(begins)[plain]
@@ -543,8 +542,7 @@ def _remove(files: Sequence[TableFile]) -> None:
 
 
 class _WithoutPandas:
-    """Keeps pyarrow from importing pandas, which takes a second, only to ask whether an array is one of its
-    own."""
+    """Keeps pyarrow from importing pandas, which takes a second, only to ask whose an array is."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":

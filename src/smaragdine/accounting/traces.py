@@ -142,8 +142,7 @@ def _by_device(recording: Recording) -> dict[str, list[Series]]:
         if series.channel.device in known:
             if series.channel.sensor != known[series.channel.device].channel["sensor"]:
                 continue
-            # A sample's window reaches back, and so does what sharpens it; a counter goes on from where it
-            # was cut.
+            # A sample's window reaches back, and so does what sharpens it; a counter goes on from its cut.
             back_ns = SAMPLES_REACH_NS if series.channel.quantity == "power" else 0
             series = later(series, known[series.channel.device].start_ns - back_ns)
             if not series.t_ns.size:

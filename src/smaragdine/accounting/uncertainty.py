@@ -99,8 +99,7 @@ def windows(chunk: Chunk, power: Levels, by_ns: int, window_ns: int, rows: int) 
 
 
 def _near(power: Levels, by_ns: int, paying: Pieces, window_ns: int) -> Levels:
-    """The levels around the events; of a long log beside a short trace only a few. Others count as
-    unknown."""
+    """The levels around the events, few of a long log beside a short trace; others count as unknown."""
     around_ns = 2 * max(window_ns, 1)
     first = np.searchsorted(power.edge_ns, paying.start_ns - by_ns - around_ns, side="right")
     last = np.searchsorted(power.edge_ns, paying.end_ns - by_ns + around_ns, side="left")

@@ -241,8 +241,7 @@ def preferred(
 
 
 def better(found: Allocation, cheapest: Allocation, profiled: Ranges) -> bool:
-    """Of two that cannot be told apart: whether the first was profiled while the other was not, or is
-    faster."""
+    """Of two that are as good: whether the first alone was profiled, or is faster."""
     if inside(found, profiled) != inside(cheapest, profiled):
         return inside(found, profiled)
     return step_time_s(found.shares, 0.0) < step_time_s(cheapest.shares, 0.0) * (1 - ROUNDING)
@@ -427,8 +426,7 @@ def _by_batch(answers: Sequence[Answer], gpu: str, which: Callable[[Any], bool])
 
 
 def answers_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The answers as JSON. A bound, a standard error, a tie and `too_slow` appear only if they say
-    something."""
+    """The answers as JSON. A bound, an error, a tie and `too_slow` appear only if they say something."""
     return [
         {
             "method": each.method,

@@ -134,8 +134,7 @@ def _price_at(costs: Floats, at: Ints, price: float) -> float:
 
 
 def _between(priced: Floats, low: Ints, high: Ints, total: int) -> Ints | None:
-    """Goes from the solution below the total towards the one above it; the GPU that costs least takes the
-    rest."""
+    """Goes from the solution below the total towards that above it; the cheapest GPU takes the rest."""
     batches = low.copy()
     for g in np.argsort(low - high, kind="stable"):
         if high[g] > batches[g] and batches.sum() + high[g] - batches[g] <= total:

@@ -106,13 +106,11 @@ def predict(
     power_limit_w: float,
     known: MeasuredEpoch | None = None,
 ) -> Prediction:
-    """Predicts an epoch on a GPU. `known` is a measured epoch of the workload there, at any batch and
-    limit."""
+    """Predicts an epoch on a GPU. `known` is a measured one of the workload there, at any batch and limit."""
     time, power = _unlimited_logs(standard, gpu, workload, batch)
     if known is not None:
         known_time, known_power = _unlimited_logs(standard, gpu, workload, known.batch)
-        # What even the highest limit holds back shows its demand; below that, the demand is at least what was
-        # drawn.
+        # What the highest limit holds back shows its demand; below, the demand is at least what was drawn.
         unheld = known.power_limit_w >= standard.highest_w[gpu]
         unheld = unheld or known.power_w < _UNLIMITED * known.power_limit_w
         demand = math.log(known.power_w) if unheld else max(known_power, math.log(known.power_w))

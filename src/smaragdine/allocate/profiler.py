@@ -87,8 +87,7 @@ class ProfiledSteps:
 
     @property
     def energy_error_j(self) -> float | None:
-        """Standard error of `energy_j`: the spread over blocks, and not less than the sensor's updates
-        allow."""
+        """Standard error of `energy_j`: the spread over blocks, no less than the sensor's updates allow."""
         spread = _standard_error([block.energy_j / block.steps for block in self.blocks])
         # Blocks touch: what one gets too much, the next gets too little.
         edges_j = max(block.energy_error_j for block in self.blocks) / self.count
@@ -173,8 +172,7 @@ def _standard_error(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
-# How it ended. enough: we ended it · ended: by itself · out_of_memory · failed: with another error · stuck:
-# no step came for too long
+# How it ended. enough: we ended it · ended: by itself · failed: with another error · stuck: no step came
 How = Literal["enough", "ended", "out_of_memory", "failed", "stuck"]
 
 _LOOK_S = 0.1
@@ -246,8 +244,7 @@ def run_point(
             enough = _enough(ends_ns, folder, need)
             stuck = not enough and now_s - last_s > need.patience_s
             if enough or stuck:
-                # End all of them at once: a shell between would end first, and the recording before its
-                # steps.
+                # End all at once: a shell between would end first, and the recording before its steps.
                 os.killpg(child.pid, signal.SIGTERM)
                 told_s = now_s
     said = tail(log)

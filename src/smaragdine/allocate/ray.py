@@ -31,24 +31,10 @@ from smaragdine.allocate.device import (
 )
 from smaragdine.errors import UserError
 from smaragdine.files import read_json
+from smaragdine.jobs import ray as cluster
 from smaragdine.jobs.job import Stop
 from smaragdine.jobs.lender import Say
-from smaragdine.jobs.ray import (
-    LOOK_S,
-    Losses,
-    RaySlot,
-    Send,
-    cancel,
-    connected,
-    journal_for,
-    load_ray,
-    no_such_type,
-    packed,
-    slots_of,
-    stream,
-    submit,
-    unpack,
-)
+from smaragdine.jobs.ray import stream
 
 # What a node does for a profile: it measures its device, and sends each point as it comes. So what was
 # measured is not lost with the node, and can be continued.
@@ -77,13 +63,13 @@ def profile_on_node(request: Request, cwd: str, place: str, known: Known) -> Ite
     yield from stream(_profile, request, cwd, place, known)
 
 
-def _profile(send: Send, request: Request, cwd: str, place: str, known: Known) -> None:
+def _profile(send: cluster.Send, request: Request, cwd: str, place: str, known: Known) -> None:
     with tempfile.TemporaryDirectory(prefix="smaragdine-") as name:
         folder = Path(name)
 
         def kept(stem: str) -> None:
             # The point comes last: if it is there, all is there.
-            send(News("files", packed(folder, (f"{stem}.log", stem, f"{stem}.json"))))
+            send(News("files", cluster.packed(folder, (f"{stem}.log", stem, f"{stem}.json"))))
 
         try:
             os.chdir(cwd)
@@ -91,8 +77,8 @@ def _profile(send: Send, request: Request, cwd: str, place: str, known: Known) -
             check_request(device, request)
             send(News("device", device))
             if known.device == device:
-                unpack(known.archive, folder)
-            journal = journal_for([device.name])
+                cluster.unpack(known.archive, folder)
+            journal = cluster.journal_for([device.name])
             profiled: Profiled = profile_device(
                 device, request, folder, lambda line: send(News("said", line)), kept, journal
             )
@@ -131,10 +117,10 @@ def profile_types(
 ) -> None:
     """Profiles these types, or all of the cluster, into folders in `output`. `done` is given each profile
     with the stem of its file. `limits_w` has the limits of types that have their own."""
-    ray = load_ray()
-    with connected(ray, address):
+    ray = cluster.load_ray()
+    with cluster.connected(ray, address):
         stop.take_over()
-        slots = _of_interest(slots_of(ray.nodes()))
+        slots = _of_interest(cluster.slots_of(ray.nodes()))
         asked = [
             OfType(kind, own, output / f"{file_stem(kind)}.profile")
             for kind, own in requests_by_type(request, limits_w, types, slots).items()
@@ -148,17 +134,20 @@ def profile_types(
         raise UserError(f"{kind} cannot be profiled", why)
 
 
-def kind_of(slot: RaySlot) -> str:
+def kind_of(slot: cluster.RaySlot) -> str:
     return slot.gpu_type or "gpu" if slot.gpu else "cpu"
 
 
-def _of_interest(slots: Sequence[RaySlot]) -> list[RaySlot]:
+def _of_interest(slots: Sequence[cluster.RaySlot]) -> list[cluster.RaySlot]:
     """Processors only if no node has a GPU."""
     return [slot for slot in slots if slot.gpu] or list(slots)
 
 
 def requests_by_type(
-    request: Request, limits_w: Mapping[str, Sequence[float]], types: Sequence[str], slots: Sequence[RaySlot]
+    request: Request,
+    limits_w: Mapping[str, Sequence[float]],
+    types: Sequence[str],
+    slots: Sequence[cluster.RaySlot],
 ) -> dict[str, Request]:
     """By type, spelled as in the cluster."""
     there = {file_stem(kind_of(slot)): kind_of(slot) for slot in slots}
@@ -166,7 +155,7 @@ def requests_by_type(
         raise UserError("the cluster has no node that could be profiled", remedy="See ray status")
     for name in [*types, *limits_w]:
         if file_stem(name) not in there:
-            raise no_such_type(name, slots)
+            raise cluster.no_such_type(name, slots)
     wanted = {there[file_stem(name)]: file_stem(name) for name in types or there}
     own = {file_stem(name): tuple(values) for name, values in limits_w.items()}
     for name in own:
@@ -183,9 +172,9 @@ class _Types:
     ) -> None:
         self._ray, self._say, self._done, self._stop = ray, say, done, stop
         self._waiting = list(asked)
-        self._running: dict[Any, tuple[RaySlot, OfType]] = {}
+        self._running: dict[Any, tuple[cluster.RaySlot, OfType]] = {}
         self._failed: dict[str, str] = {}
-        self._losses = Losses()
+        self._losses = cluster.Losses()
         self._lost_with: dict[str, set[str]] = {each.kind: set() for each in asked}  # nodes
 
     def run(self) -> dict[str, str]:
@@ -194,19 +183,19 @@ class _Types:
             while not self._stop and (self._waiting or self._running):
                 self._hand_out()
                 if self._running:
-                    ready, _ = self._ray.wait(list(self._running), timeout=LOOK_S, fetch_local=False)
+                    ready, _ = self._ray.wait(list(self._running), timeout=cluster.LOOK_S, fetch_local=False)
                     for each in ready:
                         self._take(each)
                 else:
-                    time.sleep(LOOK_S)
+                    time.sleep(cluster.LOOK_S)
         finally:
-            cancel(self._ray, self._running)
+            cluster.cancel(self._ray, self._running)
         return self._failed
 
     def _hand_out(self) -> None:
         if not self._waiting:
             return
-        slots = _of_interest(slots_of(self._ray.nodes()))
+        slots = _of_interest(cluster.slots_of(self._ray.nodes()))
         for asked in list(self._waiting):
             own = [slot for slot in slots if kind_of(slot) == asked.kind]
             gone = self._losses.too_long(asked.kind, bool(own))
@@ -223,9 +212,9 @@ class _Types:
             # A processor's only name is its node's.
             same = device is not None and (device.uuid is not None or slot.node == node)
             names = sorted(path.name for path in asked.folder.glob("*.json")) if same else []
-            known = Known(device if same else None, packed(asked.folder, names))
+            known = Known(device if same else None, cluster.packed(asked.folder, names))
             call = (profile_on_node, asked.request, os.getcwd(), str(asked.folder), known)
-            self._running[submit(self._ray, slot, *call)] = slot, asked
+            self._running[cluster.submit(self._ray, slot, *call)] = slot, asked
 
     def _take(self, stream: Any) -> None:
         """Takes what a node has sent."""
@@ -251,7 +240,7 @@ class _Types:
         elif news.what == "refused":
             self._fail(asked, f"{slot.node}: {news.value}")
         elif news.what == "files":
-            unpack(news.value, asked.folder)
+            cluster.unpack(news.value, asked.folder)
         elif news.what == "profiled":
             self._done(file_stem(asked.kind), news.value)
         else:
@@ -270,7 +259,7 @@ class _Types:
                     path.unlink()
         write_json(asked.folder / _DEVICE, {**asdict(device), "node": node})
 
-    def _lose(self, slot: RaySlot, asked: OfType, error: Exception) -> None:
+    def _lose(self, slot: cluster.RaySlot, asked: OfType, error: Exception) -> None:
         try:
             self._losses.add(asked.kind, error)
         except UserError as final:

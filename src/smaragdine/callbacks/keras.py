@@ -32,8 +32,7 @@ class KerasCallback(keras.callbacks.Callback):
 
 
 class KerasTuneCallback(keras.callbacks.Callback):
-    """Tunes the power limit during a training. `tune` has the result; the arguments are those of
-    `smaragdine.tune`."""
+    """Tunes the power limit during a training. `tune` has the result; arguments as of `smaragdine.tune`."""
 
     def __init__(self, folder: str | None = None, **options: Any) -> None:
         super().__init__()

@@ -31,8 +31,7 @@ class TrainerCallback(transformers.TrainerCallback):
 
 
 class TrainerTuneCallback(transformers.TrainerCallback):
-    """Tunes the power limit during a training. `tune` has the result; the arguments are those of
-    `smaragdine.tune`."""
+    """Tunes the power limit during a training. `tune` has the result; arguments as of `smaragdine.tune`."""
 
     def __init__(self, folder: str | None = None, **options: Any) -> None:
         self._tuning = tuned_training(folder, options)

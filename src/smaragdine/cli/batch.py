@@ -66,8 +66,7 @@ def _parser() -> Parser:
 
 
 def _default(sizes: list[BatchSize], epochs: list[MeasuredEpoch], options: argparse.Namespace) -> BatchSize:
-    """What it would do without us: the highest limit and, unless given, the largest batch that reaches the
-    target."""
+    """Without us: the highest limit and, unless given, the largest batch that reaches the target."""
     reaching = [size.batch for size in sizes if size.reaches]
     batch = options.default or max(reaching)
     if batch not in reaching:

@@ -28,8 +28,7 @@ DEFAULT_BUDGET_S = 600.0
 
 
 class _Finish:
-    """Lets the program have Ctrl-C while it runs. One that comes after its end waits until the recording is
-    whole."""
+    """Lets the program have Ctrl-C while it runs; after its end, one waits until the recording is whole."""
 
     def __init__(self) -> None:
         self._came = False

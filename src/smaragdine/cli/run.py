@@ -196,8 +196,7 @@ def _assemble(recorded: Recorded, keep: bool) -> list[str]:
 
 
 def _why_nothing(recorded: Recorded, wanted: bool) -> list[str]:
-    """Why nothing was traced. Those who asked for steps want to know; others only if they computed with a
-    framework."""
+    """Why nothing was traced. Who asked for steps wants to know; others only if a framework computed."""
     from smaragdine.tracing.absence import computed_without_steps, why_nothing
 
     try:

@@ -85,13 +85,9 @@ def _stop(words: list[str]) -> int:
     if options.json:
         _print_json(_as_dict(stopped))
         return 0
-    from rich.table import Table
+    from smaragdine.report.terminal import console, plain_table
 
-    from smaragdine.report.terminal import console
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("device", "energy", "own share", ""):
-        table.add_column(name, justify="left" if name in ("device", "") else "right")
+    table = plain_table("device", "energy", "own share", "", left=("",))
     for energy in stopped.energies:
         table.add_row(energy.device, joules(energy.energy_j), _own(energy), _provenance(energy))
     console().print(table)
@@ -135,13 +131,10 @@ def _list(words: list[str]) -> int:
     if not sessions:
         print("no sessions")
         return 0
-    from rich.table import Table
+    from smaragdine.report.terminal import console, plain_table
 
-    from smaragdine.report.terminal import console
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("id", "process", "user", "job", "since", "until", "own energy"):
-        table.add_column(name)
+    heads = ("id", "process", "user", "job", "since", "until", "own energy")
+    table = plain_table(*heads, left=heads, folds=heads)
     for session in sorted(sessions, key=lambda session: session.begin_ns):
         own = ", ".join(f"{e.device} {_own(e)}" for e in session.energies if e.HasField("own_j"))
         until = _clock_time(session.end_ns) if session.end_ns else ""

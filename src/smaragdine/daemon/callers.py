@@ -264,8 +264,7 @@ class CredentialFile:
 
 
 def add_token(path: Path, name: str, user: str, days: float, rights: frozenset[str]) -> str:
-    """Put a new token into the file, in place of an old one of that name. Returns the secret, which is kept
-    nowhere."""
+    """Put a new token into the file, or in place of an old one. Returns the secret, which is kept nowhere."""
     if not _NAME.fullmatch(name):
         raise UserError(f"{name!r} is no name for a token", remedy="Letters, digits and ._- , at most 63")
     if not rights or not rights <= set(RIGHTS):

@@ -128,8 +128,7 @@ class Daemon:
         try:
             channels = await asyncio.shield(adding)
         except asyncio.CancelledError:
-            # The session counts from now on: else a caller who starts and leaves could have as many as they
-            # like.
+            # It counts from now on: else who starts and leaves could have as many as they like.
             adding.add_done_callback(functools.partial(self._take_back, session, pidfd))
             raise
         except BaseException as error:

@@ -177,10 +177,6 @@ class LeaseCalls:
             raise Refused(_STATUS[error.code], str(error)) from None
         return pb.ReleaseResponse(restored=None if brought.now is None else brought.now.value)
 
-    def close(self) -> None:
-        for owner in list(self._watched):
-            self._unwatch(owner)
-
     def _allowed(self, caller: Caller) -> AsyncLeases:
         if not caller.may_control:
             line = f"{caller.user} may not set limits. Root may, and members of the daemon's --control-group"

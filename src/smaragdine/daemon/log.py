@@ -109,8 +109,7 @@ def decode(data: bytes, at: int = 0) -> Batch | None:
 _SEGMENTS = 16  # the oldest is removed as a whole, so each is a small part of the spool
 _NAME = re.compile(r"batches-\d{20}\.spool")
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-# Next sequence number, next channel number, checksum. We overwrite them in place, which works on a full disk
-# too.
+# Next sequence number, next channel number, checksum; overwritten in place, which works on a full disk too.
 _NUMBERS = struct.Struct("<QQI")
 
 
@@ -126,8 +125,7 @@ class _Segment:
 
 
 class Spool:
-    """The segments in a folder. Raises OSError when the folder cannot be used; you may try again at any
-    time."""
+    """The segments in a folder. Raises OSError when the folder cannot be used; try again at any time."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
@@ -236,8 +234,7 @@ class Spool:
         while at < len(data):
             batch = decode(data, at)
             if batch is None:
-                # If the harm is in the middle, what follows still counts: go on at the next place that looks
-                # like a batch.
+                # What follows the harm still counts: go on at the next place that looks like a batch.
                 at = data.find(MAGIC, at + 1)
                 if at < 0:
                     break
@@ -385,8 +382,7 @@ class Log:
             self.trouble = ""
 
     def _keep_numbers(self) -> None:
-        """Keep the number of the batch that is being appended: it is in memory, so readers get it under this
-        number."""
+        """Keep the number of the batch being appended: readers get it from memory under this number."""
         if self._spool is not None:
             with contextlib.suppress(OSError):
                 self._spool.keep_numbers(self.next_sequence + 1, self.next_channel)

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from smaragdine.daemon.serving import Prepared
 
 
-# The files that a daemon writes to its state folder. We give no folder away that holds anything else
-# (`--state /etc`).
+# A daemon writes these to its state folder. We give no folder away that holds anything else (`--state /etc`).
 _STATE_FILES = re.compile(r"batches-\d+\.spool|numbers|\.?[a-z]+\.json\w*")
 
 

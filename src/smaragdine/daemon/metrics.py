@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smaragdine.daemon.totals import RunningTotal
 from smaragdine.version import __version__
 
 if TYPE_CHECKING:
@@ -132,17 +133,6 @@ _SLURM_JOB = re.compile(r":/(?:[^/]*/)*?[^/]*slurm[^/]*/(?:[^/]*/)*?job_(\d+)(?:
 
 
 @dataclass(frozen=True)
-class DeviceEnergy:
-    """A device's energy since it was first read, and its power over the last second (None: not known)."""
-
-    device: str
-    provenance: str
-    energy_j: float
-    scope: str = "device"  # only those of scope `device` add up
-    power_w: float | None = None
-
-
-@dataclass(frozen=True)
 class SessionEnergy:
     """What a session used of each device. Its processes count for no other session."""
 
@@ -175,17 +165,14 @@ class SeriesLabels:
     slurm_job_id: str
 
 
+Labelled = tuple[Mapping[str, str], float]
 _OTHERS = SeriesLabels(OTHER, "", "")
-
-
-def _no_totals() -> dict[tuple[str, str], float]:
-    return {}
 
 
 @dataclass
 class _Series:
     seen_s: float
-    energy_j: dict[tuple[str, str], float] = field(default_factory=_no_totals)
+    energy_j: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
 
 @dataclass
@@ -193,7 +180,7 @@ class _Following:
     """How much of a session has been counted, and for which series. It keeps that series for life."""
 
     job: SeriesLabels
-    counted_j: dict[tuple[str, str], float] = field(default_factory=_no_totals)
+    counted_j: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
 
 class Fleet:
@@ -204,7 +191,7 @@ class Fleet:
         self._kept_s = kept_s
         self._jobs: dict[SeriesLabels, _Series] = {}
         self._sessions: dict[str, _Following] = {}
-        self._devices: dict[str, DeviceEnergy] = {}
+        self._devices: dict[str, RunningTotal] = {}
         self._live = 0
         self._started = 0
 
@@ -215,10 +202,9 @@ class Fleet:
             following.counted_j.update(session.own_exclusive_j)
 
     def update(
-        self, now_s: float, devices: Iterable[DeviceEnergy], sessions: Iterable[SessionEnergy]
+        self, now_s: float, devices: Iterable[RunningTotal], sessions: Iterable[SessionEnergy]
     ) -> None:
-        """`now_s` is monotonic. A session that has ended may stay in the list as long as you like, or just
-        leave it."""
+        """`now_s` is monotonic. A session that has ended may stay in the list or leave it."""
         for device in devices:
             before = self._devices.get(device.device)
             energy_j = max(device.energy_j, before.energy_j if before else 0.0)
@@ -278,7 +264,7 @@ class Fleet:
 
 
 def render(
-    devices: Iterable[DeviceEnergy],
+    devices: Iterable[RunningTotal],
     jobs: Iterable[tuple[SeriesLabels, Mapping[tuple[str, str], float]]],
     sessions: int,
     started: int,
@@ -286,7 +272,7 @@ def render(
 ) -> str:
     devices = list(devices)
 
-    def labels(device: DeviceEnergy) -> dict[str, str]:
+    def labels(device: RunningTotal) -> dict[str, str]:
         return {"device": device.device, "provenance": device.provenance, "scope": device.scope}
 
     shares = [
@@ -307,72 +293,52 @@ def render(
         ({"device": device, "quantity": quantity}, float(works))
         for (device, quantity), works in health.sensors_up.items()
     ]
-    families = (
-        _family("build_info", "gauge", "The daemon.", [({"version": __version__}, 1.0)]),
-        _family(
+    families: tuple[tuple[str, str, str, float | Sequence[Labelled]], ...] = (
+        ("build_info", "gauge", "The daemon.", [({"version": __version__}, 1.0)]),
+        (
             "device_energy_joules_total",
             "counter",
             "Energy of a device since it was first read. Only those of scope device add up.",
             [(labels(device), device.energy_j) for device in devices],
         ),
-        _family(
+        (
             "device_power_watts",
             "gauge",
             "Mean power of a device over the last second or more.",
             [(labels(device), device.power_w) for device in devices if device.power_w is not None],
         ),
-        _family(
+        (
             "session_energy_joules_total",
             "counter",
             "A job's own share of a device's energy; no process counts twice, so jobs add up to at most it.",
             shares,
         ),
-        _family("sessions", "gauge", "Sessions that go on.", [({}, float(sessions))]),
-        _family(
-            "sessions_started_total", "counter", "Sessions since the daemon started.", [({}, float(started))]
-        ),
-        _family("sensor_up", "gauge", "Whether a channel gives readings.", up),
-        _family(
-            "limit_leases", "gauge", "Limits that are changed on loan now.", [({}, float(health.leases))]
-        ),
-        _family(
-            "log_batches",
-            "gauge",
-            "Batches of readings that can be read.",
-            [({}, float(health.kept_batches))],
-        ),
-        _family(
+        ("sessions", "gauge", "Sessions that go on.", sessions),
+        ("sessions_started_total", "counter", "Sessions since the daemon started.", started),
+        ("sensor_up", "gauge", "Whether a channel gives readings.", up),
+        ("limit_leases", "gauge", "Limits that are changed on loan now.", health.leases),
+        ("log_batches", "gauge", "Batches of readings that can be read.", health.kept_batches),
+        (
             "log_dropped_batches_total",
             "counter",
             "Batches that were dropped before a session had read them.",
-            [({}, float(health.dropped_batches))],
+            health.dropped_batches,
         ),
-        _family(
+        (
             "missed_readings_total",
             "counter",
             "Readings that could not be made in time.",
-            [({}, float(health.missed_readings))],
+            health.missed_readings,
         ),
-        _family("daemon_cpu_seconds_total", "counter", "CPU time of the daemon.", [({}, health.cpu_s)]),
-        _family(
-            "daemon_memory_bytes",
-            "gauge",
-            "Resident memory of the daemon.",
-            [({}, float(health.memory_bytes))],
-        ),
-        _family(
-            "daemon_start_time_seconds",
-            "gauge",
-            "When the daemon started, in Unix time.",
-            [({}, health.begin_s)],
-        ),
+        ("daemon_cpu_seconds_total", "counter", "CPU time of the daemon.", health.cpu_s),
+        ("daemon_memory_bytes", "gauge", "Resident memory of the daemon.", health.memory_bytes),
+        ("daemon_start_time_seconds", "gauge", "When the daemon started, in Unix time.", health.begin_s),
     )
-    return "".join(families)
+    return "".join(_family(*each) for each in families)
 
 
 class FleetMetrics:
-    """Updates the fleet's totals every second, scraped or not, so that a session between two scrapes is not
-    lost."""
+    """Updates the fleet's totals every second, so that no session between two scrapes is lost."""
 
     def __init__(self, daemon: Daemon, lease_calls: LeaseCalls) -> None:
         self._daemon = daemon
@@ -384,11 +350,7 @@ class FleetMetrics:
         self._fleet.take_up(time.monotonic(), self._sessions())
 
     def update(self) -> None:
-        devices = [
-            DeviceEnergy(device.device, device.provenance, device.energy_j, device.scope, device.power_w)
-            for device in self._daemon.meter.devices()
-        ]
-        self._fleet.update(time.monotonic(), devices, self._sessions())
+        self._fleet.update(time.monotonic(), self._daemon.meter.devices(), self._sessions())
 
     def _sessions(self) -> list[SessionEnergy]:
         daemon = self._daemon
@@ -435,8 +397,10 @@ def slurm_job_id(pid: int, proc: Path = Path("/proc")) -> str:
     return found[1] if found else ""
 
 
-def _family(name: str, kind: str, text: str, values: Sequence[tuple[Mapping[str, str], float]]) -> str:
-    """One metric; nothing where it has no value."""
+def _family(name: str, kind: str, text: str, values: float | Sequence[Labelled]) -> str:
+    """One metric, a figure alone or one for each set of labels; nothing where it has no value."""
+    if isinstance(values, int | float):
+        values = [({}, float(values))]
     if not values:
         return ""
     metric = f"smaragdine_{name}"

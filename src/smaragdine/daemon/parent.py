@@ -107,9 +107,6 @@ class Parent:
         read_fd, write_fd = self._ask("start", helper, 2)
         return read_fd, write_fd
 
-    def close(self) -> None:
-        self._connection.close()
-
     def _ask(self, verb: str, what: str, fds: int) -> list[int]:
         with self._lock:
             self._number += 1

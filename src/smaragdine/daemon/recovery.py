@@ -177,8 +177,7 @@ def mend(sensors: Sequence[Returning], reopen: Mapping[str, Reopen], gone: Mappi
 
 
 def _same(ours: Channel, other: Channel) -> bool:
-    """Whether two are the same quantity of the same source. NVML words its details differently at each
-    start."""
+    """Whether two are the same quantity of the same source. NVML words its details anew at each start."""
     if (ours.device, ours.quantity, ours.sensor) != (other.device, other.quantity, other.sensor):
         return False
     return ours.sensor == "nvml" or ours.detail == other.detail

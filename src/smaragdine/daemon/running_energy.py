@@ -63,8 +63,7 @@ class GpuShares:
             del self._looks[:-_MOST_LOOKS]
 
     def restart(self) -> None:
-        """The clock was set or stood still: nobody can tell who was on it at the times of earlier
-        readings."""
+        """The clock was set or stood still: nobody can tell who was on it at earlier readings."""
         self._looks.clear()
         self._cut_uj = self.device.at(self.device.last_ns)
 

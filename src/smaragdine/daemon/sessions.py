@@ -70,14 +70,6 @@ class Refused(Exception):
         self.line = line
 
 
-def _no_channels() -> dict[int, Channel]:
-    return {}
-
-
-def _no_energies() -> list[DeviceUse]:
-    return []
-
-
 @dataclass
 class Session:
     id: str
@@ -94,8 +86,8 @@ class Session:
     end_sequence: int = 0  # one more than its last batch; 0: it goes on
     end_reason: str = ""
     dropped_batches: int = 0
-    channels: dict[int, Channel] = field(default_factory=_no_channels)  # its own
-    energies: list[DeviceUse] = field(default_factory=_no_energies)  # once it has ended
+    channels: dict[int, Channel] = field(default_factory=dict[int, Channel])  # its own
+    energies: list[DeviceUse] = field(default_factory=list[DeviceUse])  # once it has ended
     pidfd: int = -1
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # set when it ends or the daemon stops
 
@@ -171,8 +163,7 @@ class SessionTable:
         return session
 
     def forget(self, now_ns: int) -> list[Session]:
-        """Drop sessions that ended long ago. If there are too many, drop the oldest of whoever has the
-        most."""
+        """Drop sessions that ended long ago; of too many, the oldest of whoever has the most."""
         ended = sorted((s for s in self.sessions.values() if s.ended), key=lambda s: s.end_ns)
         oldest_ns = now_ns - int(self._bounds.forget_s * 1e9)
         gone = [s for s in ended if s.end_ns < oldest_ns]
@@ -190,8 +181,7 @@ class SessionTable:
         self._file.save({"boot_id": boot_id(), "sessions": begun})
 
     def load(self) -> None:
-        """Take up sessions from before a restart: hold the process of a live one again, or note that it has
-        ended."""
+        """Take up sessions from before a restart: hold a live one's process, or note that it has ended."""
         self._file.load(self._take_up)
 
     def _take_up(self, values: Any) -> None:

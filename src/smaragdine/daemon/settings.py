@@ -9,8 +9,7 @@ from smaragdine.errors import UserError
 from smaragdine.monitor.contract import DEFAULT_SOCKET
 
 GROUP = "smaragdine"
-# Only root gets package counters finer than this: they tell what other people's programs compute
-# (CVE-2020-8694).
+# Only root gets package counters finer than this: they tell what others' programs compute (CVE-2020-8694).
 COARSE_NS = 100_000_000
 
 

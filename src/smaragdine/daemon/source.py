@@ -62,8 +62,7 @@ def machine_numbers(channels: Sequence[Channel], folder: Path | None, next_numbe
     numbers: list[int] = []
     next_number = max([next_number, *(number + 1 for number in known.values())])
     for channel in channels:
-        # Details are worded anew at each start. Several channels of one name (dies of a package) come in
-        # order.
+        # Details are worded anew at each start. Channels of one name (dies of a package) come in order.
         name = f"{channel.sensor} {channel.name}"
         key = f"{name} {seen[name]}"
         seen[name] += 1
@@ -96,8 +95,7 @@ def _save(folder: Path | None, known: dict[str, int]) -> None:
 
 # The process trees of all sessions. One look finds new processes for all of them.
 
-# The part of a core for reading all trees. Users share it equally, and each user's sessions share that user's
-# part.
+# The part of a core for reading all trees. Users share it equally, and a user's sessions that user's part.
 _READ_SHARE = 0.1
 
 
@@ -253,8 +251,7 @@ class Trees:
         self._next_scan_ns = now_ns + max(SCAN_EVERY_NS, int(cost_ns / SCAN_SHARE))
 
     def _nest(self, session_id: str, tree: ProcessTree) -> None:
-        """Find where the new session lies among the others. Of two on the same process, the later is the
-        inner one."""
+        """Find where the new session lies. Of two on the same process, the later is the inner one."""
         around = {key for key, member in self._members.items() if tree.root_pid in member.tree}
         within = {key for key, member in self._members.items() if member.tree.root_pid in tree} - around
         innermost = around - {self._inside[key] for key in around if key in self._inside}
@@ -323,20 +320,20 @@ class Source:
         self._own_periods_ns = {id(sensor): sensor.period_ns for sensor in sensors}
         self._estimates_only = not any(channel.sensor in ("rapl", "perf") for channel in channels)
         self._sensors: list[Sensor] = [*sensors, self._trees]
-        self._sampler = Sampler(self._sensors, clock)
-        self._sampler.retime(self._periods())
+        self.sampler = Sampler(self._sensors, clock)  # public for figures about the sampling itself
+        self.sampler.retime(self._periods())
         self._clocks = ClockWatch(clock, boot_ns)
         self._halt = threading.Event()
         self._mender = threading.Thread(target=self._keep_mending, name="mend sensors", daemon=True)
 
     def start(self) -> None:
-        self._sampler.start()
+        self.sampler.start()
         self._mender.start()
 
     def stop(self, timeout_s: float = 0.5) -> None:
         """End the lanes. The last readings are in the next `drain`."""
         self._halt.set()
-        self._sampler.stop(timeout_s)
+        self.sampler.stop(timeout_s)
 
     def add(
         self,
@@ -373,7 +370,7 @@ class Source:
         )
         with self._lock:
             self._periods_ns[session_id] = period_ns
-            self._sampler.retime(self._periods())
+            self.sampler.retime(self._periods())
         return {
             number: Channel(
                 device=f"cpu:{socket}",
@@ -393,7 +390,7 @@ class Source:
         self._trees.remove(session_id)
         with self._lock:
             self._periods_ns.pop(session_id, None)
-            self._sampler.retime(self._periods())
+            self.sampler.retime(self._periods())
 
     @property
     def period_ns(self) -> int:
@@ -416,20 +413,12 @@ class Source:
         """Logical CPUs of each socket."""
         return dict(self._activity.cpu_count) if self._activity is not None else {}
 
-    def every_lane_has_read(self) -> bool:
-        return self._sampler.every_lane_has_read()
-
-    @property
-    def sampler(self) -> Sampler:
-        """The sampler, for figures about the sampling itself."""
-        return self._sampler
-
     def drain(self) -> Batch | None:
         """All readings and notes since the last call; None when there are none."""
         t_ns: list[Times] = []
         channel: list[ChannelNumbers] = []
         value: list[Values] = []
-        for first, readings in self._sampler.drain():
+        for first, readings in self.sampler.drain():
             times, places, values = zip(*readings, strict=True)
             t_ns.append(np.array(times, dtype=np.int64))
             channel.append(self._numbers[np.array(places, dtype=np.int64) + first])
@@ -441,7 +430,7 @@ class Source:
         for name, detail in self._clocks.look().words().items():
             self._tell(name, detail, ())
         count = len(self._notes)  # other threads append to them
-        notes = (*map(self._numbered, self._sampler.notes()), *self._notes[:count])
+        notes = (*map(self._numbered, self.sampler.notes()), *self._notes[:count])
         del self._notes[:count]
         batch = Batch(0, np.concatenate(t_ns), np.concatenate(channel), np.concatenate(value), notes)
         return batch if batch.t_ns.size or notes else None

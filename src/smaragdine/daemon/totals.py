@@ -22,10 +22,6 @@ _CARRY_NS = 2_500_000_000
 _MOST_WAITING = 100
 
 
-def _no_numbers() -> list[int]:
-    return []
-
-
 @dataclass
 class EnergyLine:
     """A total that grows by what is added. Between two points it is a straight line."""
@@ -33,8 +29,8 @@ class EnergyLine:
     total: int = 0
     holes: int = 0  # stretches of time of which nothing is known
     since_ns: int | None = None  # the first point after the last of them; None: it lasts still
-    t_ns: list[int] = field(default_factory=_no_numbers)
-    at_t: list[int] = field(default_factory=_no_numbers)
+    t_ns: list[int] = field(default_factory=list[int])
+    at_t: list[int] = field(default_factory=list[int])
 
     def add(self, t_ns: int, amount: int) -> None:
         """Grow until `t_ns`. If the clock was set back, a new stretch begins."""
@@ -86,8 +82,7 @@ class EnergyLine:
 
 @dataclass
 class Counter:
-    """Turns a counter's readings into a line: adds up differences, also where the counter wraps round, but
-    never across a gap."""
+    """Adds up the differences of a counter's readings, also where it wraps round, but never across a gap."""
 
     line: EnergyLine
     wraps_at: int | None = None
@@ -154,8 +149,7 @@ class Samples:
                 self.last = (int(times_ns[first]), float(watts[first]))
 
     def add_counter(self, t_ns: Times, counts: list[int]) -> None:
-        """Take the counter's readings. They come at once and the samples a second later, so each waits for
-        those."""
+        """Take the counter's readings, which wait for the samples of a second later."""
         assert self.counter is not None
         for i, now_ns in enumerate(t_ns.tolist()):
             if self.counter.last is None:
@@ -207,8 +201,7 @@ _PATIENCE_NS = 2_500_000_000
 
 @dataclass
 class SessionUse:
-    """µJ of a device that a session used: with all its processes, and with those that are in no session
-    within it."""
+    """µJ of a device that a session used: with all its processes, and with those of no session within."""
 
     own: int = 0
     exclusive: int = 0
@@ -528,8 +521,7 @@ def _microjoules(value: Values) -> list[int]:
 
 
 def _power_w(device: DeviceLines, oldest_ns: int) -> float | None:
-    """The power over the last second that was read; None where that is long ago, or nothing was read since a
-    gap."""
+    """The power over the last second that was read; None: long ago, or nothing since a gap."""
     watts = 0.0
     for line in device.lines:
         if line.since_ns is None or line.last_ns < oldest_ns:

@@ -115,8 +115,7 @@ def unit_text(executable: str, options: Sequence[str] = ()) -> str:
 
 
 def _folders_of_their_own(options: Sequence[str]) -> list[str]:
-    """The folders for socket and state, where they are not the usual ones: the daemon may write nowhere
-    else."""
+    """Unusual folders for socket and state: the daemon may write nowhere else."""
     folders: list[str] = []
     for name, value in _values(options):
         path = Path(value)
@@ -188,6 +187,5 @@ def make_say(mono_s: Callable[[], float] = time.monotonic) -> Callable[[str], No
 
 
 def _one_line(text: str) -> str:
-    """One line of visible text: names come from users, and must not look like a line of ours or move the
-    cursor."""
+    """One line of visible text: users' names must not look like a line of ours or move the cursor."""
     return "".join(c if c.isprintable() else " " for c in text)[:500]

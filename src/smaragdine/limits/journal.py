@@ -41,8 +41,7 @@ class JournalEntry:
 class Loaded:
     entries: tuple[JournalEntry, ...]
     trouble: str = ""  # what could not be read
-    # past: from before a reboot · damaged: for good · unread: we cannot read it now, so we must not replace
-    # it
+    # past: from before a reboot · damaged: for good · unread: not readable now, so not to be replaced
     state: Literal["whole", "past", "damaged", "unread"] = "whole"
 
 

@@ -133,8 +133,7 @@ def checked(gpu: LimitedGpu, kind: Kind, asked: LimitValue) -> LimitValue:
         )
     allowed = {found.kind: found for found in limit_ranges(gpu)}.get(kind)
     if allowed is None:
-        # `limit_ranges` asked the same and swallowed the error. It tells a lost GPU from one without this
-        # limit.
+        # `limit_ranges` swallowed this error. It tells a lost GPU from one without this limit.
         _raise_why_absent(gpu, kind)
         raise _unsupported(gpu, kind)
     if kind == "power":

@@ -129,8 +129,7 @@ class Client:
         lease_s: float = 0.0,
         lease_id: str = "",
     ) -> monitor_pb2.SetLimitResponse:
-        """Set a limit and get a lease on it. With the `lease_id` of an own lease: renew it, or change its
-        value."""
+        """Set a limit and get a lease on it; with the `lease_id` of an own one renew or change it."""
         return self._call(
             "SetLimit", device=device, kind=kind, value=value, low=low, lease_s=lease_s, lease_id=lease_id
         )

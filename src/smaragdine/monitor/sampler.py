@@ -163,10 +163,6 @@ class Note:
 TakeNote = Callable[[str, str, tuple[int, ...]], None]
 
 
-def _no_readings() -> list[tuple[int, int, float]]:
-    return []
-
-
 @dataclass
 class SensorSlot:
     """A sensor in the loop: where its channels stand in the recording, and what it has read."""
@@ -174,7 +170,7 @@ class SensorSlot:
     sensor: Sensor
     first_channel: int
     next_ns: int
-    readings: list[tuple[int, int, float]] = field(default_factory=_no_readings)
+    readings: list[tuple[int, int, float]] = field(default_factory=list[tuple[int, int, float]])
     channels_ended: set[str] = field(default_factory=lambda: set())
     rounds: int = 0
     failures: int = 0
@@ -251,8 +247,7 @@ class Sampler:
                 self._alarms[lane].wake(min(slot.sensor.period_ns for slot in self._lanes[lane]))
 
     def stop(self, timeout_s: float = 3.0) -> None:
-        """End every lane, and keep each sensor's last readings. A lane that is stuck in a driver is left
-        behind."""
+        """End every lane, and keep each sensor's last readings. A lane stuck in a driver is left behind."""
         self._stop.set()
         for alarm in self._alarms.values():
             alarm.wake()

@@ -302,8 +302,7 @@ def through_daemon(
 
 
 def _socket_path(address: str) -> str | None:
-    """The socket of the daemon, where there is one. A missing default socket is normal, so we do not report
-    it."""
+    """The daemon's socket, where there is one. A missing default socket is normal; not reported."""
     path = address.removeprefix("unix:")
     path = path[2:] if path.startswith("//") else path
     if not path.startswith("/"):

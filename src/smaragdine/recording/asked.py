@@ -46,8 +46,7 @@ def verb_of(info: Mapping[str, Any]) -> str | None:
 
 
 def trace_of(info: Mapping[str, Any]) -> TraceAsked | None:
-    """What was to be traced; None where the recording does not say, or says it in a way that we do not
-    know."""
+    """What was to be traced; None where the recording does not say, or in a way we do not know."""
     trace = _dict(_asked(info).get("trace"))
     if trace.get("mode") == "off":
         return UNTRACED

@@ -139,8 +139,7 @@ def channel_to_dict(channel: Channel) -> dict[str, Any]:
 
 
 def channel_from_dict(values: dict[str, Any]) -> Channel:
-    """A channel of a recording. Fields that a later version added are dropped, so an old reader reads a new
-    recording."""
+    """A channel of a recording. Fields of a later version are dropped, so old readers read new recordings."""
     known: dict[str, Any] = {
         key: value for key, value in values.items() if key in Channel.__dataclass_fields__
     }

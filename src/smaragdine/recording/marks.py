@@ -41,8 +41,7 @@ def read_spool(folder: Path, done: Mapping[str, int] | None = None) -> pa.Table:
 
 
 def read_spool_until(folder: Path, done: Mapping[str, int], end_ns: int) -> tuple[pa.Table, dict[str, int]]:
-    """The marks of each process before its first one at or after `end_ns`, by time; and how far that is in
-    each file."""
+    """Each process's marks before its first at or after `end_ns`, by time; and how far into each file."""
     tables: list[pa.Table] = []
     reached = dict(done)
     for path in sorted((folder / SPOOL_FOLDER).glob("marks-*.jsonl")):
@@ -103,8 +102,7 @@ def by_time(table: pa.Table) -> pa.Table:
 
 
 def _parsed(content: bytes) -> list[pa.Table]:
-    """The marks of a process. Arrow reads millions of plain steps; we read the odd ones among them one by
-    one."""
+    """The marks of a process. Arrow reads millions of plain steps; we read the odd ones one by one."""
     lines = content.split(b"\n")
     plain = [line for line in lines if _PLAIN.fullmatch(line)]
     odd = lines
@@ -163,8 +161,7 @@ def is_spoilt(path: Path, done: int = 0) -> bool:
 
 
 def fold_spool(folder: Path, table: pa.Table) -> OSError | None:
-    """Turn the spool, which was read into `table`, into marks.arrows. On a full disk it stays, and readers
-    use it."""
+    """Turn the spool, read into `table`, into marks.arrows. On a full disk it stays, and readers use it."""
     path = folder / "marks.arrows"
     try:
         writer = TableWriter(path, MARKS)

@@ -16,23 +16,7 @@ import pyarrow as pa
 from smaragdine.arrays import Ints
 from smaragdine.arrow import pc
 from smaragdine.errors import UserError
-from smaragdine.recording.tables import (
-    MOST_T_NS,
-    TEXT,
-    as_table,
-    check_text,
-    csv_header,
-    first_line,
-    kind_of,
-    need_columns,
-    number,
-    read_content,
-    read_csv,
-    read_table,
-    refuse,
-    text,
-    whole,
-)
+from smaragdine.recording import tables
 
 # The CSV of `nvidia-smi --query-gpu=timestamp,index,power.draw --format=csv -lms 100`. Its times are local,
 # without a zone. Where a clock that is set back repeats an hour, the order of the rows tells which of the two
@@ -65,7 +49,7 @@ def read(content: pa.Buffer, header: Sequence[str], tz: str | None, where: str) 
     local_ns = _local_ns(table[plain["timestamp"]], where)
     index = table[plain["index"]]
     good = pc.match_substring_regex(index, r"^\d{1,4}$").to_numpy()
-    refuse(where, "index", ~good, "is no number")
+    tables.refuse(where, "index", ~good, "is no number")
     gpu = index.cast(pa.int64()).to_numpy()
     t_ns = _to_unix(local_ns, gpu, zone, where)
     power_w = np.full(gpu.size, np.nan)
@@ -110,7 +94,7 @@ def _plain(name: str) -> str:
 
 def _read_rows(content: pa.Buffer, columns: Sequence[str], where: str) -> pa.Table:
     content = _whole_lines(content)
-    check_text(content, where)
+    tables.check_text(content, where)
     bad: list[Any] = []
 
     def note(row: Any) -> str:
@@ -118,7 +102,7 @@ def _read_rows(content: pa.Buffer, columns: Sequence[str], where: str) -> pa.Tab
         return "skip"
 
     try:
-        table = read_csv(content, columns, [], where, note)
+        table = tables.read_csv(content, columns, [], where, note)
     except pa.ArrowInvalid as error:
         raise UserError(f"{where} cannot be read as nvidia-smi's CSV", str(error).splitlines()[0]) from None
     if bad:
@@ -142,7 +126,7 @@ def _whole_lines(content: pa.Buffer) -> pa.Buffer:
     if bytes(view[-1:]) in (b"\n", b"\r"):
         return content
     last = re.split(rb"[\r\n]", bytes(view[-4096:]))[-1]
-    header = first_line(content)
+    header = tables.first_line(content)
     if last.count(b",") == header.count(b",") and _COMPLETE.search(last):
         return content
     return content.slice(0, content.size - len(last))
@@ -150,7 +134,7 @@ def _whole_lines(content: pa.Buffer) -> pa.Buffer:
 
 def _local_ns(column: pa.ChunkedArray, where: str) -> Ints:
     good = pc.match_substring_regex(column, r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(\.\d{1,9})?$").to_numpy()
-    refuse(where, "timestamp", ~good, "is not like 2026/11/15 10:52:16.123")
+    tables.refuse(where, "timestamp", ~good, "is not like 2026/11/15 10:52:16.123")
     try:
         return pc.replace_substring(column, "/", "-").cast(pa.timestamp("ns")).cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid as error:
@@ -163,7 +147,7 @@ def _watts(column: pa.ChunkedArray, where: str) -> npt.NDArray[np.float64]:
     words = pc.if_else(absent, pa.scalar(None, pa.string()), column)
     words = pc.replace_substring_regex(words, r"\s*W$", "")
     good = pc.fill_null(pc.match_substring_regex(words, r"^\d+(\.\d*)?$"), True)
-    refuse(where, "power.draw", ~good.to_numpy(), "is no number of watts")
+    tables.refuse(where, "power.draw", ~good.to_numpy(), "is no number of watts")
     return pc.fill_null(words.cast(pa.float64()), np.nan).to_numpy()
 
 
@@ -174,7 +158,9 @@ def _to_unix(local_ns: Ints, gpu: Ints, zone: tzinfo | None, where: str) -> Ints
         np.array([_offset_ns(int(minute), zone, fold) for minute in minutes], dtype=np.int64)[at]
         for fold in (0, 1)
     )
-    refuse(where, "timestamp", first_ns < second_ns, "does not exist: clocks were set forward", "Give --tz")
+    tables.refuse(
+        where, "timestamp", first_ns < second_ns, "does not exist: clocks were set forward", "Give --tz"
+    )
     early_ns, late_ns = local_ns - first_ns, local_ns - second_ns
     twice = early_ns != late_ns
     if not np.any(twice):
@@ -218,7 +204,7 @@ def _offset_ns(minute: int, zone: tzinfo | None, fold: int) -> int:
 
 MOST_W = 1e9
 
-POWER = pa.schema([("device", TEXT), ("t_ns", pa.int64()), ("power_w", pa.float64())])
+POWER = pa.schema([("device", tables.TEXT), ("t_ns", pa.int64()), ("power_w", pa.float64())])
 
 
 def read_power(path: str | os.PathLike[str], tz: str | None = None) -> pa.Table:
@@ -227,38 +213,43 @@ def read_power(path: str | os.PathLike[str], tz: str | None = None) -> pa.Table:
     `tz` is the zone of a log in local time, an IANA name or an offset; the machine's own unless given.
     """
     where = os.fspath(path)
-    content = read_content(path)
-    kind = kind_of(content, path)
+    content = tables.read_content(path)
+    kind = tables.kind_of(content, path)
     if kind in ("json", "xplane", "unknown"):
         raise UserError(
             f"{where} is of no kind that holds power",
             remedy="Parquet, Arrow and CSV with device, t_ns, power_w are read, and nvidia-smi's CSV",
         )
     if kind == "csv":
-        header, _ = csv_header(content)
+        header, _ = tables.csv_header(content)
 
         if is_log(header):
             return _checked(read(content, header, tz, where), where)
-    return _checked(read_table(content, kind, POWER.names, ["device"], where), where)
+    return _checked(tables.read_table(content, kind, POWER.names, ["device"], where), where)
 
 
 def power_table(data: Any, where: str = "power") -> pa.Table:
     """Power from a dict of arrays, an Arrow table or a data frame, as a table of schema POWER, by time."""
-    return _checked(as_table(data, where), where)
+    return _checked(tables.as_table(data, where), where)
 
 
 def _checked(table: pa.Table, where: str) -> pa.Table:
-    need_columns(table, POWER.names, (), where)
-    device = text(table, "device", where)
-    t_ns = whole(table, "t_ns", where)
-    power_w = number(table, "power_w", where)
+    tables.need_columns(table, POWER.names, (), where)
+    device = tables.text(table, "device", where)
+    t_ns = tables.whole(table, "t_ns", where)
+    power_w = tables.number(table, "power_w", where)
     watts = power_w.to_numpy()
-    refuse(where, "power_w", watts < 0, "is negative")
-    refuse(where, "power_w", watts > MOST_W, f"is above {MOST_W:.0e} W", "Is it in watts?")
+    tables.refuse(where, "power_w", watts < 0, "is negative")
+    tables.refuse(where, "power_w", watts > MOST_W, f"is above {MOST_W:.0e} W", "Is it in watts?")
     times = t_ns.to_numpy()
     # Far from the ends of 64 bits, so that differences and holds fit too.
-    refuse(where, "t_ns", (times > MOST_T_NS) | (times < -MOST_T_NS), "is no time in nanoseconds since 1970")
-    if int(times.max()) - int(times.min()) > MOST_T_NS // 2:
+    tables.refuse(
+        where,
+        "t_ns",
+        (times > tables.MOST_T_NS) | (times < -tables.MOST_T_NS),
+        "is no time in nanoseconds since 1970",
+    )
+    if int(times.max()) - int(times.min()) > tables.MOST_T_NS // 2:
         raise UserError(f"{where} spans centuries", remedy="t_ns is in nanoseconds since 1970")
     codes = np.concatenate([chunk.indices.to_numpy() for chunk in device.chunks])
     order = _order(times, codes, watts, device.chunk(0).dictionary.to_pylist(), where)
@@ -273,8 +264,7 @@ def _order(
     devices: list[str],
     where: str,
 ) -> npt.NDArray[np.int64] | None:
-    """The rows to keep, by time; None for all of them as they are. A reading that is there twice is kept
-    once."""
+    """The rows to keep, by time; None: all as they are. A reading that is there twice is kept once."""
     order = np.lexsort((codes, t_ns))
     same = (np.diff(t_ns[order]) == 0) & (np.diff(codes[order]) == 0)
     contrary = np.flatnonzero(same & (np.diff(power_w[order]) != 0))

@@ -54,8 +54,7 @@ _SILENT_S = 60.0  # tables are written every second
 
 @dataclass(frozen=True)
 class Series:
-    """The readings of one channel, by time. Where a restarted sampler begins a new segment, nothing is known
-    in between."""
+    """The readings of one channel, by time. Between segments of a restarted sampler nothing is known."""
 
     channel: Channel
     t_ns: npt.NDArray[np.int64]
@@ -98,8 +97,7 @@ class Recording(Shown):
 
     @property
     def places(self) -> pa.Table:
-        """Where each thread of the program was first seen, and where it moved. Empty on machines of one
-        socket."""
+        """Where each thread of the program was first seen, and moved. Empty on machines of one socket."""
         return self.table("places")
 
     @property
@@ -166,8 +164,7 @@ class Recording(Shown):
         return read_thinned(self.path)
 
     def lost(self, table: str) -> str:
-        """What is wrong with the files of a table, for an error message about missing rows; empty where
-        nothing is."""
+        """What is wrong with the files of a table, for messages about missing rows; empty: nothing."""
         return "; ".join(
             line for line in self.damage if re.match(rf"{table}\.(\d+\.){{0,2}}arrows is ", line)
         )

@@ -331,8 +331,7 @@ def main() -> None:
     Recorder(config, machine).run()
 
 
-# The other end: starts the recorder, tells it what to watch, hears what it says, and starts another one if it
-# dies.
+# The other end: starts the recorder, tells it what to watch, hears it, and starts another one if it dies.
 
 _MOST_RESTARTS = 3
 _READY_TIMEOUT_S = 30.0

@@ -196,8 +196,7 @@ def _finish(path: Path, info: dict[str, Any], outcome: Supervision, status: str,
         outcome.problems.append(f"run.json could not be finished: {error}")
 
 
-# Running the program. It is a direct child, with our standard streams, working directory, process group and
-# inherited files.
+# Running the program: a direct child, with our standard streams, working directory, process group and files.
 
 
 def supervise(
@@ -305,8 +304,7 @@ class Canary:
         numbers = self._numbers
         fd, write_fd = os.pipe()
         parent_pid = os.getpid()
-        # Hold signals back before the fork: else our own handlers, in the child, would report a signal once
-        # more.
+        # Hold signals back before the fork: else our handlers, in the child, would report one once more.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         self._pid = os.fork()
         if self._pid == 0:

@@ -32,8 +32,7 @@ _EXACT_FLOAT = 2**53  # beyond it a float has lost digits that nobody can give b
 
 
 def as_table(data: Any, where: str) -> pa.Table:
-    """Make an Arrow table of a dict of arrays, an Arrow table or batch, or any data frame that speaks
-    Arrow."""
+    """Make an Arrow table of a dict of arrays, a table or batch, or a data frame that speaks Arrow."""
     try:
         if isinstance(data, pa.Table):
             return data
@@ -399,8 +398,7 @@ def kind_of(content: pa.Buffer, path: str | os.PathLike[str]) -> str:
 def read_table(
     content: pa.Buffer, kind: str, columns: Sequence[str], words: Sequence[str], where: str
 ) -> pa.Table:
-    """The named columns, as far as they are there. `words` are best read as dictionaries. A CSV's are all
-    text."""
+    """The named columns that are there. `words` are best read as dictionaries. A CSV's are all text."""
     try:
         if kind == "parquet":
             return _read_parquet(content, columns, words, where)
@@ -489,8 +487,7 @@ def _without_guard(texts: Any) -> Any:
 
 
 def write_csv(table: pa.Table, path: Path) -> None:
-    """Write text as text: without dictionaries, which a CSV does not have, and with nothing that begins a
-    formula."""
+    """Write text as text: without dictionaries, and with nothing that begins a formula."""
     import pyarrow.csv as pv
 
     for i, field in enumerate(table.schema):
@@ -520,8 +517,7 @@ def csv_header(content: pa.Buffer, delimiter: str = ",") -> tuple[list[str], boo
 
 
 def check_text(content: pa.Buffer, where: str) -> None:
-    """Refuse what is not UTF-8, and name the first such byte. Arrow only looks at the columns that one asks
-    for."""
+    """Refuse what is not UTF-8, and name the first such byte. Arrow only looks at the columns asked for."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     view = memoryview(content)
     try:

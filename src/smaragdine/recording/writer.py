@@ -74,8 +74,7 @@ class TableWriter:
         self._cut = False
         self.dropped_batches = 0
         self.error: OSError | None = None
-        # This batch has no rows: it seals the schema, which damage to the first readings then cannot take
-        # along.
+        # This batch has no rows: it seals the schema, which damage to the first readings cannot take along.
         none = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
         self._stream.write_batch(none, custom_metadata=_BLANK_SEAL)
         if at is None:
@@ -167,8 +166,7 @@ class ReadingsWriter:
         self.rows = 0
 
     def write(self, batches: Sequence[tuple[int, list[tuple[int, int, float]]]]) -> None:
-        """Write `batches` as the sampler drains them: (first channel, [(t_ns, channel − first, value),
-        …])."""
+        """Write `batches` of the sampler: (first channel, [(t_ns, channel − first, value), …])."""
         columns = [(first, *zip(*readings, strict=True)) for first, readings in batches if readings]
         if not columns:
             return
@@ -286,8 +284,7 @@ def write_windows(folder: Path, table: pa.Table) -> OSError | None:
 
 
 def fit(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """Fit `table` to `schema`: leave other columns out, set optional ones that it lacks to null, convert
-    types."""
+    """Fit `table` to `schema`: drop other columns, set optional ones it lacks to null, convert types."""
     columns: list[pa.ChunkedArray] = []
     for field in schema:
         index = table.schema.get_field_index(field.name)
@@ -301,8 +298,7 @@ def fit(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
 
 
 def one_dictionary(table: pa.Table) -> pa.Table:
-    """The same table, where each text column has one dictionary for all its chunks, without nulls or
-    repeats."""
+    """The same, where each text column has one dictionary for all chunks, without nulls or repeats."""
     columns = [
         _encode(column)
         if pa.types.is_dictionary(column.type) and any(chunk.dictionary.null_count for chunk in column.chunks)

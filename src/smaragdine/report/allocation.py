@@ -18,6 +18,7 @@ from smaragdine.allocate.methods import Answer, Corner, Tie
 from smaragdine.allocate.model import Objective, Share, step_time_s, unit
 from smaragdine.allocate.platform import Choice, Miss, Standard
 from smaragdine.errors import visible
+from smaragdine.report.terminal import plain_table
 from smaragdine.units import joules, plain, seconds, watts
 
 
@@ -69,7 +70,7 @@ def _answers_table(answers: Sequence[Answer]) -> Table:
         "mean power",
         "step",
     ]
-    table = _table("method", "GPU", *heads)
+    table = plain_table("method", "GPU", *heads, left=("GPU",))
     for n, each in enumerate(answers):
         if n:
             table.add_row()
@@ -124,7 +125,9 @@ def _tie_words(answer: Answer, tie: Tie) -> str:
 
 def _front_table(front: Sequence[Corner], objective: Objective) -> Table:
     energy, limits = ("Σ P̄·t", "Σ P_limit·t") if objective.kind == "sum" else ("E", "T·ΣP_limit")
-    table = _table("best for η", "allocation", energy, limits, "step")
+    table = plain_table(
+        "best for η", "allocation", energy, limits, "step", left=("allocation",), folds=("allocation",)
+    )
     for corner in front:
         shares = corner.allocation.shares
         split = " + ".join(f"{share.batch}@{share.power_limit_w:g}W" for share in shares)
@@ -142,13 +145,6 @@ def _figure(value: float | None) -> str:
     return "–" if value is None else plain(value)
 
 
-def _table(*headers: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, header in enumerate(headers):
-        table.add_column(header, justify="left" if i < 2 else "right", no_wrap=header != "allocation")
-    return table
-
-
 # Platforms and batch sizes as tables for a terminal.
 
 _LAST = 20  # recurrences: by then the bandit should have settled
@@ -157,7 +153,7 @@ _LAST = 20  # recurrences: by then the bandit should have settled
 def platform_tables(
     scale: Standard, missed: Mapping[str, Sequence[Miss]], ranked: Sequence[Choice]
 ) -> RenderableType:
-    table = _platform_table("GPU", "slowness", "draw", "highest limit")
+    table = plain_table("GPU", "slowness", "draw", "highest limit")
     for row in scale_json(scale):
         table.add_row(
             visible(row["gpu"]), f"{row['slowness']:.3f}", f"{row['draw']:.3f}", f"{row['highest_w']:g} W"
@@ -165,7 +161,7 @@ def platform_tables(
     parts: list[RenderableType] = [table]
     parts.append(Text("time and power of an unlimited epoch, the standard device's being 1", style="dim"))
     for name, misses in missed.items():
-        errors = _platform_table(
+        errors = plain_table(
             f"known there: {name}", "epochs", "time: median", "90 %", "energy: median", "90 %"
         )
         for row in misses_json({name: misses}):
@@ -175,7 +171,7 @@ def platform_tables(
     if missed:
         parts.append(Text("absolute errors, each workload left out on each GPU in turn", style="dim"))
     if ranked:
-        choice = _platform_table("best first", "limit", "time", "energy")
+        choice = plain_table("best first", "limit", "time", "energy")
         for each in ranked:
             of = each.prediction
             choice.add_row(
@@ -215,7 +211,7 @@ def misses_json(missed: Mapping[str, Sequence[Miss]]) -> list[dict[str, Any]]:
 def batch_tables(
     sizes: Sequence[BatchSize], best: BatchSize, default: BatchSize, replays: Sequence[Replay]
 ) -> RenderableType:
-    table = _platform_table("batch", "limit", "epochs", "cost", "energy", "time", "")
+    table = plain_table("batch", "limit", "epochs", "cost", "energy", "time", "", left=("",))
     for size in sizes:
         mark = "best" if size is best else "default" if size.batch == default.batch else ""
         style = "bold" if size is best else "" if size.reaches else "dim"
@@ -249,13 +245,6 @@ def _row(size: BatchSize) -> tuple[str, ...]:
     return (str(size.batch), f"{size.power_limit_w:g} W", *figures)
 
 
-def _platform_table(*headers: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, header in enumerate(headers):
-        table.add_column(header, justify="right" if i and header else "left", no_wrap=True)
-    return table
-
-
 # A profile as a table for a terminal.
 
 
@@ -266,10 +255,7 @@ def profile_table(
     wait_w: float | None,
     remarks: Sequence[str],
 ) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(gpu)
-    for name in ("limit", "steps", "time per step", "", "energy per step", "", "mean power"):
-        table.add_column(name, justify="right")
+    table = plain_table(gpu, "limit", "steps", "time per step", "", "energy per step", "", "mean power")
     estimated = False
     for point in points:
         steps, limit = point.steps, f"{point.power_limit_w:g} W"

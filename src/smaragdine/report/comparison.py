@@ -13,7 +13,7 @@ from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.precision import Score, Widening
 from smaragdine.accounting.similarity import Correlation, Key
 from smaragdine.errors import visible
-from smaragdine.report.terminal import FittingTable, Line
+from smaragdine.report.terminal import FittingTable, Line, plain_table
 from smaragdine.units import joules, plus_minus, watts
 
 _FEW = 5
@@ -61,19 +61,12 @@ def matrix_tables(
         Text(f"{name}  {label}") for name, label in zip(letters, labels, strict=True)
     ]
     for title, rows in matrices:
-        table = _table(title, *letters)
+        table = plain_table(title, *letters)
         for name, row in zip(letters, rows, strict=True):
             table.add_row(visible(name), *(correlation_text(score) for score in row))
         reasons = dict.fromkeys(score.reason for row in rows for score in row if score.reason)
         parts += [Text(""), table, *(Text(f"–: {reason}", style="dim") for reason in reasons)]
     return Group(*parts)
-
-
-def _table(*headers: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, header in enumerate(headers):
-        table.add_column(Text(header), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-    return table
 
 
 _CHANGE = ("phase", "A", "B", "B − A", "±", "verdict")
@@ -111,7 +104,7 @@ def _mean_std(mean_j: float, std_j: float | None) -> str:
 
 def _score_table(comparison: Comparison) -> Table:
     of = comparison.scores
-    table = _table("similarity", "correlation", "by time alone", "mean difference", "names")
+    table = plain_table("similarity", "correlation", "by time alone", "mean difference", "names")
     for name, score, time, difference in (
         ("energy", of.energy, of.time_alone_energy, joules(comparison.mean_difference_j)),
         ("power", of.power, of.time_alone_power, watts(comparison.mean_difference_w)),

@@ -11,21 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
+from smaragdine.accounting import spans
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
 from smaragdine.accounting.run import Run, Tracing, phases_j
-from smaragdine.accounting.spans import (
-    ANOTHER,
-    BEFORE,
-    FIRST,
-    HANDED,
-    MORE,
-    PROFILER,
-    TRACED,
-    UNTRACED,
-    WRITING,
-    Steps,
-)
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.arrays import Floats
 from smaragdine.errors import visible
@@ -202,7 +191,7 @@ def overview_tables(
     return Group(*parts, Text(""), *remarks) if remarks else Group(*parts)
 
 
-def tracing_lines(tracing: Tracing, steps: Steps | None) -> list[str]:
+def tracing_lines(tracing: Tracing, steps: spans.Steps | None) -> list[str]:
     """What was traced, and what it cost."""
     what = visible(" and ".join(tracing.frameworks))
     slices = f"{_count(tracing.windows, 'slice')} of time ({seconds(tracing.traced_s)})"
@@ -217,7 +206,7 @@ def tracing_lines(tracing: Tracing, steps: Steps | None) -> list[str]:
     return [line] if steps is None else [line, _slowdown(steps)]
 
 
-def _slowdown(steps: Steps) -> str:
+def _slowdown(steps: spans.Steps) -> str:
     paused = f"starting and stopping the profiler took {seconds(steps.paused_s)}"
     if steps.untraced_s is None:
         return f"{paused}; there is no untraced step to compare with"
@@ -329,13 +318,13 @@ def _both(name: str, a_j: float | None, b_j: float | None, style: str = "") -> L
 
 
 _SAID = {
-    PROFILER: "profiler starts, stops or runs on",
-    WRITING: "its file is written",
-    FIRST: "warms up",
-    MORE: "with more than a step",
-    BEFORE: "before the traced ones",
-    ANOTHER: "far from the others",
-    HANDED: "handed over, not done",
+    spans.PROFILER: "profiler starts, stops or runs on",
+    spans.WRITING: "its file is written",
+    spans.FIRST: "warms up",
+    spans.MORE: "with more than a step",
+    spans.BEFORE: "before the traced ones",
+    spans.ANOTHER: "far from the others",
+    spans.HANDED: "handed over, not done",
 }
 
 
@@ -362,7 +351,7 @@ def step_tables(run: Run, top: int) -> RenderableType:
     # If a part of a step was not read, its mean is the mean power of the rest, as above the operations.
     known_j = {device: step.energy_j for device, step in {**run.unresolved, **run.untraced}.items()}
     counts, thinned = steps.counts(), steps.thinned
-    for kind, means_j in ((UNTRACED, table.thinned_mean_j | known_j), (TRACED, {})):
+    for kind, means_j in ((spans.UNTRACED, table.thinned_mean_j | known_j), (spans.TRACED, {})):
         chosen = steps.kind == kind
         if counts.get(kind):
             more_s = thinned.lengths_us[thinned.of(kind)] * 1e-6
@@ -383,7 +372,7 @@ def step_tables(run: Run, top: int) -> RenderableType:
 
 def _called(index: int, kind: str) -> str:
     name = "?" if index < 0 else f"{index}"
-    return name if kind == UNTRACED else f"{name} ({_SAID.get(kind, kind)})"
+    return name if kind == spans.UNTRACED else f"{name} ({_SAID.get(kind, kind)})"
 
 
 def _mean_std(values: Floats, unit: str, mean: float | None = None) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -76,6 +76,18 @@ def shortest_path(path: Path) -> str:
         return str(path)
 
 
+def plain_table(*headers: str, left: Collection[str] = (), folds: Collection[str] = ()) -> Table:
+    """A table without lines. The first column and those in `left` are text, all others figures. On a narrow
+    terminal the first gives way, and those in `folds`."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for n, header in enumerate(headers):
+        justify = "right" if n and header not in left else "left"
+        table.add_column(
+            Text(header), justify=justify, overflow="fold", no_wrap=n > 0 and header not in folds
+        )
+    return table
+
+
 def _table(*headers: str, left: int = 1) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, header in enumerate(headers):
@@ -84,8 +96,7 @@ def _table(*headers: str, left: int = 1) -> Table:
 
 
 def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = (), idle: bool = False) -> RenderableType:
-    """What the program used, energy per device and per epoch, and remarks. `idle`: of a machine without a
-    program."""
+    """What the program used, energy per device and epoch, and remarks. `idle`: there is no program."""
     parts: list[RenderableType] = []
     if summary.devices:
         parts += [Text(headline(summary, idle), style="bold"), Text(""), _device_table(summary, idle)]
@@ -100,8 +111,7 @@ def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = (), idle: bool = 
 
 
 def headline(summary: RunSummary, idle: bool = False) -> str:
-    """The first figure of every view: what the program used, and of how much; without a program, the
-    machine."""
+    """The first figure of every view: what the program used, and of how much; else the machine's."""
     time = seconds(summary.duration_s)
     parts = {d.provenance for d in summary.devices.values() if d.scope == "device" and d.energy_j is not None}
     how = "" if parts <= {"measured"} else f" ({' + '.join(sorted(parts))})"
@@ -136,8 +146,7 @@ def carbon_line(summary: RunSummary, intensity_g_per_kwh: float) -> str:
 
 
 def _device_table(summary: RunSummary, idle: bool) -> Table:
-    """Mean, peak and energy × delay are the machine's, because the program's part is not known from instant
-    to instant."""
+    """Mean, peak and energy × delay are the machine's: the program's part is not known at each instant."""
     first = () if idle or summary.program_j is None else (_PROGRAM,)
     table = _table("device", *first, "energy" if idle else "machine", "mean", "peak", "energy × delay", "")
     table.columns[-1].justify = "left"
@@ -176,8 +185,7 @@ def _device_table(summary: RunSummary, idle: bool) -> Table:
 
 @dataclass(frozen=True)
 class _Tables:
-    """One table, or several below each other if the terminal is too narrow for all devices. The program comes
-    first."""
+    """One table, or several below each other on a narrow terminal. The program comes first."""
 
     summary: RunSummary
     table: Callable[[RunSummary, Sequence[str]], Table]

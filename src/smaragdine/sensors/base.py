@@ -107,22 +107,10 @@ class SensorLost(Exception):
     """The source is gone for good (a GPU fell off the bus, a zone vanished): its channels end here."""
 
 
-def _no_sensors() -> list[Sensor]:
-    return []
-
-
-def _no_absent() -> list[Absent]:
-    return []
-
-
-def _no_facts() -> dict[str, object]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Found:
     """What a look at the machine brought: sensors that work, what is absent and why, facts for run.json."""
 
-    sensors: list[Sensor] = field(default_factory=_no_sensors)
-    absent: list[Absent] = field(default_factory=_no_absent)
-    facts: dict[str, object] = field(default_factory=_no_facts)
+    sensors: list[Sensor] = field(default_factory=list[Sensor])
+    absent: list[Absent] = field(default_factory=list[Absent])
+    facts: dict[str, object] = field(default_factory=dict[str, object])

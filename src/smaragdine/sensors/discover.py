@@ -11,9 +11,8 @@ from pathlib import Path
 
 from smaragdine.clock import SYSTEM, Clock
 from smaragdine.sensors import cpu, estimate, hwmon, rapl
-from smaragdine.sensors.activity import Activity, open_activity
 from smaragdine.sensors.base import Absent, Channel, Found, Sensor, checked
-from smaragdine.sensors.cpu import read_cpuinfo
+from smaragdine.sensors.cpu import Activity, open_activity, read_cpuinfo
 from smaragdine.sensors.estimate import socket_model
 from smaragdine.sensors.nvml import discover as nvml
 from smaragdine.sensors.processes import attribute_text
@@ -43,8 +42,7 @@ def open_sensors() -> Found:
 
 
 class PluginSensor:
-    """Somebody else's sensor. `read` raises where it gives no proper readings: whoever reads counts
-    failures."""
+    """Somebody else's sensor. `read` raises where readings are not proper: whoever reads counts failures."""
 
     def __init__(self, sensor: Sensor) -> None:
         self._sensor = sensor
@@ -137,8 +135,7 @@ def discover(settings: SensorSettings, clock: Clock = SYSTEM, elsewhere: Elsewhe
     cpus = cpu.read_cpuinfo(settings.proc_root)
     # A tree that is made for its cpuinfo alone need not have the rest.
     stat_root = settings.proc_root if (settings.proc_root / "stat").exists() else Path("/proc")
-    # The busy time, from which we take shares, moves in ticks of 10 ms: half the counters' rate loses
-    # nothing.
+    # The busy time, which shares are of, moves in ticks of 10 ms: half the counters' rate loses nothing.
     activity, absent = open_activity(cpus, stat_root, 2 * settings.period_ns, clock)
     sensors: list[Sensor] = [activity] if activity is not None else []
     facts: dict[str, object] = {}

@@ -32,8 +32,7 @@ class Chip:
 
 
 def open_sensors(*, root: Path = ROOT, clock: Clock = SYSTEM) -> Found:
-    """Open one sensor per chip, since each has its own update period. To have no chip is normal; not
-    reported."""
+    """Open one sensor per chip: each has its own update period. To have no chip is normal; not reported."""
     found = Found()
     try:
         chips = find_chips(root)

@@ -176,8 +176,7 @@ class ProcessTree:
             self.take(self._parents(candidates))
 
     def take(self, parents: Mapping[int, int]) -> None:
-        """Take new processes of the machine and their parents, and follow those that belong to the
-        program."""
+        """Take the machine's new processes and their parents, and follow those of the program."""
         self._forked = True
         self._take(parents, include_past=True)
 
@@ -225,8 +224,7 @@ class ProcessTree:
             for process in self._processes.values():
                 time.clock_gettime_ns(process.clock_id)
         except (OSError, IndexError, ValueError):
-            # One has ended meanwhile, and may be in an account already. Look again when all are known to
-            # live.
+            # One has ended meanwhile, and may be in an account already. Look again when all live.
             self._forked = True
             return 0
         new_ns = max(0, ticks * _TICK_NS - self._followed_ns - self._unseen_ns)

@@ -116,8 +116,7 @@ def _counts_energy(zone: Path) -> bool:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """The zone folders below a root. It follows only names of zones and control types, so that no link leads
-    back."""
+    """The zone folders below a root. Only names of zones and control types count: no link leads back."""
     for entry in sorted(folder.iterdir()):
         if not entry.is_dir():
             continue

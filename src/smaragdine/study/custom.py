@@ -73,8 +73,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Customs:
-    """How the settings of one program compare. Matrices are in the order of `settings`, with layers
-    merged."""
+    """How the settings of one program compare. Matrices are in their order, with layers merged."""
 
     device: str | None  # the device that does the work, for similarities; None: all devices
     settings: tuple[Own, ...]

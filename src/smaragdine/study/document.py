@@ -20,7 +20,7 @@ from smaragdine.accounting.footprint import Footprint, column
 from smaragdine.accounting.run import Run
 from smaragdine.errors import UserError, visible
 from smaragdine.recording.tables import guarded
-from smaragdine.report.export.paper import latex_escaped
+from smaragdine.report.export.paper import booktabs, latex_escaped, markdown_escaped
 from smaragdine.report.figures.runs import NotDrawn
 from smaragdine.stats import deviation
 from smaragdine.study.custom import values_of, varied
@@ -34,7 +34,6 @@ from smaragdine.units import plus_minus, seconds, si
 # A table of a study: as CSV with every figure in its base unit, and as Markdown and LaTeX for people.
 
 NONE = "–"
-_SIGNS = {sign: f"\\{sign}" for sign in "\\`*_[]<>|~$"}
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,12 @@ def markdown_text(table: StudyTable, level: int = 2) -> str:
         return f"| {' | '.join(cells)} |"
 
     shown = [
-        line([escaped(shown_as(cell, column)) for cell, column in zip(row, table.columns, strict=True)])
+        line(
+            [
+                markdown_escaped(shown_as(cell, column))
+                for cell, column in zip(row, table.columns, strict=True)
+            ]
+        )
         for row in table.rows
     ]
     return "\n".join(
@@ -143,31 +147,17 @@ def markdown_text(table: StudyTable, level: int = 2) -> str:
 def latex_text(table: StudyTable) -> str:
     """With booktabs, like `smaragdine export`."""
 
-    def line(cells: Sequence[str]) -> str:
-        return f"    {' & '.join(map(latex_escaped, cells))} \\\\"
+    def line(cells: Iterable[str]) -> str:
+        return " & ".join(map(latex_escaped, cells))
 
+    rows = [
+        line(shown_as(cell, column) for cell, column in zip(row, table.columns, strict=True))
+        for row in table.rows
+    ]
+    columns = "".join("l" if column.is_text else "r" for column in table.columns)
     caption = f"{table.title}. {table.note}".strip()
-    return "\n".join(
-        [
-            r"% \usepackage{booktabs}",
-            r"\begin{table*}",
-            r"  \centering\small",
-            rf"  \caption{{{latex_escaped(caption)}}}",
-            rf"  \label{{tab:study-{table.name}}}",
-            rf"  \begin{{tabular}}{{@{{}}{''.join('l' if c.is_text else 'r' for c in table.columns)}@{{}}}}",
-            r"    \toprule",
-            line([column.title for column in table.columns]),
-            r"    \midrule",
-            *(
-                line([shown_as(cell, column) for cell, column in zip(row, table.columns, strict=True)])
-                for row in table.rows
-            ),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table*}",
-            "",
-        ]
-    )
+    heads = [line(column.title for column in table.columns)]
+    return booktabs(f"study-{table.name}", caption, columns, heads, rows) + "\n"
 
 
 def shown_as(cell: Cell, column: Column) -> str:
@@ -189,11 +179,6 @@ def shown_as(cell: Cell, column: Column) -> str:
     digits = 2 if column.unit == "%" else 4
     unit = " %" if column.unit == "%" else ""
     return f"{mean:.{digits}f}{'' if std is None else f' ± {std:.{digits}f}'}{unit}".replace("-", "−")
-
-
-def escaped(text: str) -> str:
-    """Escapes text for Markdown."""
-    return "".join(_SIGNS.get(sign, sign) for sign in text)
 
 
 NOTES = "notes.md"
@@ -261,8 +246,7 @@ def provenance_of(results: Sequence[Result]) -> dict[str, str]:
 
 
 def read_notes(out: Path) -> dict[str, str]:
-    """Reads OUT/notes.md by its second headings: what a person wrote about a finding outlives every
-    redrawing."""
+    """Reads OUT/notes.md by its second headings: what a person wrote outlives every redrawing."""
     path = out / NOTES
     if not path.is_file():
         return {}
@@ -341,7 +325,6 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
 # What a study has to draw: results that may be compared with each other, and a sketch of a run.
 #
 # Results of one framework, precision, batch and length are one kind, as in findings. Each kind has its own
-# figures.
 # figures.
 
 
@@ -434,8 +417,7 @@ def variant_label(result: Result) -> str:
 
 
 def of_phase(footprint: Footprint, phase: str) -> Footprint:
-    """One phase of a footprint. A device's total is then what that phase took, because idle belongs to no
-    phase."""
+    """One phase of a footprint. A device's total is what that phase took: idle belongs to no phase."""
     kept = pa.array([known == phase for known in footprint.rows["phase"].to_pylist()], pa.bool_())
     rows = footprint.rows.filter(kept)
     devices = rows["device"].to_pylist()

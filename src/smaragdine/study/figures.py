@@ -97,14 +97,6 @@ def transformer_figure(material: Material) -> Figure:
     return _diagram(levels[:_MOST_PANELS], material)
 
 
-def top_energy_figure(material: Material) -> Figure:
-    return top_energy(summaries(material.base, material.device), material.device)
-
-
-def top_power_figure(material: Material) -> Figure:
-    return top_power(summaries(material.base, material.device), material.device)
-
-
 def similarity_figure(material: Material) -> Figure:
     """All readings against every second one."""
     sketch = material.sketch
@@ -136,22 +128,6 @@ def stability_figure(material: Material) -> Figure:
     means = {chr(ord("a") + n): average(each).mean for n, each in enumerate(experiments)}
     said = f"experiments a to {list(means)[-1]} of {size} run{'s' if size > 1 else ''} each"
     return similarity(means, material.device, [said])
-
-
-def variants_similarity_figure(material: Material) -> Figure:
-    return similarity(_variants(material), material.device)
-
-
-def variants_difference_figure(material: Material) -> Figure:
-    return difference(_variants(material), material.device)
-
-
-def albert_energy_figure(material: Material) -> Figure:
-    return top_energies(_models(material), material.device)
-
-
-def albert_power_figure(material: Material) -> Figure:
-    return top_powers(_models(material), material.device)
 
 
 def score_of(values: Mapping[str, float | int | None]) -> Score:
@@ -293,13 +269,13 @@ FIGURES = (
         "figure-5-top-energy",
         "Top ten by energy (STEF)",
         "all ten were matrix products, eight of them of the backward pass.",
-        top_energy_figure,
+        lambda material: top_energy(summaries(material.base, material.device), material.device),
     ),
     PaperFigure(
         "figure-5-top-power",
         "Top ten by power (STPF)",
         "the power of all matrix products was about the same.",
-        top_power_figure,
+        lambda material: top_power(summaries(material.base, material.device), material.device),
     ),
     PaperFigure(
         "figure-6-similarity",
@@ -329,25 +305,25 @@ FIGURES = (
         "figure-9-similarity",
         "Similarity of variants",
         "all pairs of eight variants correlated highly, in energy and in power.",
-        variants_similarity_figure,
+        lambda material: similarity(_variants(material), material.device),
     ),
     PaperFigure(
         "figure-9-difference",
         "Mean difference of variants",
         "H768 drew more power than H512, and more layers drew more; energy rose with layers, but L6 H768 "
         "took less than L12 H512.",
-        variants_difference_figure,
+        lambda material: difference(_variants(material), material.device),
     ),
     PaperFigure(
         "figure-10-albert-energy",
         "Top ten by energy of ALBERT, beside BERT",
         "all ten were Einstein sums; energies were much smaller than BERT's, almost half in some cases.",
-        albert_energy_figure,
+        lambda material: top_energies(_models(material), material.device),
     ),
     PaperFigure(
         "figure-10-albert-power",
         "Top ten by power of ALBERT, beside BERT",
         "all drew at least 120 W, more than BERT's, with a larger standard deviation.",
-        albert_power_figure,
+        lambda material: top_powers(_models(material), material.device),
     ),
 )

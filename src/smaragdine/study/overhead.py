@@ -132,8 +132,7 @@ def _read_sockets(sensors: list[Sensor]) -> dict[str, CounterReading]:
         end_ns = time.monotonic_ns()
         for _, number, energy_j in readings:
             channel = channels[number]
-            # A second die of a socket is the same device: their sum cannot be told from a wrap of one of
-            # them.
+            # A second die of a socket is the same device: their sum looks like a wrap of one of them.
             if channel.scope == "device" and channel.device not in found:
                 middle_ns = (begin_ns + end_ns) // 2
                 found[channel.device] = CounterReading(
@@ -210,8 +209,7 @@ def measure_blocks(
     say: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> MeasuredOverhead:
-    """Measures 2 × `pairs` blocks. Raises `Stopped`; or `UserError` if the program ends or announces no
-    steps."""
+    """Measures 2 × `pairs` blocks. Raises `Stopped`, or `UserError` if the program ends or has no steps."""
     log = out / "logs" / f"overhead-{setting.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **setting.environment}

@@ -19,16 +19,17 @@ from importlib.resources import files
 from pathlib import Path
 
 from rich.console import RenderableType
-from rich.table import Table as RichTable
 
 from smaragdine.accounting.footprint import write_json
 from smaragdine.errors import UserError
 from smaragdine.files import users_file
+from smaragdine.report.export.paper import markdown_escaped
 from smaragdine.report.figures import style
 from smaragdine.report.figures.draw import rendered, save, write_captions
 from smaragdine.report.figures.runs import NotDrawn
 from smaragdine.report.figures.style import alt_text, look, sentence
 from smaragdine.report.live import RunsDisplay
+from smaragdine.report.terminal import plain_table
 from smaragdine.study.custom import step_j
 from smaragdine.study.document import (
     Cell,
@@ -41,7 +42,6 @@ from smaragdine.study.document import (
     counted,
     csv_text,
     differing,
-    escaped,
     head_of,
     latex_text,
     markdown_text,
@@ -79,7 +79,7 @@ def markdown_page(document: Document, figures: str, form: str) -> str:
     ]
     if document.left_out:
         lines += ["## Figures left out", ""]
-        lines += [f"- `{name}`: {escaped(why)}" for name, why in document.left_out.items()] + [""]
+        lines += [f"- `{name}`: {markdown_escaped(why)}" for name, why in document.left_out.items()] + [""]
     lines += _markdown_differences(document)
     for table in document.tables:
         lines.append(markdown_text(worth_showing(table)))
@@ -89,12 +89,12 @@ def markdown_page(document: Document, figures: str, form: str) -> str:
 def _markdown_head(head: Head) -> list[str]:
     power = ", ".join(f"{device} {how}" for device, how in head.provenance.items())
     lines = [
-        f"- Machine: {escaped('; '.join(head.machines)) or 'not known'}",
-        f"- Power: {escaped(power)}",
-        *(f"- Data: {escaped(data)}" for data in head.data),
+        f"- Machine: {markdown_escaped('; '.join(head.machines)) or 'not known'}",
+        f"- Power: {markdown_escaped(power)}",
+        *(f"- Data: {markdown_escaped(data)}" for data in head.data),
         f"- {head.runs} runs of {head.settings} settings",
     ]
-    lines += [f"- Remark: {escaped(remark)}" for remark in head.remarks]
+    lines += [f"- Remark: {markdown_escaped(remark)}" for remark in head.remarks]
     return [*lines, "", "```", *head.commands, "```", ""]
 
 
@@ -106,7 +106,7 @@ def _markdown_findings(findings: Sequence[JudgedClaim]) -> list[str]:
     for finding in findings:
         of = settings_of(finding)
         cells = (finding.question, of, finding.here, finding.there, finding.verdict, finding.why)
-        shown = " | ".join(escaped(cell) for cell in cells)
+        shown = " | ".join(markdown_escaped(cell) for cell in cells)
         lines.append(f"| {shown} |")
     return [*lines, ""]
 
@@ -115,7 +115,12 @@ def _markdown_differences(document: Document) -> list[str]:
     lines: list[str] = []
     for finding in differing(document):
         key = note_key(finding, document.notes)
-        lines += [f"### {finding.key}", "", f"{escaped(finding.question)} {escaped(sentences(finding))}", ""]
+        lines += [
+            f"### {finding.key}",
+            "",
+            f"{markdown_escaped(finding.question)} {markdown_escaped(sentences(finding))}",
+            "",
+        ]
         lines += [document.notes[key], ""] if key is not None else []
     for key, text in spare_notes(document).items():
         lines += [f"### {key}", "", text, ""]
@@ -129,9 +134,9 @@ def _markdown_figures(pictures: Sequence[Picture], folder: str, form: str) -> li
         lines += [
             f"### Figure {picture.number}: {picture.title} ({picture.of})",
             "",
-            f"![{escaped(picture.alt)}]({folder}{picture.name}.{form})",
+            f"![{markdown_escaped(picture.alt)}]({folder}{picture.name}.{form})",
             "",
-            f"{escaped(there)}",
+            f"{markdown_escaped(there)}",
             "",
         ]
     return lines
@@ -433,9 +438,7 @@ def _write(path: Path, text: str) -> None:
 
 def runs_table(left: Sequence[StudyRun], took_s: Mapping[str, float]) -> RenderableType:
     """The runs that a study lacks, one line per setting."""
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in ("setting", "runs", "time"):
-        table.add_column(header, justify="left" if header == "setting" else "right", overflow="fold")
+    table = plain_table("setting", "runs", "time")
     settings: dict[str, list[StudyRun]] = {}
     for run in left:
         settings.setdefault(run.setting.name, []).append(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from smaragdine.accounting.footprint import Footprint
@@ -199,56 +199,24 @@ def _overlaps(middle: float, half: float) -> ClaimRule:
 
 
 _SCALE = "1 is alike, Pearson"
-ASSS = Claim(
-    "asss",
-    "precision",
+# fmt: off
+ASSS = Claim("asss", "precision",
     "How alike is the footprint with fewer readings (ASSS)?",
-    "0.90–0.94, with periods longer than its 4 ms",
-    0.90,
-    _SCALE,
-    _lowest(0.90),
-    "5.4.1",
-)
-ASSW = Claim(
-    "assw",
-    "precision",
+    "0.90–0.94, with periods longer than its 4 ms", 0.90, _SCALE, _lowest(0.90), "5.4.1")
+ASSW = Claim("assw", "precision",
     "How alike is the footprint of 2 to 5 experiments (ASSW)?",
-    "0.97–0.99",
-    0.97,
-    _SCALE,
-    _lowest(0.97),
-    "5.4.1",
-)
-STABILITY = Claim(
-    "stability",
-    "precision",
+    "0.97–0.99", 0.97, _SCALE, _lowest(0.97), "5.4.1")
+STABILITY = Claim("stability", "precision",
     "How alike are experiments?",
-    "more than 0.7 for all pairs of nine",
-    0.7,
-    _SCALE,
-    ClaimRule("agrees if the lowest pair is above 0.7", lambda values: min(values) > 0.7),
-    "5.4.2",
-)
-TIME_OVERHEAD = Claim(
-    "time-overhead",
-    "precision",
+    "more than 0.7 for all pairs of nine", 0.7, _SCALE,
+    ClaimRule("agrees if the lowest pair is above 0.7", lambda values: min(values) > 0.7), "5.4.2")
+TIME_OVERHEAD = Claim("time-overhead", "precision",
     "How much longer does a step take while power is sampled?",
-    "−0.052 ± 0.12 %",
-    -0.052,
-    "%",
-    _overlaps(-0.052, 0.12),
-    "5.4.3",
-)
-ENERGY_OVERHEAD = Claim(
-    "energy-overhead",
-    "precision",
+    "−0.052 ± 0.12 %", -0.052, "%", _overlaps(-0.052, 0.12), "5.4.3")
+ENERGY_OVERHEAD = Claim("energy-overhead", "precision",
     "How much more energy does a step take while power is sampled?",
-    "0.47 ± 1.10 %",
-    0.47,
-    "%",
-    _overlaps(0.47, 1.10),
-    "5.4.3",
-)
+    "0.47 ± 1.10 %", 0.47, "%", _overlaps(0.47, 1.10), "5.4.3")
+# fmt: on
 PRECISION_CLAIMS = (ASSS, ASSW, STABILITY, TIME_OVERHEAD, ENERGY_OVERHEAD)
 PAPERS_PERIOD_MS = 4.0
 WIDEST = 2.0  # per cent: a wider interval says nothing about costs of a few tenths
@@ -277,84 +245,75 @@ def precision_findings(
 def _similarities(runs: Sequence[Result], precision: Precision) -> list[JudgedClaim]:
     thinned = [each for each in precision.asss if each.every > 1]
     matrix = precision.stability
-    suffix = _suffix(runs[0])
-    of_energy = {
-        ASSS: [each.energy.mean for each in thinned if each.energy],
-        ASSW: [each.energy.mean for each in precision.assw if each.energy],
-        STABILITY: pairs_of(matrix.energy) if matrix else [],
-    }
-    of_power = {
-        ASSS: [each.power.mean for each in thinned if each.power],
-        ASSW: [each.power.mean for each in precision.assw if each.power],
-        STABILITY: pairs_of(matrix.power) if matrix else [],
-    }
-    flat = {
-        ASSS: [each.constant_power.mean for each in thinned if each.constant_power],
-        ASSW: [each.constant_power.mean for each in precision.assw if each.constant_power],
-        STABILITY: pairs_of(matrix.time_alone) if matrix else [],
-    }
+
+    def values(kind: str, of_stability: str) -> dict[Claim, list[float]]:
+        spreads: dict[Claim, list[Spread | None]] = {
+            claim: [getattr(each, kind) for each in of]
+            for claim, of in ((ASSS, thinned), (ASSW, precision.assw))
+        }
+        found = {claim: [each.mean for each in of if each] for claim, of in spreads.items()}
+        return {**found, STABILITY: pairs_of(getattr(matrix, of_stability)) if matrix else []}
+
+    of_power, flat = values("power", "power"), values("constant_power", "time_alone")
+    suffix, settings = _suffix(runs[0]), (runs[0].setting,)
+    estimated = precision.provenance != "measured"
     found: list[JudgedClaim] = []
-    for claim, values in of_energy.items():
-        if not values:
+    for claim, energies in values("energy", "energy").items():
+        if not energies:
             continue
-        also = [_range(values), _over(claim, precision)]
-        also += [f"constant power scores {_range(flat[claim])}"] if flat[claim] else []
-        also += _estimated(precision)
+        here = [_range(energies), _over(claim, precision)]
+        here += [f"constant power scores {_range(flat[claim])}"] if flat[claim] else []
+        here += [precision.provenance] if estimated else []
         target = TARGETS[claim.name]
-        remarks = [f"our own target, {target:.2f} at least, is {_kept(min(values) >= target)}"]
-        if precision.provenance != "measured":
-            estimated = f"power of {precision.device} is {precision.provenance}"
-            remarks.append(f"{estimated}: this says little more than time")
-        found.append(_finding(claim, suffix, values, also, remarks, runs))
+        why = [claim.rule.text, f"our own target, {target:.2f} at least, is {_kept(min(energies) >= target)}"]
+        if estimated:
+            power = f"power of {precision.device} is {precision.provenance}"
+            why.append(f"{power}: this says little more than time")
+        verdict: Verdict = "agrees" if claim.rule.agrees(energies) else "differs"
+        found.append(_judged(claim, suffix, here, min(energies), verdict, why, settings))
         if of_power[claim]:
-            found.append(_of_power(claim, of_power[claim], precision, suffix, runs))
+            found.append(_of_power(claim, of_power[claim], precision, suffix, settings))
     return found
 
 
 def _of_power(
-    claim: Claim, values: Sequence[float], precision: Precision, suffix: str, runs: Sequence[Result]
+    claim: Claim, values: Sequence[float], precision: Precision, suffix: str, settings: tuple[str, ...]
 ) -> JudgedClaim:
     """The paper has no such score. If power is the same for all operations, nothing correlates with it."""
     above = "above" if min(values) > 0 else "not above"
     why = f"the paper compares energies only; {above} the score of constant power, which for powers is none"
+    here = [_range(values), _over(claim, precision)]
     if precision.provenance != "measured":
         why = f"power of {precision.device} is {precision.provenance}, alike for all operations"
-    return JudgedClaim(
-        key=f"{claim.name}-power-{suffix}",
-        study=claim.study,
-        question=claim.question.replace("the footprint", "the power footprint").replace(
-            "are experiments", "are the powers of experiments"
-        ),
-        here="; ".join([_range(values), _over(claim, precision), *_estimated(precision)]),
-        there="not given",
-        here_value=min(values),
-        there_value=None,
-        verdict="not comparable",
-        why=why,
-        settings=(runs[0].setting,),
+        here.append(precision.provenance)
+    question = claim.question.replace("the footprint", "the power footprint")
+    question = question.replace("are experiments", "are the powers of experiments")
+    of_power = replace(
+        claim, name=f"{claim.name}-power", question=question, there="not given", there_value=None
     )
+    return _judged(of_power, suffix, here, min(values), "not comparable", [why], settings)
 
 
-def _finding(
+def _judged(
     claim: Claim,
     suffix: str,
-    values: Sequence[float],
     here: Sequence[str],
-    remarks: Sequence[str],
-    runs: Sequence[Result],
+    here_value: float,
+    verdict: Verdict,
+    why: Sequence[str],
+    settings: tuple[str, ...],
 ) -> JudgedClaim:
-    verdict: Verdict = "agrees" if claim.rule.agrees(values) else "differs"
     return JudgedClaim(
-        key=f"{claim.name}-{suffix}",
-        study=claim.study,
-        question=claim.question,
-        here="; ".join(here),
-        there=claim.there,
-        here_value=min(values),
-        there_value=claim.there_value,
-        verdict=verdict,
-        why="; ".join([claim.rule.text, *remarks]),
-        settings=(runs[0].setting,),
+        f"{claim.name}-{suffix}",
+        claim.study,
+        claim.question,
+        "; ".join(here),
+        claim.there,
+        here_value,
+        claim.there_value,
+        verdict,
+        "; ".join(why),
+        settings,
     )
 
 
@@ -376,33 +335,19 @@ def _cost_finding(
     suffix: str,
     overhead: Overhead,
     cost: ExtraCost,
-    here: Sequence[str],
+    about: Sequence[str],
     remarks: Sequence[str],
 ) -> JudgedClaim:
-    percent = [100 * value for value in (cost.low, cost.middle, cost.high)]
-    verdict: Verdict = "agrees" if claim.rule.agrees([percent[0], percent[2]]) else "differs"
+    low, middle, high = (100 * value for value in (cost.low, cost.middle, cost.high))
+    verdict: Verdict = "agrees" if claim.rule.agrees([low, high]) else "differs"
     why = claim.rule.text
     if cost.provenance != "measured":
         verdict, why = "not comparable", f"{cost.provenance}: there is no counter to see a difference by"
-    elif percent[2] - percent[0] > 2 * WIDEST:
-        verdict, why = (
-            "not comparable",
-            f"the interval is wider than ± {WIDEST:g} %: the machine was not quiet, or the pairs are few",
-        )
-    return JudgedClaim(
-        key=f"{claim.name}-{suffix}",
-        study=claim.study,
-        question=claim.question,
-        here="; ".join(
-            [f"{percent[1]:+.2f} % ({percent[0]:+.2f} … {percent[2]:+.2f} %)".replace("-", "−"), *here]
-        ),
-        there=claim.there,
-        here_value=percent[1],
-        there_value=claim.there_value,
-        verdict=verdict,
-        why="; ".join([why, *remarks]),
-        settings=(overhead.setting,),
-    )
+    elif high - low > 2 * WIDEST:
+        verdict = "not comparable"
+        why = f"the interval is wider than ± {WIDEST:g} %: the machine was not quiet, or the pairs are few"
+    here = f"{middle:+.2f} % ({low:+.2f} … {high:+.2f} %)".replace("-", "−")
+    return _judged(claim, suffix, [here, *about], middle, verdict, [why, *remarks], (overhead.setting,))
 
 
 def _suffix(run: Result) -> str:
@@ -427,10 +372,6 @@ def _over(claim: Claim, precision: Precision) -> str:
     if claim is ASSW:
         return f"experiments {each}, the mean of all {precision.experiments} in turn"
     return f"{precision.experiments} experiments {each}"
-
-
-def _estimated(precision: Precision) -> list[str]:
-    return [] if precision.provenance == "measured" else [precision.provenance]
 
 
 def _range(values: Sequence[float]) -> str:

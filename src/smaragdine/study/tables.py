@@ -21,6 +21,7 @@ from smaragdine.errors import UserError
 from smaragdine.report.comparison import letter, matrix_tables
 from smaragdine.report.figures.layers import IDLE, TOP, Bars, energies, family_of, phase_energies_j, powers
 from smaragdine.report.figures.runs import NotDrawn
+from smaragdine.report.terminal import plain_table
 from smaragdine.study.claims import stage_steps
 from smaragdine.study.custom import Customs
 from smaragdine.study.document import (
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 def customs_tables(found: Customs) -> RenderableType:
     """A line for each setting; then how alike they are, and how far they differ."""
-    table = _table(
+    table = plain_table(
         "setting", "runs", "energy", "time", "power", "runs\nalike", "power\nalike", "fewer\nreadings"
     )
     for own in found.settings:
@@ -101,17 +102,9 @@ def _differences(
     title: str, rows: Sequence[Sequence[float | None]], words: Callable[[float | None], str]
 ) -> RichTable:
     letters = [letter(n) for n in range(len(rows))]
-    table = _table(title, *letters)
+    table = plain_table(title, *letters)
     for name, row in zip(letters, rows, strict=True):
         table.add_row(name, *(words(value).replace("-", "−") for value in row))
-    return table
-
-
-def _table(*headers: str) -> RichTable:
-    table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for n, header in enumerate(headers):
-        # On a narrow terminal only the first column gives way.
-        table.add_column(Text(header), justify="right" if n else "left", overflow="fold", no_wrap=n > 0)
     return table
 
 
@@ -187,10 +180,6 @@ _STYLES = {"agrees": "green", "differs": "yellow", "not comparable": "dim"}
 
 def findings_table(findings: Sequence[JudgedClaim]) -> RenderableType:
     """For the terminal: what was asked, the number here and there, and whether they agree."""
-    from rich.console import Group
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 1, 0), header_style="bold")
     table.add_column("finding", overflow="fold", ratio=3)
     table.add_column("here", overflow="fold", ratio=3)

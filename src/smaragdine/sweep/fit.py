@@ -26,8 +26,7 @@ CONFIDENCE = 0.95
 ALPHA = 1 - CONFIDENCE
 # A misfit below this part of the mean does not matter, however sure it is.
 LEAST_MISFIT = 0.01
-# Without repetitions we cannot tell noise from misfit: single measurements further off are not taken for
-# noise.
+# Without repetitions noise looks like misfit: single measurements further off are not taken for noise.
 MOST_SINGLE_MISFIT = 0.10
 _ROUNDING = 1e-12  # of the values: anything smaller is rounding
 

@@ -113,8 +113,7 @@ def jobs_here(plan: Plan, tasks: Sequence[Task], environment: Mapping[str, str])
 
 @contextlib.contextmanager
 def lender_for(jobs: Iterable[RunRequest], say: Say, journal: Path | None = None) -> Iterator[Lender | None]:
-    """Opens what sets the limits of these jobs, after checking that each is possible; None: they have
-    none."""
+    """Opens what sets the limits of these jobs, once each is known to be possible; None: there are none."""
     settings: list[Wanted] = []
     for job in jobs:
         if job.limits and job.limits not in settings:

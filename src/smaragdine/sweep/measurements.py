@@ -13,18 +13,7 @@ import pyarrow as pa
 
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
-from smaragdine.recording.tables import (
-    check_text,
-    csv_header,
-    first_line,
-    kind_of,
-    need_columns,
-    number,
-    read_content,
-    read_table,
-    refuse,
-    unguarded,
-)
+from smaragdine.recording import tables
 from smaragdine.sweep.table import LEAST_STEPS, Repetition
 
 Value = str | int | float | bool | None
@@ -74,8 +63,8 @@ def read_groups(path: str | os.PathLike[str], columns: ColumnNames, repeated: bo
 def read_measurements(path: str | os.PathLike[str]) -> pa.Table:
     """Reads all columns of a file; those of a text file are text."""
     where = os.fspath(path)
-    content = read_content(path)
-    kind = kind_of(content, path)
+    content = tables.read_content(path)
+    kind = tables.kind_of(content, path)
     if kind in ("json", "xplane") or (
         kind == "unknown" and b"\0" in bytes(content[: min(4096, content.size)])
     ):
@@ -89,8 +78,8 @@ def read_measurements(path: str | os.PathLike[str]) -> pa.Table:
             names = pq.read_schema(pa.BufferReader(content)).names
         except (OSError, pa.ArrowException, ValueError):
             names = []  # read_table will say what is wrong
-        return read_table(content, kind, names, (), where)
-    return read_table(content, kind, (), (), where)
+        return tables.read_table(content, kind, names, (), where)
+    return tables.read_table(content, kind, (), (), where)
 
 
 def groups_of(table: pa.Table, columns: ColumnNames, where: str, repeated: bool = True) -> list[Group]:
@@ -99,19 +88,21 @@ def groups_of(table: pa.Table, columns: ColumnNames, where: str, repeated: bool 
     for name in columns.by:
         if name in columns.measured:
             raise UserError(f"{name} cannot be in --by", "it is what is fitted")
-    need_columns(table, list(dict.fromkeys((*columns.measured, *columns.by))), (), where)
-    values = {name: number(table, name, where).to_numpy() for name in columns.measured}
+    tables.need_columns(table, list(dict.fromkeys((*columns.measured, *columns.by))), (), where)
+    values = {name: tables.number(table, name, where).to_numpy() for name in columns.measured}
     limit, time_s = values[columns.limit], values[columns.time]
-    refuse(where, columns.time, time_s <= 0, "is not above 0")
+    tables.refuse(where, columns.time, time_s <= 0, "is not above 0")
     if columns.energy is not None:
         energy_j = values[columns.energy]
-        refuse(where, columns.energy, energy_j < 0, "is negative")
+        tables.refuse(where, columns.energy, energy_j < 0, "is negative")
     else:
         power = columns.power or ""
-        refuse(where, power, values[power] < 0, "is negative")
+        tables.refuse(where, power, values[power] < 0, "is negative")
         with np.errstate(over="ignore"):
             energy_j = values[power] * time_s
-        refuse(where, f"{power} × {columns.time}", ~np.isfinite(energy_j), "is beyond what a number can be")
+        tables.refuse(
+            where, f"{power} × {columns.time}", ~np.isfinite(energy_j), "is beyond what a number can be"
+        )
     once = [name for name in table.column_names if table.column_names.count(name) == 1]
     words = {name: _values(table[name]) for name in once if name not in columns.measured}
     rows_of: dict[tuple[Value, ...], list[int]] = {}
@@ -145,9 +136,9 @@ def unit_of(column: str) -> str:
 def _read_text(content: pa.Buffer, where: str) -> pa.Table:
     import pyarrow.csv as pv
 
-    check_text(content, where)
-    delimiter = max("\t,;", key=first_line(content).decode("utf-8", "replace").count)
-    names, _ = csv_header(content, delimiter)
+    tables.check_text(content, where)
+    delimiter = max("\t,;", key=tables.first_line(content).decode("utf-8", "replace").count)
+    names, _ = tables.csv_header(content, delimiter)
     uneven: list[Any] = []
 
     def note(row: Any) -> str:
@@ -164,7 +155,7 @@ def _read_text(content: pa.Buffer, where: str) -> pa.Table:
             ),
             convert_options=pv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
         )
-        return unguarded(table)
+        return tables.unguarded(table)
     except pa.ArrowInvalid as error:
         if uneven:
             row = uneven[0]

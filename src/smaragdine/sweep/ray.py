@@ -16,22 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from smaragdine.errors import UserError
+from smaragdine.jobs import ray as cluster
 from smaragdine.jobs.job import RunResult, Stop, perform
-from smaragdine.jobs.ray import (
-    LOOK_S,
-    Losses,
-    RaySlot,
-    call,
-    cancel,
-    connected,
-    journal_for,
-    load_ray,
-    no_such_type,
-    packed,
-    slots_of,
-    submit,
-    unpack,
-)
 from smaragdine.sweep.local import SweepWatcher, jobs_here, lender_for, trouble_words
 from smaragdine.sweep.plan import Plan, Task
 from smaragdine.sweep.sweep import Queue
@@ -52,12 +38,12 @@ class Gathered:
 
 def run_on_node(plan: Plan, task: Task, warm: bool) -> Gathered:
     """Called by Ray: runs one repetition."""
-    return call(_run, plan, task, warm)
+    return cluster.call(_run, plan, task, warm)
 
 
 def why_not(plan: Plan, tasks: Sequence[Task]) -> str:
     """Called by Ray: why these tasks could not run here; empty if they can."""
-    return call(_why_not, plan, tasks)
+    return cluster.call(_why_not, plan, tasks)
 
 
 def _run(plan: Plan, task: Task, warm: bool) -> Gathered:
@@ -69,11 +55,11 @@ def _run(plan: Plan, task: Task, warm: bool) -> Gathered:
         job = replace(jobs[task.name], warm_up=0) if warm else jobs[task.name]
         with (
             tempfile.TemporaryDirectory(prefix="smaragdine-") as folder,
-            lender_for([job], said.append, journal_for(job.devices)) as lends,
+            lender_for([job], said.append, cluster.journal_for(job.devices)) as lends,
         ):
             recording, log = Path(folder) / task.name, Path(folder) / "log"
             ran = perform(job, lends, recording, log, Stop(), said.append)
-            archive = b"" if ran.error else packed(recording)
+            archive = b"" if ran.error else cluster.packed(recording)
             text = log.read_bytes() if log.exists() else b""
     except UserError as error:
         return Gathered(RunResult(error=str(error)))
@@ -84,7 +70,7 @@ def _why_not(plan: Plan, tasks: Sequence[Task]) -> str:
     try:
         jobs = jobs_here(plan, tasks, os.environ)
         devices = next((job.devices for job in jobs.values()), [])
-        with lender_for(jobs.values(), lambda line: None, journal_for(devices)):
+        with lender_for(jobs.values(), lambda line: None, cluster.journal_for(devices)):
             return ""
     except UserError as error:
         return str(error)
@@ -96,11 +82,11 @@ _SAY_AFTER_S = 20.0
 
 def run_ray(queue: Queue, watch: SweepWatcher, stop: Stop, address: str | None = None) -> None:
     """Runs what is left on a cluster, until it is done or `stop`."""
-    ray = load_ray()
+    ray = cluster.load_ray()
     plan = queue.sweep.plan
-    with connected(ray, address):
+    with cluster.connected(ray, address):
         stop.take_over()
-        everywhere = slots_of(ray.nodes())
+        everywhere = cluster.slots_of(ray.nodes())
         slots = _fitting(everywhere, queue.left())
         _check_types(plan, everywhere, slots)
         check_nodes(ray, plan, queue.left(), slots, watch, stop)
@@ -118,24 +104,26 @@ class _Cluster:
 
     def __init__(self, ray: Any, queue: Queue, watch: SweepWatcher, stop: Stop) -> None:
         self._ray, self._queue, self._watch, self._stop = ray, queue, watch, stop
-        self._running: dict[Any, tuple[RaySlot, Task]] = {}
+        self._running: dict[Any, tuple[cluster.RaySlot, Task]] = {}
         self._warmed: set[tuple[str, str, str]] = set()
-        self._losses = Losses()
+        self._losses = cluster.Losses()
 
     def run(self) -> None:
         try:
             while not self._stop and self._queue.left():
                 self._hand_out()
-                ready, _ = self._ray.wait(list(self._running), timeout=LOOK_S) if self._running else ([], [])
+                ready, _ = (
+                    self._ray.wait(list(self._running), timeout=cluster.LOOK_S) if self._running else ([], [])
+                )
                 for ref in ready:
                     self._take(ref)
                 if not self._running:
                     self._wait_for_nodes()
         finally:
-            cancel(self._ray, self._running)
+            cluster.cancel(self._ray, self._running)
 
-    def _slots(self) -> list[RaySlot]:
-        return _fitting(slots_of(self._ray.nodes()), self._queue.left())
+    def _slots(self) -> list[cluster.RaySlot]:
+        return _fitting(cluster.slots_of(self._ray.nodes()), self._queue.left())
 
     def _hand_out(self) -> None:
         busy = {slot for slot, _ in self._running.values()}
@@ -146,7 +134,7 @@ class _Cluster:
             progress = self._queue.sweep.progress(self._queue.left(), len(slots))
             self._watch.begin(task, slot.node, progress)
             warm = (slot.node_id, task.experiment, task.benchmark) in self._warmed
-            ref = submit(self._ray, slot, run_on_node, self._queue.sweep.plan, task, warm)
+            ref = cluster.submit(self._ray, slot, run_on_node, self._queue.sweep.plan, task, warm)
             self._running[ref] = slot, task
 
     def _take(self, ref: Any) -> None:
@@ -168,7 +156,7 @@ class _Cluster:
         sweep = self._queue.sweep
         place = sweep.place(task)
         sweep.log(task).write_bytes(found.log)
-        unpack(found.archive, place)
+        cluster.unpack(found.archive, place)
         row = self._queue.ended(task, place, slot.node, found.took_s, found.ran.timed_out)
         if trouble := trouble_words(row, found.ran, sweep.log(task)):
             self._watch.say(f"{task.name}: {trouble}")
@@ -180,22 +168,26 @@ class _Cluster:
         if self._losses.too_long("the rest", there):
             raise UserError("no node is left that could run the rest", remedy="Go on with --resume")
         if not there:
-            time.sleep(LOOK_S)
+            time.sleep(cluster.LOOK_S)
 
 
 def check_nodes(
-    ray: Any, plan: Plan, tasks: Sequence[Task], slots: Sequence[RaySlot], watch: SweepWatcher, stop: Stop
+    ray: Any,
+    plan: Plan,
+    tasks: Sequence[Task],
+    slots: Sequence[cluster.RaySlot],
+    watch: SweepWatcher,
+    stop: Stop,
 ) -> None:
-    """Checks before anything runs that every device can take every setting it may get. Ends early at
-    `stop`."""
-    asked: dict[Any, RaySlot] = {}
+    """Checks first that every device can take every setting it may get. Ends early at `stop`."""
+    asked: dict[Any, cluster.RaySlot] = {}
     for slot in slots:
         own = [task for task in tasks if task.setting.gpu_type in (None, slot.gpu_type)]
-        asked[submit(ray, slot, why_not, plan, own)] = slot
+        asked[cluster.submit(ray, slot, why_not, plan, own)] = slot
     said_at_s = time.monotonic() + _SAY_AFTER_S
     try:
         while asked and not stop:
-            ready, _ = ray.wait(list(asked), timeout=LOOK_S)
+            ready, _ = ray.wait(list(asked), timeout=cluster.LOOK_S)
             for ref in ready:
                 _check_answer(ray, ref, asked.pop(ref))
             if asked and time.monotonic() >= said_at_s:
@@ -203,10 +195,10 @@ def check_nodes(
                 nodes = ", ".join(sorted({slot.node for slot in asked.values()}))
                 watch.say(f"waiting for {nodes}: busy with something else; see ray status")
     finally:
-        cancel(ray, asked)
+        cluster.cancel(ray, asked)
 
 
-def _check_answer(ray: Any, ref: Any, slot: RaySlot) -> None:
+def _check_answer(ray: Any, ref: Any, slot: cluster.RaySlot) -> None:
     try:
         why = ray.get(ref)
     except ray.exceptions.RayError as error:
@@ -215,12 +207,12 @@ def _check_answer(ray: Any, ref: Any, slot: RaySlot) -> None:
         raise UserError(f"{slot.node} cannot run the sweep", why)
 
 
-def _check_types(plan: Plan, everywhere: Sequence[RaySlot], slots: Sequence[RaySlot]) -> None:
+def _check_types(plan: Plan, everywhere: Sequence[cluster.RaySlot], slots: Sequence[cluster.RaySlot]) -> None:
     there = sorted({slot.gpu_type for slot in everywhere if slot.gpu_type})
     for experiment in plan.experiments:
         missing = [kind for kind in experiment.gpu_types if kind not in there]
         if missing:
-            raise no_such_type(missing[0], everywhere)
+            raise cluster.no_such_type(missing[0], everywhere)
         if not experiment.gpu_types and len({slot.gpu_type for slot in slots}) > 1:
             why = f"its nodes differ ({', '.join(there)}), and so would repetitions of one setting"
             raise UserError("which GPUs?", why, "Name types: --gpu-type, or gpu_types in the file")
@@ -228,7 +220,7 @@ def _check_types(plan: Plan, everywhere: Sequence[RaySlot], slots: Sequence[RayS
         raise UserError("the cluster has no node that could run the sweep", remedy="See ray status")
 
 
-def _fitting(slots: Sequence[RaySlot], tasks: Sequence[Task]) -> list[RaySlot]:
+def _fitting(slots: Sequence[cluster.RaySlot], tasks: Sequence[Task]) -> list[cluster.RaySlot]:
     """Nodes without a GPU run nothing if others have one, or if limits are to be set."""
     needs_gpu = any(task.setting.limit_kind != "parameter" for task in tasks)
     kinds = {task.setting.gpu_type for task in tasks}

@@ -33,19 +33,13 @@ from smaragdine.tracing.table import built
 from smaragdine.tracing.xplane.reader import TF_OPERATION
 
 FIELDS: Fields = {
-    "Runs": [(1, "runs", "repeated StepStats")],
-    "StepStats": [(1, "dev_stats", "repeated DeviceStepStats")],
-    "DeviceStepStats": [(1, "device", "string"), (2, "node_stats", "repeated NodeExecStats")],
-    "NodeExecStats": [
-        (1, "node_name", "string"),
-        (2, "all_start_micros", "int64"),
-        (3, "op_start_rel_micros", "int64"),
-        (4, "op_end_rel_micros", "int64"),
-        (8, "timeline_label", "string"),
-        (13, "all_start_nanos", "int64"),
-        (14, "op_start_rel_nanos", "int64"),
-        (15, "op_end_rel_nanos", "int64"),
-    ],
+    "Runs": "repeated StepStats runs = 1",
+    "StepStats": "repeated DeviceStepStats dev_stats = 1",
+    "DeviceStepStats": "string device = 1; repeated NodeExecStats node_stats = 2",
+    "NodeExecStats": """
+        string node_name = 1; int64 all_start_micros = 2; int64 op_start_rel_micros = 3;
+        int64 op_end_rel_micros = 4; string timeline_label = 8; int64 all_start_nanos = 13;
+        int64 op_start_rel_nanos = 14; int64 op_end_rel_nanos = 15""",
 }
 
 # `name = Op(input, …)`; before it stands the memory it took, if that is much.

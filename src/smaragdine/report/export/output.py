@@ -14,8 +14,7 @@ from smaragdine.files import users_file
 
 @contextlib.contextmanager
 def new_file(path: Path, force: bool = False) -> Iterator[Path]:
-    """Gives a place to write, which becomes `path` if the block ends well. Pipes and devices are written
-    directly."""
+    """Gives a place to write, which becomes `path` if the block ends well; pipes are written directly."""
     if path.is_dir():
         raise UserError(f"{path} is a folder", remedy="Name a file")
     if not path.exists() or path.is_file():

@@ -6,6 +6,7 @@ Figures have as many digits as their uncertainty allows. The caption says what w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,10 @@ def latex_escaped(text: str) -> str:
     return _signs(text, _LATEX)
 
 
+def markdown_escaped(text: str) -> str:
+    return _signs(text, _MARKDOWN)
+
+
 def _tables(chosen: Selection, top: int) -> list[PaperTable]:
     footprint = chosen.needs_footprint()
     devices = [device for device in footprint.devices if footprint.device_rows(device).num_rows]
@@ -122,8 +127,7 @@ def _sum(name: str, energy_j: float, scale: float, total: DeviceTotal) -> tuple[
 
 
 def _place(uncertainty: float) -> int:
-    """The power of ten of the last digit to print: two digits of an uncertainty that begins below 3, else
-    one."""
+    """The power of ten of the last digit: two digits of an uncertainty that begins below 3, else one."""
     digits = 2 if f"{uncertainty:e}"[0] in "12" else 1
     return math.floor(math.log10(uncertainty)) - digits + 1
 
@@ -176,25 +180,31 @@ def _caption(chosen: Selection, device: str, total: DeviceTotal, shown: int) -> 
 
 def _latex(table: PaperTable) -> str:
     def line(cells: tuple[str, ...], name: str) -> str:
-        return "    " + " & ".join([name, *(latex_escaped(cell) for cell in cells[1:])]) + r" \\"
+        return " & ".join([name, *(latex_escaped(cell) for cell in cells[1:])])
 
-    def named(cells: tuple[str, ...]) -> str:
-        return line(cells, rf"\raggedright \texttt{{{latex_escaped(cells[0])}}}")
+    return booktabs(
+        table.label,
+        table.caption,
+        r"p{0.33\linewidth}l" + "r" * (len(table.headers) - 2),
+        [line(table.headers, table.headers[0])],
+        [line(row, rf"\raggedright \texttt{{{latex_escaped(row[0])}}}") for row in table.rows],
+        [line(row, latex_escaped(row[0])) for row in table.sums],
+    )
 
+
+def booktabs(label: str, caption: str, columns: str, *parts: Sequence[str]) -> str:
+    """A table over the page's width; between its parts, which are lines of cells, there is a rule."""
+    ruled = "\n    \\midrule\n".join("\n".join(rf"    {line} \\" for line in part) for part in parts)
     return "\n".join(
         [
             r"% \usepackage{booktabs}",
             r"\begin{table*}",
             r"  \centering\small",
-            rf"  \caption{{{latex_escaped(table.caption)}}}",
-            rf"  \label{{tab:{table.label}}}",
-            r"  \begin{tabular}{@{}p{0.33\linewidth}l" + "r" * (len(table.headers) - 2) + "@{}}",
+            rf"  \caption{{{latex_escaped(caption)}}}",
+            rf"  \label{{tab:{label}}}",
+            rf"  \begin{{tabular}}{{@{{}}{columns}@{{}}}}",
             r"    \toprule",
-            line(table.headers, table.headers[0]),
-            r"    \midrule",
-            *(named(row) for row in table.rows),
-            r"    \midrule",
-            *(line(row, latex_escaped(row[0])) for row in table.sums),
+            ruled,
             r"    \bottomrule",
             r"  \end{tabular}",
             r"\end{table*}",
@@ -207,11 +217,11 @@ def _markdown(table: PaperTable) -> str:
         return "| " + " | ".join(cells) + " |"
 
     def escaped(cells: tuple[str, ...]) -> str:
-        return line((_signs(cells[0], _MARKDOWN), _signs(cells[1], _MARKDOWN), *cells[2:]))
+        return line((markdown_escaped(cells[0]), markdown_escaped(cells[1]), *cells[2:]))
 
     return "\n".join(
         [
-            _signs(table.caption, _MARKDOWN),
+            markdown_escaped(table.caption),
             "",
             line(table.headers),
             line((":--", ":--", *("--:" for _ in table.headers[2:]))),

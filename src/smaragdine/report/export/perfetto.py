@@ -23,12 +23,11 @@ from smaragdine.accounting.run import hardware, program
 from smaragdine.accounting.spans import REGION, Span, all_spans, region_spans
 from smaragdine.accounting.summary import DeviceSummary
 from smaragdine.arrays import Floats, Ints
-from smaragdine.protobuf import Fields, build_class
+from smaragdine.protobuf import Fields, build_class, varint
 from smaragdine.recording.reader import Recording
 from smaragdine.report.export.selection import Selection
 
-# Slices on tracks: what is drawn on one track must nest, so what merely overlaps goes to another track of its
-# lane.
+# Slices on tracks: what is on one track must nest, so what merely overlaps goes to another track of its lane.
 
 Lane = TypeVar("Lane", bound=Hashable)
 
@@ -88,56 +87,31 @@ def _ended(
 # Enumerations are plain numbers here; on the wire that is the same.
 
 FIELDS: Fields = {
-    "TracePacket": [
-        (6, "clock_snapshot", "ClockSnapshot"),
-        (8, "timestamp", "uint64"),
-        (10, "trusted_packet_sequence_id", "uint32"),
-        (11, "track_event", "TrackEvent"),
-        (12, "interned_data", "InternedData"),
-        (13, "sequence_flags", "uint32"),
-        (59, "trace_packet_defaults", "TracePacketDefaults"),
-        (60, "track_descriptor", "TrackDescriptor"),
-    ],
-    "ClockSnapshot": [(1, "clocks", "repeated Clock"), (2, "primary_trace_clock", "int32")],
-    "Clock": [(1, "clock_id", "uint32"), (2, "timestamp", "uint64")],
-    "TracePacketDefaults": [(58, "timestamp_clock_id", "uint32")],
-    "TrackDescriptor": [
-        (1, "uuid", "uint64"),
-        (2, "name", "string"),
-        (3, "process", "ProcessDescriptor"),
-        (5, "parent_uuid", "uint64"),
-        (8, "counter", "CounterDescriptor"),
-        (11, "child_ordering", "int32"),
-        (12, "sibling_order_rank", "int32"),
-        (14, "description", "string"),
-    ],
-    "ProcessDescriptor": [
-        (1, "pid", "int32"),
-        (6, "process_name", "string"),
-        (8, "process_labels", "repeated string"),
-    ],
-    "CounterDescriptor": [(6, "unit_name", "string")],
-    "InternedData": [
-        (2, "event_names", "repeated EventName"),
-        (3, "debug_annotation_names", "repeated DebugAnnotationName"),
-        (29, "debug_annotation_string_values", "repeated InternedString"),
-    ],
-    "EventName": [(1, "iid", "uint64"), (2, "name", "string")],
-    "DebugAnnotationName": [(1, "iid", "uint64"), (2, "name", "string")],
-    "InternedString": [(1, "iid", "uint64"), (2, "str", "bytes")],
-    "TrackEvent": [
-        (4, "debug_annotations", "repeated DebugAnnotation"),
-        (9, "type", "int32"),
-        (10, "name_iid", "uint64"),
-        (11, "track_uuid", "uint64"),
-        (44, "double_counter_value", "value double"),
-    ],
-    "DebugAnnotation": [
-        (1, "name_iid", "uint64"),
-        (4, "int_value", "value int64"),
-        (5, "double_value", "value double"),
-        (17, "string_value_iid", "value uint64"),
-    ],
+    "TracePacket": """
+        ClockSnapshot clock_snapshot = 6; uint64 timestamp = 8; uint32 trusted_packet_sequence_id = 10;
+        TrackEvent track_event = 11; InternedData interned_data = 12; uint32 sequence_flags = 13;
+        TracePacketDefaults trace_packet_defaults = 59; TrackDescriptor track_descriptor = 60""",
+    "ClockSnapshot": "repeated Clock clocks = 1; int32 primary_trace_clock = 2",
+    "Clock": "uint32 clock_id = 1; uint64 timestamp = 2",
+    "TracePacketDefaults": "uint32 timestamp_clock_id = 58",
+    "TrackDescriptor": """
+        uint64 uuid = 1; string name = 2; ProcessDescriptor process = 3; uint64 parent_uuid = 5;
+        CounterDescriptor counter = 8; int32 child_ordering = 11; int32 sibling_order_rank = 12;
+        string description = 14""",
+    "ProcessDescriptor": "int32 pid = 1; string process_name = 6; repeated string process_labels = 8",
+    "CounterDescriptor": "string unit_name = 6",
+    "InternedData": """
+        repeated EventName event_names = 2; repeated DebugAnnotationName debug_annotation_names = 3;
+        repeated InternedString debug_annotation_string_values = 29""",
+    "EventName": "uint64 iid = 1; string name = 2",
+    "DebugAnnotationName": "uint64 iid = 1; string name = 2",
+    "InternedString": "uint64 iid = 1; bytes str = 2",
+    "TrackEvent": """
+        repeated DebugAnnotation debug_annotations = 4; int32 type = 9; uint64 name_iid = 10;
+        uint64 track_uuid = 11; value double double_counter_value = 44""",
+    "DebugAnnotation": """
+        uint64 name_iid = 1; value int64 int_value = 4; value double double_value = 5;
+        value uint64 string_value_iid = 17""",
 }
 REALTIME, MONOTONIC = 1, 3
 SLICE_BEGIN, SLICE_END, INSTANT, COUNTER = 1, 2, 3, 4
@@ -153,8 +127,7 @@ def packet_class() -> Any:
 
 
 class Packets:
-    """Writes a trace's packets into a file, one after the other. Each name is sent once, and by number
-    afterwards."""
+    """Writes a trace's packets into a file. Each name is sent once, and by number afterwards."""
 
     def __init__(self, file: IO[bytes], recording: Recording) -> None:
         self._file = file
@@ -225,7 +198,7 @@ class Packets:
         packet = self._event(int(t_ns[0]), track, COUNTER)
         packet.track_event.double_counter_value = _FOUND_AGAIN
         one = self._framed(packet)
-        time = _varint(int(t_ns[0]))
+        time = varint(int(t_ns[0]))
         at_time = one.index(_TIME + time) + 1
         at_value = one.index(struct.pack("<d", _FOUND_AGAIN))
         rows = np.tile(np.frombuffer(one, dtype=np.uint8), (t_ns.size, 1))
@@ -257,22 +230,13 @@ class Packets:
         """A trace is a message whose field 1, repeated, is a packet."""
         packet.trusted_packet_sequence_id = 1
         content = packet.SerializeToString()
-        return b"\x0a" + _varint(len(content)) + bytes(content)
+        return b"\x0a" + varint(len(content)) + bytes(content)
 
 
 def _alike(sizes: Ints) -> Iterator[tuple[int, int]]:
     """Ranges of equal sizes that follow each other."""
     edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), sizes.size]
     return ((begin, end) for begin, end in itertools.pairwise(edges) if end > begin)
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 _BATCH = 1 << 16

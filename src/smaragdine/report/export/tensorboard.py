@@ -23,14 +23,9 @@ from smaragdine.report.export.selection import Selection
 
 # From tensorflow/core/util/event.proto and framework/summary.proto: only fields we write.
 FIELDS: Fields = {
-    "Event": [
-        (1, "wall_time", "double"),
-        (2, "step", "int64"),
-        (3, "file_version", "what string"),
-        (5, "summary", "what Summary"),
-    ],
-    "Summary": [(1, "value", "repeated Value")],
-    "Value": [(1, "tag", "string"), (2, "simple_value", "value float")],
+    "Event": "double wall_time = 1; int64 step = 2; what string file_version = 3; what Summary summary = 5",
+    "Summary": "repeated Value value = 1",
+    "Value": "string tag = 1; value float simple_value = 2",
 }
 _MOST_POINTS = 5_000  # points of power; TensorBoard shows a thousand
 _MOST_FOLDERS = 2_000

@@ -49,8 +49,7 @@ def draw_allocation(
 
 @styled
 def models(profiles: Mapping[str, Profile], gpus: Sequence[Choices], answer: Answer, model: str) -> Figure:
-    """Time and mean power against batch: dots were measured, lines are the model, dashed outside of the
-    measured range."""
+    """Time and mean power against batch: dots were measured, lines are the model, dashed beyond the dots."""
     figure, axes = style.sheet(16 + 42 * len(gpus), rows=len(gpus), columns=2, wide_mm=style.PAGE_MM)
     said: list[str] = []
     furthest = max(share.batch for share in answer.allocation.shares)

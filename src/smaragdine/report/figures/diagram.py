@@ -246,8 +246,7 @@ def _through(
     bottoms: Sequence[float],
     room_mm: float,
 ) -> Iterable[tuple[float, float]]:
-    """The points of an edge; to get from one line to the next, it goes around by the right and the left
-    margin."""
+    """The points of an edge; from one line to the next it goes around by the right and the left margin."""
     for here, there in itertools.pairwise(chain):
         _, right_mm, y_mm = middle[here]
         left_mm, _, to_mm = middle[there]

@@ -38,8 +38,7 @@ _FEW = 30  # up to so many epochs are also shown as dots
 def epochs(
     settings: Mapping[str, Sequence[Epoch]], devices: Sequence[str], notes: Sequence[str] = ()
 ) -> Figure:
-    """Boxes of energy and time over epochs (GPyJoules' box plots): setting → its epochs, of one run or
-    many."""
+    """Boxes of energy and time over epochs (GPyJoules' box plots): setting → epochs of one run or many."""
     count = len(settings)
     figure, (energy, time) = style.sheet(52 + 1.5 * count, columns=2)
     energies_j = {name: _energies_j(each, devices) for name, each in settings.items()}

@@ -100,8 +100,7 @@ def layers_of_runs(runs: Sequence[LabelledRun]) -> Figure:
 
 
 def family_of(footprints: Sequence[Footprint], device: str, label: str) -> list[list[Node]]:
-    """The layers that repeat in the first footprint, as each footprint has them; `label` names it in
-    errors."""
+    """The layers that repeat in the first footprint, as each has them; `label` names it in errors."""
     roots = [diagram(only(footprint, [device])) for footprint in footprints]
     paths = {node.path: n for n, node in enumerate(repeating(roots[0]))}
     if not paths:

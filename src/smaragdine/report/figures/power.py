@@ -158,8 +158,7 @@ _MOST = 8
 def sampling(
     channels: Mapping[str, Sequence[Series]], begin_ns: int | None = None, notes: Sequence[str] = ()
 ) -> Figure:
-    """Channel → its readings in each run. Above, the distribution of intervals; below, intervals over
-    time."""
+    """Channel → its readings in each run. Above the distribution of intervals, below intervals over time."""
     gaps = {name: np.concatenate([intervals_s(one)[1] for one in each]) for name, each in channels.items()}
     gaps = {name: values for name, values in list(gaps.items())[:_MOST] if values.size > 1}
     if not gaps:

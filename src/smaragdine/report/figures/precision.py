@@ -160,8 +160,7 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-# `pair`: two footprints side by side and their correlation: how similarity is computed (the paper's figure
-# 6).
+# `pair`: two footprints side by side: how similarity is computed (the paper's figure 6).
 
 MOST_ROWS = 12
 _DEEPEST = 9

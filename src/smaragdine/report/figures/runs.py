@@ -127,8 +127,7 @@ def _number(label: str) -> tuple[str, int]:
 
 
 def _repeated(runs: Sequence[Run], numbers: Sequence[int]) -> bool:
-    """Whether runs repeat one setting: base-1 and base-2 do; batch-32 and batch-64 only if their command is
-    the same."""
+    """Whether runs repeat one setting: base-1 and base-2 do; batch-32 and batch-64 only with one command."""
     if len(runs) < 2:
         return False
     commands = {tuple(run.info.get("command", [])) for run in runs}

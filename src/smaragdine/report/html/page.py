@@ -110,27 +110,9 @@ def _narrow(whole: Array) -> tuple[str, Array]:
 # In this order they become one style sheet and one script.
 STYLES = ("base", "header", "controls", "diagram", "table", "time", "screens")
 SCRIPTS = (
-    "unpack",
-    "units",
-    "colours",
-    "elements",
-    "model",
-    "changes",
-    "state",
-    "epochs",
-    "regions",
-    "header",
-    "balance",
-    "layout",
-    "boxes",
-    "diagram",
-    "icicle",
-    "table",
-    "trace",
-    "power",
-    "search",
-    "main",
-)
+    "unpack", "units", "colours", "elements", "model", "changes", "state", "epochs", "regions", "header",
+    "balance", "layout", "boxes", "diagram", "icicle", "table", "trace", "power", "search", "main",
+)  # fmt: skip
 
 
 def write_html(runs: Sequence[Run], path: Path, rules: Sequence[MergeRule] = ()) -> None:

@@ -20,8 +20,7 @@ ASK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Visible:
-    """The positions of the visible GPUs in the given list, and which entry, if any, ended CUDA's list, and
-    why."""
+    """The positions of the visible GPUs in the given list, and which entry ended CUDA's list, and why."""
 
     positions: list[int]
     ended_by: str = ""

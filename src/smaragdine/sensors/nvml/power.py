@@ -57,8 +57,7 @@ class CounterStep:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often the counter steps, and the last step seen (None: we saw none, and the period is a
-    default)."""
+    """How often the counter steps, and the last step seen (None: none, and the period is a default)."""
 
     period_ns: int
     last: CounterStep | None
@@ -332,8 +331,7 @@ def open_power(gpu: Gpu, clock: Clock) -> tuple[list[Sensor], Absent | None]:
 
 
 def find_ring(gpu: Gpu, clock: Clock) -> Ring:
-    """Wait up to 0.3 s for a ring with samples in it. Raises NVMLError where there is none that we can
-    use."""
+    """Wait up to 0.3 s for a ring with samples. Raises NVMLError where there is none that we can use."""
     lib = nvml()
     deadline_ns = clock.mono_ns() + RING_WAIT_NS
     while True:

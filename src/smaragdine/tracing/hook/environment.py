@@ -18,8 +18,7 @@ QUIET = "SMARAGDINE_TRACE_QUIET_S"
 
 def environment(spool_dir: str, run_id: str, base: Mapping[str, str]) -> dict[str, str]:
     """The variables to add to `base`, or change in it, so that every Python of the program has the hook."""
-    # An empty PYTHONPATH means none, but an empty entry in one means the current folder: append only what is
-    # there.
+    # An empty PYTHONPATH means none, an empty entry in one the current folder: append only what is there.
     old = base.get("PYTHONPATH", "")
     return {
         "PYTHONPATH": SITE + os.pathsep + old if old else SITE,

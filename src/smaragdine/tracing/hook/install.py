@@ -129,8 +129,7 @@ def _apply(name, patch, module):
 
 
 class _Finder:
-    """The first of the interpreter's finders. It finds what the others find, and has a patch applied
-    later."""
+    """The first of the interpreter's finders. Finds what the others find, and has a patch applied later."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):

@@ -68,8 +68,7 @@ def _wrap_call(cls):
 def _nnx_call(original):
     @functools.wraps(original)
     def wrapper(self, *args, **kwargs):
-        # A parent class's `__call__` is part of the same call. And unless JAX traces, nobody would see a
-        # scope.
+        # A parent class's `__call__` is part of the same call. Unless JAX traces, nobody would see a scope.
         stack = _stack()
         if (stack and stack[-1][0] is self) or not _is_tracing():
             return original(self, *args, **kwargs)

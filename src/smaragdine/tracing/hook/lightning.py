@@ -40,8 +40,7 @@ def _event(table, trainer, name, args, kwargs):
 
 
 def _setup(trainer, args, kwargs):
-    # All processes are there, and nothing is marked yet. Lightning's own launcher puts no rank into the
-    # environment.
+    # All processes are there, and nothing is marked. Lightning's launcher puts no rank into the environment.
     marks.learn_rank(trainer.global_rank)
 
 

@@ -55,8 +55,7 @@ def framework_loaded(module=None):
     """A framework was imported: from now on the process may have work to trace."""
     if _state.settings is not None and _state.watching != (os.getpid(), _state.settings):
         if _state.watching is None:
-            # Registered after the framework's own function, and so called before it cleans up what we still
-            # need.
+            # Registered after the framework's own, and so called before that cleans up what we need.
             atexit.register(at_exit)
         _state.watching = (os.getpid(), _state.settings)
         # Not by `threading`: a program may join every thread that it finds there.
@@ -82,8 +81,7 @@ def finish():
 
 
 def at_exit():
-    # Should a signal's exception end this early, the process would end under a thread at work in the
-    # framework.
+    # If a signal's exception ended this early, the process would end under a thread at work in the framework.
     while True:
         try:
             detach = sys.modules.get("%s.torch.detach" % __package__)

@@ -216,8 +216,7 @@ class WindowPlan:
             if self.traced or self.window is not None:
                 self.close()
                 return False
-        # So far there was a slice, or calls of a model that turns out to be trained, or a training that ended
-        # early.
+        # So far there was a slice, or calls of a model now trained, or a training that ended early.
         self.close()
         if self.window is not None:
             return False  # it cannot be closed just now

@@ -157,48 +157,23 @@ def _text(value: object) -> str:
 
 # More fields of xla/service/hlo.proto than `hlo` reads. What is not listed is copied as it is.
 FIELDS: Fields = {
-    "Module": [
-        (1, "name", "string"),
-        (2, "entry_computation_name", "string"),
-        (3, "computations", "repeated Computation"),
-        (4, "host_program_shape", "ProgramShape"),
-        (6, "entry_computation_id", "int64"),
-    ],
-    "Computation": [
-        (1, "name", "string"),
-        (2, "instructions", "repeated Instruction"),
-        (4, "program_shape", "ProgramShape"),
-        (5, "id", "int64"),
-        (6, "root_id", "int64"),
-    ],
-    "ProgramShape": [
-        (1, "parameters", "repeated Shape"),
-        (2, "result", "Shape"),
-        (3, "parameter_names", "repeated string"),
-    ],
-    "Shape": [
-        (2, "element_type", "int32"),
-        (3, "dimensions", "repeated int64"),
-        (4, "tuple_shapes", "repeated Shape"),
-        (5, "layout", "Layout"),
-    ],
-    "Layout": [(1, "minor_to_major", "repeated int64")],
-    "Instruction": [
-        (1, "name", "string"),
-        (2, "opcode", "string"),
-        (3, "shape", "Shape"),
-        (7, "metadata", "bytes"),
-        (8, "literal", "bytes"),
-        (9, "parameter_number", "int64"),
-        (28, "custom_call_target", "string"),
-        (35, "id", "int64"),
-        (36, "operand_ids", "repeated int64"),
-        (37, "control_predecessor_ids", "repeated int64"),
-        (38, "called_computation_ids", "repeated int64"),
-        (68, "frontend_attributes", "bytes"),
-        (82, "statistics_viz", "bytes"),
-        (88, "original_value", "bytes"),
-    ],
+    "Module": """
+        string name = 1; string entry_computation_name = 2; repeated Computation computations = 3;
+        ProgramShape host_program_shape = 4; int64 entry_computation_id = 6""",
+    "Computation": """
+        string name = 1; repeated Instruction instructions = 2; ProgramShape program_shape = 4;
+        int64 id = 5; int64 root_id = 6""",
+    "ProgramShape": "repeated Shape parameters = 1; Shape result = 2; repeated string parameter_names = 3",
+    "Shape": """
+        int32 element_type = 2; repeated int64 dimensions = 3; repeated Shape tuple_shapes = 4;
+        Layout layout = 5""",
+    "Layout": "repeated int64 minor_to_major = 1",
+    "Instruction": """
+        string name = 1; string opcode = 2; Shape shape = 3; bytes metadata = 7; bytes literal = 8;
+        int64 parameter_number = 9; string custom_call_target = 28; int64 id = 35;
+        repeated int64 operand_ids = 36; repeated int64 control_predecessor_ids = 37;
+        repeated int64 called_computation_ids = 38; bytes frontend_attributes = 68;
+        bytes statistics_viz = 82; bytes original_value = 88""",
 }
 _LITERAL_BYTES = 4096  # a larger constant is read from memory like any other input
 _DEEPEST = 16

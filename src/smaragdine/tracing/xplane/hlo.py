@@ -24,33 +24,19 @@ from smaragdine.tracing.names import (
 # The fields that we read of xla/service/hlo.proto. `protobuf` builds their descriptors at run time.
 
 FIELDS: Fields = {
-    "HloProto": [(1, "hlo_module", "HloModuleProto")],
-    "HloModuleProto": [
-        (1, "name", "string"),
-        (3, "computations", "repeated HloComputationProto"),
-        (6, "entry_computation_id", "int64"),
-        (7, "schedule", "HloScheduleProto"),
-    ],
-    "HloScheduleProto": [(1, "sequences", "map InstructionSequence")],
-    "InstructionSequence": [(1, "instruction_ids", "repeated int64")],
-    "HloComputationProto": [
-        (1, "name", "string"),
-        (2, "instructions", "repeated HloInstructionProto"),
-        (5, "id", "int64"),
-        (6, "root_id", "int64"),
-    ],
-    "HloInstructionProto": [
-        (1, "name", "string"),
-        (2, "opcode", "string"),
-        (7, "metadata", "OpMetadata"),
-        (9, "parameter_number", "int64"),
-        (13, "tuple_index", "int64"),
-        (28, "custom_call_target", "string"),
-        (35, "id", "int64"),
-        (36, "operand_ids", "repeated int64"),
-        (38, "called_computation_ids", "repeated int64"),
-    ],
-    "OpMetadata": [(1, "op_type", "string"), (2, "op_name", "string")],
+    "HloProto": "HloModuleProto hlo_module = 1",
+    "HloModuleProto": """
+        string name = 1; repeated HloComputationProto computations = 3; int64 entry_computation_id = 6;
+        HloScheduleProto schedule = 7""",
+    "HloScheduleProto": "map InstructionSequence sequences = 1",
+    "InstructionSequence": "repeated int64 instruction_ids = 1",
+    "HloComputationProto": """
+        string name = 1; repeated HloInstructionProto instructions = 2; int64 id = 5; int64 root_id = 6""",
+    "HloInstructionProto": """
+        string name = 1; string opcode = 2; OpMetadata metadata = 7; int64 parameter_number = 9;
+        int64 tuple_index = 13; string custom_call_target = 28; int64 id = 35;
+        repeated int64 operand_ids = 36; repeated int64 called_computation_ids = 38""",
+    "OpMetadata": "string op_type = 1; string op_name = 2",
 }
 
 

@@ -93,8 +93,7 @@ def planes_of(space: Any) -> Iterator[Plane]:
 def event_times(
     line: Any, offsets_ps: Sequence[int], durations_ps: Sequence[int], begin_ns: int | None, where: str
 ) -> tuple[Ints, Ints]:
-    """Starts and durations. Both ends are rounded to the nearest nanosecond: what touched still touches, and
-    what nested still nests."""
+    """Starts and durations. Both ends are rounded to nanoseconds: what touched or nested still does."""
     base_ns = int(line.timestamp_ns)
     if base_ns < _ABSOLUTE_NS:
         if begin_ns is None:
@@ -182,8 +181,7 @@ class _Seen:
 
 
 def read_rows(space: Any, where: str, known: Mapping[int, Program], threads: Mapping[int, int]) -> Rows:
-    """`threads`: the thread of each line of the host, by the line's number. A line without one is a lane of
-    its own."""
+    """`threads`: the thread of each of the host's lines, by number. A line without one is its own lane."""
     begin_ns = profile_start_ns(space)
     events, seen = Rows(), dict[int, _Seen]()
     for plane in planes_of(space):

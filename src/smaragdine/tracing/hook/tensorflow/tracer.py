@@ -65,8 +65,7 @@ def stop(session, path):
 
 
 def _facts():
-    """What the raw file does not tell: whether a step is Keras' code alone, and how data flows in the
-    model."""
+    """What the raw file does not tell: whether a step is Keras' code alone, and the model's dataflow."""
     try:
         model = keras.trained_model()
         facts = scopes.graph_facts()

@@ -178,8 +178,7 @@ def _calling(stack):
 
 
 def _worked(ident):
-    """(now, for how long the thread has run or waited to be run), in nanoseconds; None where the kernel does
-    not tell."""
+    """(now, how long the thread has run or waited to), in ns; None where the kernel does not tell."""
     try:
         with open("/proc/self/task/%d/schedstat" % threading._active[ident].native_id) as file:
             running, ready = [int(part) for part in file.read().split()[:2]]

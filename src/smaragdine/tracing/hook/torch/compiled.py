@@ -14,8 +14,7 @@ from ..state import process
 
 _state = process.torch
 
-# The lines of a generated `call` that matter: what it calls, and the nodes of the program's graph behind
-# that.
+# The lines of a generated `call` that matter: what it calls, and the program's nodes behind that.
 _LINE = re.compile(
     r"\s*(# Topologically Sorted Source Nodes: |# Source Nodes: |.*\w\.run\(|.*extern_kernels\.|.*torch\.ops)"
 )

@@ -102,8 +102,7 @@ def _without_destructors():
 
 
 def _tell():
-    """Unless the program has set the variable itself. Before CUDA 12.6, programs with CUDA graphs might
-    crash."""
+    """Unless the program has set the variable. Before CUDA 12.6, programs with CUDA graphs might crash."""
     version = torch.version.cuda or "0"
     old = [int(part) for part in version.split(".")[:2]] < [12, 6]
     if old or _TOLD in os.environ or _state.program_ends:

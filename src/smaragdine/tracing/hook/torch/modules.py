@@ -204,8 +204,7 @@ class Paths:
         """`stack` holds the calls under way, outermost first: (module, path, …)."""
         path = self._known(module)
         if stack and _is_keras(module):
-            # It may be called from several places. As on Keras' other backends, its path begins with its
-            # caller's.
+            # It may be called from several places. As with Keras, its path begins with its caller's.
             if path is None:
                 self._register(module, below(stack[-1][1], own_name(module)))
             return below(stack[-1][1], own_name(module))
@@ -215,8 +214,7 @@ class Paths:
             self.changes += 1  # modules have changed places
             self._register(stack[0][0], stack[0][1])
         elif not stack:
-            # Should a part be called by itself later (recomputed in backward, say), it is known by its place
-            # here.
+            # Called by itself later (recomputed in backward, say), a part is known by its place here.
             under_way = calls_under_way()
             root = under_way[0] if under_way else _whole(module)
             self._register(root, self._root_name(root))

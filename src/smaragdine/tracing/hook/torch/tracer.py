@@ -32,8 +32,7 @@ conflicts.patch_graphs(torch.cuda.graphs)
 
 
 def ready():
-    """Whether a profiler may begin: the last one is over, and no operator that it saw begin is still
-    running."""
+    """Whether a profiler may begin: the last one is over, and no operator that it saw begin still runs."""
     if conflicts.capturing():
         return False
     ending = _state.ending
@@ -221,8 +220,7 @@ class TorchSession:
         if self.thread in threading._active:
             # Kernels that were launched before would run into the window, where nobody could name them.
             conflicts.wait_for_gpu()
-        # Kineto reads its log level now. Unless told otherwise it says on stderr that profiling begins and
-        # ends.
+        # Kineto reads its log level now. Unless told otherwise it says on stderr when profiling begins.
         quiet = "KINETO_LOG_LEVEL" not in os.environ
         if quiet:
             os.environ["KINETO_LOG_LEVEL"] = "99"

@@ -222,6 +222,27 @@ def test_kernels_shorter_than_their_launch_have_their_own_time_alone(made):
     assert ran["rest_s"] > ran["on_s"]
 
 
+def test_kernels_that_overlap_have_the_time_that_a_trace_says(made, card_file, monkeypatch):
+    """Energy is what counts: (power - idle) x the whole time, whatever part of it is called the calls'."""
+    plugin = Plugin(call_s=50e-6)
+    card = made(plugin)
+    card.check([call_of(1, lambda x: jnp.sin(x) + 1, jnp.ones(1000))])
+    own = card_file.launched
+
+    def longer(work: list[Any]) -> dict[str, Any]:
+        found = own(work)
+        return {name: [(*each[:2], 1.1 * each[2]) for each in kernels] for name, kernels in found.items()}
+
+    monkeypatch.setattr(card_file, "launched", longer)
+    card.prepare(1, cold=False)
+    card.begin(0.0)
+    while card.load.turns < 20:
+        pass
+    ran = card.stop()
+    assert ran["on_s"] / ran["calls"] == pytest.approx(1.1 * plugin.call_s, rel=1e-6)
+    assert ran["on_s"] + ran["rest_s"] == pytest.approx(ran["calls"] * plugin.call_s, rel=1e-6)
+
+
 def test_what_does_not_launch_the_same_kernels_is_no_replay(made):
     card = made(Plugin())
     call = call_of(1, lambda x: jnp.sin(x) + 1, jnp.ones(8), grid=17)

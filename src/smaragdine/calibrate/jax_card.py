@@ -41,7 +41,6 @@ COMPILERS = 8
 SPACERS = 64  # that tell how long one takes
 SEEN_S = 0.05  # long enough to tell how long a turn takes
 SURE = 0.1  # of a turn's time, what the spacers beside it may be off
-LEAST_S = 0.8  # of its kernels' time, what a turn takes at least: else several ran at a time
 
 
 class CannotBeMade(Exception):
@@ -196,7 +195,10 @@ def launched(work):
                 whose = found.get(stats.get("hlo_module"))
                 if whose is not None:
                     whose.append((event.start_ns, event.name, sizes, event.duration_ns * 1e-9))
-    return {name: [each[1:] for each in sorted(kernels)] for name, kernels in found.items()}
+    return {
+        name: [each[1:] for each in sorted(kernels, key=lambda each: each[0])]
+        for name, kernels in found.items()
+    }
 
 
 def plain(name):
@@ -351,9 +353,7 @@ class XlaCard:
             answers.update(self._check([call for call in copied if self.pairs[call["id"]]]))
         for call in calls:
             if call["id"] in self.modules:
-                self.ahead[call["id"]] = self.workers.submit(
-                    self._built, call["id"], *self._plan(call["id"], True)
-                )
+                self.ahead[call["id"]] = self.workers.submit(self._first, call["id"])
         return {"checked": [dict(answers[call["id"]], id=call["id"]) for call in calls]}
 
     def _check(self, calls):
@@ -363,8 +363,7 @@ class XlaCard:
                 try:
                     if found is None:
                         raise CannotBeMade(why)
-                    with found.filled():
-                        found.once()
+                    self._try(found)
                     compiled[call["id"]] = found
                 except Exception as error:
                     answers[call["id"]] = {"why": said(error)}
@@ -385,6 +384,18 @@ class XlaCard:
                 answers[id_] = {"why": why, "kernels": others}
         return answers
 
+    def _try(self, program):
+        for last in (False, True):
+            try:
+                with program.filled():
+                    program.once()
+                return
+            except Exception:
+                if last:
+                    program.close()
+                    raise
+                self.pool.empty()  # most likely there is no memory left
+
     def _compiled(self, call):
         name, pairs = "alone_%d" % call["id"], self.pairs.get(call["id"], ())
         try:
@@ -403,8 +414,6 @@ class XlaCard:
         self.calls = ready.times * self.rounds
         # As a trace has it: between short kernels the card waits, and one may begin before the last ends.
         busy_s = sum(each[2] for each in launched([ready])[ready.name]) / ready.times * self.calls
-        if self.turn_s < LEAST_S * busy_s:
-            raise CannotBeMade("alone, several of it run at a time")
         self.busy = busy_s / self.turn_s if busy_s else 1.0
         about = {"calls": self.calls, "copies": ready.copies, "bytes": self._bytes(id_), "busy": self.busy}
         return dict(about, prepared=id_, call_s=self.turn_s * self.busy / self.calls)
@@ -427,6 +436,9 @@ class XlaCard:
     def _built(self, id_, times, copies):
         return Replayed(self, self.modules[id_], "replay", times, copies, self.pairs.get(id_, ()))
 
+    def _first(self, id_):
+        return self._built(id_, *self._plan(id_, True))
+
     def _filled(self, id_, cold):
         """As many as memory and compiler stand."""
         times, copies = self._plan(id_, cold)
@@ -441,6 +453,7 @@ class XlaCard:
             except Exception:
                 if found is not None:
                     found.close()
+                self.pool.empty()
                 if times == 1:
                     raise
                 times, ahead = times // 2, None
@@ -520,6 +533,7 @@ class Turns(threading.Thread):
             on_s = usual_s  # a small error of the spacers is a large one of what is left
         on_s *= self.busy
         about = {"turns": self.turns, "calls": self.turns * self.calls}
+        # Kernels that overlap run longer, together, than the time that passed: then the rest is below zero.
         return dict(about, on_s=on_s, rest_s=self.whole_s - on_s)
 
 

@@ -136,7 +136,7 @@ def test_an_argument_that_was_not_recorded_is_said(card: Any) -> None:
 
 def test_the_hook_writes_down_what_a_kernel_is_launched_with(tmp_path: Path) -> None:
     """As inductor says it to the profiler, in a session of all threads."""
-    from smaragdine.tracing.hook.torch.launches import SEPARATOR, Launches
+    from smaragdine.tracing.hook.torch.compiled import SEPARATOR, Launches
 
     original = torch._C._profiler._RecordFunctionFast
     about = {"kernel_backend": "triton", "kernel_hash": "cab", "kernel_kwargs": "XBLOCK=128", "num_warps": 4}

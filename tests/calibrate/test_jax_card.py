@@ -38,7 +38,7 @@ def card_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     yield made
-    for name in ("hlo_wire", "pjrt"):
+    for name in ("hlo_wire", "pjrt", "xla_inputs"):
         sys.modules.pop(name, None)
 
 
@@ -222,6 +222,27 @@ def test_kernels_shorter_than_their_launch_have_their_own_time_alone(made):
     assert ran["rest_s"] > ran["on_s"]
 
 
+def test_kernels_that_overlap_have_the_time_that_a_trace_says(made, card_file, monkeypatch):
+    """Energy is what counts: (power - idle) x the whole time, whatever part of it is called the calls'."""
+    plugin = Plugin(call_s=50e-6)
+    card = made(plugin)
+    card.check([call_of(1, lambda x: jnp.sin(x) + 1, jnp.ones(1000))])
+    own = card_file.launched
+
+    def longer(work: list[Any]) -> dict[str, Any]:
+        found = own(work)
+        return {name: [(*each[:2], 1.1 * each[2]) for each in kernels] for name, kernels in found.items()}
+
+    monkeypatch.setattr(card_file, "launched", longer)
+    card.prepare(1, cold=False)
+    card.begin(0.0)
+    while card.load.turns < 20:
+        pass
+    ran = card.stop()
+    assert ran["on_s"] / ran["calls"] == pytest.approx(1.1 * plugin.call_s, rel=1e-6)
+    assert ran["on_s"] + ran["rest_s"] == pytest.approx(ran["calls"] * plugin.call_s, rel=1e-6)
+
+
 def test_what_does_not_launch_the_same_kernels_is_no_replay(made):
     card = made(Plugin())
     call = call_of(1, lambda x: jnp.sin(x) + 1, jnp.ones(8), grid=17)
@@ -326,12 +347,14 @@ def test_what_one_call_has_read_the_next_may_read(made):
 
 
 def test_values_are_of_their_type_and_in_range(card_file):
+    import xla_inputs
+
     values = card_file.Values()
-    for kind, (name, _) in card_file.TYPES.items():
+    for kind, (name, _) in xla_inputs.TYPES.items():
         shape = hlo_wire.Shape(hlo_wire.encoded([(2, kind), (3, 4), (3, 5)]))
         flat = values.of(shape, 7)
         assert (flat.dtype.name, flat.size) == (name, 20)
-        if kind in card_file.SIGNED:
+        if kind in xla_inputs.SIGNED:
             assert 0 <= flat.min() <= flat.max() < 7
     with pytest.raises(card_file.CannotBeMade, match="values of its type"):
         values.of(hlo_wire.Shape(hlo_wire.field(2, 99)), 2)

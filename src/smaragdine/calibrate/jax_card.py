@@ -29,11 +29,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import hlo_wire
 import pjrt
+from xla_inputs import CannotBeMade, Pool, Values
 
 TURN_S = 0.002  # long beside what a turn costs the host, short beside a sensor's window
 COLD_BYTES = 200 << 20  # more than any second-level cache holds
 MOST_BYTES = 4 << 30  # of what a program reads and writes
-KEPT_BYTES = 4 << 30  # of inputs for whoever reads the like
 MOST_TIMES = 64  # that a program has its instruction
 MOST_AHEAD = 24  # programs that wait for the card; the plugin takes 32
 TOGETHER = 32  # calls looked at together
@@ -41,116 +41,6 @@ COMPILERS = 8
 SPACERS = 64  # that tell how long one takes
 SEEN_S = 0.05  # long enough to tell how long a turn takes
 SURE = 0.1  # of a turn's time, what the spacers beside it may be off
-LEAST_S = 0.8  # of its kernels' time, what a turn takes at least: else several ran at a time
-
-
-class CannotBeMade(Exception):
-    """Why, in words for a person."""
-
-
-# Made-up values.
-
-# xla.PrimitiveType → NumPy's or ml_dtypes' name, and PJRT's number where it is another.
-TYPES = {
-    1: ("bool", 1),
-    2: ("int8", 2),
-    3: ("int16", 3),
-    4: ("int32", 4),
-    5: ("int64", 5),
-    6: ("uint8", 6),
-    7: ("uint16", 7),
-    8: ("uint32", 8),
-    9: ("uint64", 9),
-    10: ("float16", 10),
-    11: ("float32", 11),
-    12: ("float64", 12),
-    15: ("complex64", 14),
-    16: ("bfloat16", 13),
-    18: ("complex128", 15),
-    19: ("float8_e5m2", 16),
-    20: ("float8_e4m3fn", 17),
-}
-UNSIGNED = (6, 7, 8, 9)  # random bits: keys and states of generators
-SIGNED = (2, 3, 4, 5)
-
-
-class Values:
-    """Random normal numbers, nine true of ten, indices in range; of what is large, the same over and over."""
-
-    def __init__(self):
-        import ml_dtypes
-        import numpy
-
-        self.numpy, self.ml_dtypes = numpy, ml_dtypes
-        self.random = numpy.random.default_rng(0)
-        self.normal = self.random.standard_normal((1 << 20) + 7).astype("float32")
-
-    def dtype(self, kind):
-        if kind not in TYPES:
-            raise CannotBeMade("values of its type are not made here (%d)" % kind)
-        name = TYPES[kind][0]
-        return self.numpy.dtype(getattr(self.ml_dtypes, name, None) or name)
-
-    def count_and_bytes(self, shape):
-        count = 1
-        for length in shape.dims:
-            count *= length
-        return count, count * self.dtype(shape.kind).itemsize
-
-    def of(self, shape, below):
-        dtype, (count, _) = self.dtype(shape.kind), self.count_and_bytes(shape)
-        if shape.kind == 1:
-            flat = self.normal > -1.28
-        elif shape.kind in UNSIGNED:
-            flat = self.random.integers(0, 1 << 8 * dtype.itemsize, 1 << 16, dtype)
-        elif shape.kind in SIGNED:
-            most = min(below, 1 << 8 * dtype.itemsize - 1)
-            flat = self.random.integers(0, max(most, 1), min(count, 1 << 20) or 1).astype(dtype)
-        else:
-            flat = self.normal.astype(dtype)
-        return self.numpy.resize(flat, count)
-
-
-class Pool:
-    """Inputs on the card. Calls resemble each other: what one has read, the next may read."""
-
-    def __init__(self, plugin, values):
-        self.plugin, self.values = plugin, values
-        self.kept = collections.defaultdict(list)
-        self.kept_bytes = 0
-
-    def take(self, shape, below):
-        kept = self.kept[self._key(shape, below)]
-        if kept:
-            self.kept_bytes -= self.values.count_and_bytes(shape)[1]
-            return kept.pop()
-        try:
-            return self._made(shape, below)
-        except Exception:  # most likely there is no memory left
-            self.empty()
-        return self._made(shape, below)
-
-    def give(self, shape, below, buffer):
-        size = self.values.count_and_bytes(shape)[1]
-        if self.kept_bytes + size > KEPT_BYTES:
-            self.plugin.free(buffer)
-            return
-        self.kept_bytes += size
-        self.kept[self._key(shape, below)].append(buffer)
-
-    def empty(self):
-        for each in itertools.chain.from_iterable(self.kept.values()):
-            self.plugin.free(each)
-        self.kept.clear()
-        self.kept_bytes = 0
-
-    def _key(self, shape, below):
-        return shape.raw, below if shape.kind in SIGNED else 0
-
-    def _made(self, shape, below):
-        values = self.values.of(shape, below)
-        kind, item_bytes = TYPES[shape.kind][1], values.dtype.itemsize
-        return self.plugin.buffer(values.ctypes.data, kind, shape.dims, shape.minor_to_major, item_bytes)
 
 
 # Which kernels an instruction launches.
@@ -196,7 +86,10 @@ def launched(work):
                 whose = found.get(stats.get("hlo_module"))
                 if whose is not None:
                     whose.append((event.start_ns, event.name, sizes, event.duration_ns * 1e-9))
-    return {name: [each[1:] for each in sorted(kernels)] for name, kernels in found.items()}
+    return {
+        name: [each[1:] for each in sorted(kernels, key=lambda each: each[0])]
+        for name, kernels in found.items()
+    }
 
 
 def plain(name):
@@ -351,9 +244,7 @@ class XlaCard:
             answers.update(self._check([call for call in copied if self.pairs[call["id"]]]))
         for call in calls:
             if call["id"] in self.modules:
-                self.ahead[call["id"]] = self.workers.submit(
-                    self._built, call["id"], *self._plan(call["id"], True)
-                )
+                self.ahead[call["id"]] = self.workers.submit(self._first, call["id"])
         return {"checked": [dict(answers[call["id"]], id=call["id"]) for call in calls]}
 
     def _check(self, calls):
@@ -363,8 +254,7 @@ class XlaCard:
                 try:
                     if found is None:
                         raise CannotBeMade(why)
-                    with found.filled():
-                        found.once()
+                    self._try(found)
                     compiled[call["id"]] = found
                 except Exception as error:
                     answers[call["id"]] = {"why": said(error)}
@@ -385,6 +275,18 @@ class XlaCard:
                 answers[id_] = {"why": why, "kernels": others}
         return answers
 
+    def _try(self, program):
+        for last in (False, True):
+            try:
+                with program.filled():
+                    program.once()
+                return
+            except Exception:
+                if last:
+                    program.close()
+                    raise
+                self.pool.empty()  # most likely there is no memory left
+
     def _compiled(self, call):
         name, pairs = "alone_%d" % call["id"], self.pairs.get(call["id"], ())
         try:
@@ -403,8 +305,6 @@ class XlaCard:
         self.calls = ready.times * self.rounds
         # As a trace has it: between short kernels the card waits, and one may begin before the last ends.
         busy_s = sum(each[2] for each in launched([ready])[ready.name]) / ready.times * self.calls
-        if self.turn_s < LEAST_S * busy_s:
-            raise CannotBeMade("alone, several of it run at a time")
         self.busy = busy_s / self.turn_s if busy_s else 1.0
         about = {"calls": self.calls, "copies": ready.copies, "bytes": self._bytes(id_), "busy": self.busy}
         return dict(about, prepared=id_, call_s=self.turn_s * self.busy / self.calls)
@@ -427,6 +327,9 @@ class XlaCard:
     def _built(self, id_, times, copies):
         return Replayed(self, self.modules[id_], "replay", times, copies, self.pairs.get(id_, ()))
 
+    def _first(self, id_):
+        return self._built(id_, *self._plan(id_, True))
+
     def _filled(self, id_, cold):
         """As many as memory and compiler stand."""
         times, copies = self._plan(id_, cold)
@@ -441,6 +344,7 @@ class XlaCard:
             except Exception:
                 if found is not None:
                     found.close()
+                self.pool.empty()
                 if times == 1:
                     raise
                 times, ahead = times // 2, None
@@ -520,6 +424,7 @@ class Turns(threading.Thread):
             on_s = usual_s  # a small error of the spacers is a large one of what is left
         on_s *= self.busy
         about = {"turns": self.turns, "calls": self.turns * self.calls}
+        # Kernels that overlap run longer, together, than the time that passed: then the rest is below zero.
         return dict(about, on_s=on_s, rest_s=self.whole_s - on_s)
 
 

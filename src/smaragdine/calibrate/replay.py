@@ -151,10 +151,6 @@ class CardProcess:
         return answer
 
     @property
-    def library(self) -> str:
-        return f"{self._framework} {self.facts.get(self._framework)}"
-
-    @property
     def alive(self) -> bool:
         return self._child is not None
 
@@ -247,7 +243,8 @@ def replay_all(
     """
     begin_s = meter.now_s()
     whole_s = sum(call.busy_s for call in calls) or 1.0
-    library = card.library
+    framework = calls[0].framework
+    library = f"{framework} {card.facts.get(framework)}"
     checked = _check(calls, card)
     seen = Surroundings([_idle(card, meter)])
     seen.throttled = clock_mhz is not None and slower_than(seen.looks[0].clock_mhz, clock_mhz)

@@ -87,7 +87,8 @@ def calibrate(
     for device in dict.fromkeys(row["device"] for row in rows):
         calls = calls_of(rows, device)
         gpu = _gpu(run, device)
-        known, lent_from = _known(store, gpu, _versions(run, calls[0].framework))
+        framework = calls[0].framework  # of two in one program, the one whose calls take longest
+        known, lent_from = _known(store, gpu, _versions(run, framework))
         if lent_from and replay:
             known, lent_from = {}, ""  # its own are better
         clock_mhz = program_clock_mhz(run, device)
@@ -96,6 +97,7 @@ def calibrate(
             for call in calls
             if not call.lost and (call.key not in known or lacks_limit(known[call.key], clock_mhz))
         ]
+        missing = [call for call in missing if call.framework == framework]
         done: list[MeasuredCall] = []
         if missing and replay:
             program = " ".join(run.info.get("command") or [])[:200]

@@ -1,14 +1,18 @@
 """What torch.compile made: which call of a generated function comes from which module, as inductor knows it,
-and the source of each kernel, which may be gone when somebody wants to run the kernel alone.
+and the source of each kernel, which may be gone when somebody wants to run the kernel alone. After the
+profiler has stopped we read this from objects that compiled code keeps alive anyway, and change nothing.
 
-After the profiler has stopped we read this from objects that compiled code keeps alive anyway, and change
-nothing.
+While a window is open we also write down what inductor launches its kernels with. It tells PyTorch's
+profiler, but a profiler of all threads keeps nothing of it (torch 2.11 and 2.13). So we keep each distinct
+launch once, and put its number behind the name that the profiler records.
 """
 
 import gc
 import os
 import re
 import sys
+
+import torch
 
 from ..state import process
 
@@ -136,3 +140,76 @@ def _paths(graph):
             below = "/" + "/".join(filter(None, (name.rsplit(".", 1)[-1], below)))
         found[node.name] = below
     return found
+
+
+SEPARATOR = " smaragdine-launch:"
+_MOST_LAUNCHES = 10000
+
+# As the profiler calls them.
+_TYPES = {
+    "torch.float32": "float",
+    "torch.float64": "double",
+    "torch.bfloat16": "c10::BFloat16",
+    "torch.float16": "c10::Half",
+    "torch.float8_e4m3fn": "c10::Float8_e4m3fn",
+    "torch.int64": "long int",
+    "torch.int32": "int",
+    "torch.int16": "short int",
+    "torch.int8": "signed char",
+    "torch.uint8": "unsigned char",
+    "torch.bool": "bool",
+}
+_ABOUT = ("kernel_hash", "kernel_kwargs", "num_warps", "num_stages")
+
+
+class Launches:
+    def __init__(self):
+        self.said = []
+        self._numbers = {}
+        self._original = self._ours = None
+
+    def follow(self):
+        original = torch._C._profiler._RecordFunctionFast
+
+        def record(name, *rest):
+            try:
+                if len(rest) == 2 and rest[1].get("kernel_backend") == "triton":
+                    name = "%s%s%d" % (name, SEPARATOR, self._number(*rest))
+            except Exception:
+                pass  # the profiler records it without
+            return original(name, *rest)
+
+        self._original, self._ours = original, record
+        torch._C._profiler._RecordFunctionFast = record
+
+    def let_go(self):
+        if self._ours is not None and torch._C._profiler._RecordFunctionFast is self._ours:
+            torch._C._profiler._RecordFunctionFast = self._original
+        self._ours = None
+
+    def _number(self, args, about):
+        key = (*(about.get(name) for name in _ABOUT), *map(_seen, args))
+        number = self._numbers.get(key)
+        if number is None:
+            if len(self.said) >= _MOST_LAUNCHES:
+                raise OverflowError
+            said = {name: about.get(name) for name in _ABOUT}
+            dims, strides, types, values = zip(*map(_said, args))
+            said.update(dims=dims, strides=strides, types=types, values=values)
+            self.said.append(said)
+            number = self._numbers[key] = len(self.said) - 1
+        return number
+
+
+def _seen(arg):
+    if isinstance(arg, torch.Tensor):
+        return tuple(arg.shape), arg.stride(), arg.dtype
+    return type(arg), arg
+
+
+def _said(arg):
+    """Dimensions, strides, type and value, as the profiler writes them."""
+    if isinstance(arg, torch.Tensor):
+        return list(arg.shape), list(arg.stride()), _TYPES.get(str(arg.dtype), ""), ""
+    known = isinstance(arg, (bool, int, float))
+    return [], [], "Scalar" if known else "", repr(arg) if known else ""

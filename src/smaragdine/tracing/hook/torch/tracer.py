@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from .. import marks
 from ..state import process
 from ..tracers import ProfilerBusy
-from . import background_stop, compiled, conflicts, detach, launches, loop
+from . import background_stop, compiled, conflicts, detach, loop
 from .modules import Calls
 
 FRAMEWORK, FORMAT, SUFFIX = "torch", "kineto", ".json"
@@ -191,7 +191,7 @@ class TorchSession:
         self.marked = not compiled.used()
         self.thread = threading.get_ident()
         self.calls = Calls()
-        self.launches = launches.Launches()
+        self.launches = compiled.Launches()
         self.lock = threading.Lock()
         self.everywhere = True  # it profiles all threads, and any thread can end it
         self.profile = self._profile()

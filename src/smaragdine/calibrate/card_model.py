@@ -39,7 +39,7 @@ _NOISE = 0.02
 _TIME_FADES, _BLOCKS_FADE = 2.0, 4.0
 _FULL = 100  # blocks: about as many as a card has multiprocessors
 _LEAST_FILL = 0.1  # below it, bars shrink no further
-_SHAKEN = (0.5, 5.0)  # by how much the trial may widen the bars
+_WIDER = (1.0, 5.0)  # what the trial may do to the bars: a program of another kind is further off
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def learned(replays: Iterable[MeasuredCall]) -> CardModel | None:
             [sketches[i] for i in inside], above_w[inside], [sketches[i] for i in outside]
         )
         off_w[outside] = guessed_w - above_w[outside]
-    wider = float(np.clip(math.sqrt(np.mean((off_w / width_w) ** 2)), *_SHAKEN))
+    wider = float(np.clip(math.sqrt(np.mean((off_w / width_w) ** 2)), *_WIDER))
     error = float(np.abs(off_w).sum() / max(above_w.sum(), 1.0))
     return CardModel(sketches, above_w, wider, error, programs)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,6 +53,7 @@ GONE, NEW = "gone", "new"  # verdicts on names that only one side has
 # How many comparisons of equal programs may claim a change by chance: one in twenty, split in three.
 OF_SUMS, OF_NAMES, OF_NAMES_BESIDE = 0.02, 0.01, 0.02
 FOREIGN = 0.1  # of a machine's CPU time: less than that does not disturb a program
+_AT_LEAST = "± at least"
 _REPEAT = "repeat them, smaragdine compare A1 A2 A3 --against B1 B2 B3"
 
 
@@ -88,6 +89,7 @@ class Change:
 class Comparison:
     runs: tuple[int, int]
     by_step: bool  # figures are per step
+    what: str  # in words: energy of which operations, of how much of the run
     devices: tuple[Change, ...]  # devices on both sides; operations only
     total: Change  # operations of all devices, or of the one asked for: the sum of all names
     idle: Change  # the same devices while no operation ran
@@ -101,6 +103,11 @@ class Comparison:
     foreign: tuple[float | None, float | None]  # the part of CPU time that others used; None: not known
     verdict: str
     remarks: tuple[str, ...]
+
+    @property
+    def noise(self) -> str:
+        """The title of half-widths. One run against one only shows how large noise is at least."""
+        return "±" if max(self.runs) > 1 else _AT_LEAST
 
 
 @dataclass(frozen=True)
@@ -125,12 +132,16 @@ class _Pair:
 
 
 def compare(
-    a: Sequence[Footprint], b: Sequence[Footprint], device: str | None = None, by_step: bool | None = None
+    a: Sequence[Footprint],
+    b: Sequence[Footprint],
+    device: str | None = None,
+    by_step: bool | None = None,
+    untraced: Collection[str] = (),
 ) -> Comparison:
     """Compares runs of one program with runs of another.
 
     `by_step` compares what one step costs, otherwise all that was traced. None: one step if all have steps,
-    because to trace more steps does not change a program.
+    because to trace more steps does not change a program. `untraced`: devices whose step is an untraced one.
     """
     if not a or not b:
         raise UserError("nothing to compare with", remedy="Give at least one run on each side")
@@ -195,7 +206,8 @@ def compare(
     foreign = _mean_foreign(a), _mean_foreign(b)
     return Comparison(
         runs=(len(a), len(b)),
-        by_step=any(one.per_step for run in a for one in run.devices.values()),
+        by_step=by_step,
+        what=_what([device] if device else common, by_step, untraced, _steps(mean_a), _steps(mean_b)),
         devices=tuple(devices),
         total=total,
         idle=idle,
@@ -233,6 +245,8 @@ def to_json(comparison: Comparison, top: int | None = None) -> dict[str, Any]:
         "verdict": comparison.verdict,
         "runs": list(comparison.runs),
         "by_step": comparison.by_step,
+        "what": comparison.what,
+        "noise": comparison.noise,
         "foreign_load": dict(zip("ab", comparison.foreign, strict=True)),
         "total": change(comparison.total),
         "idle": change(comparison.idle),
@@ -474,7 +488,7 @@ def _say(total: Change, changes: Sequence[Change], gone: int, new: int, doubt: s
     by = f"{joules(abs(total.difference_j))} ({abs(total.difference_j) / total.a_j:.1%})" if total.a_j else ""
     by = by or joules(abs(total.difference_j))
     if total.half_width_j is not None:
-        by += f" ± {joules(total.half_width_j)}"
+        by += f" {'±' if total.repeated else _AT_LEAST} {joules(total.half_width_j)}"
     side = "more" if total.difference_j > 0 else "less"
     if total.verdict == "inside the noise":
         said = f"the difference is inside the noise: {by}"
@@ -490,6 +504,22 @@ def _say(total: Change, changes: Sequence[Change], gone: int, new: int, doubt: s
         names.append(f"{beyond or 'none'} of {len(judged)} names changed by more than their own noise")
     names += [f"{_names(count)} {verdict}" for count, verdict in ((gone, GONE), (new, NEW)) if count]
     return f"{said}; {', '.join(names)}" if names else said
+
+
+def _what(
+    devices: Sequence[str], by_step: bool, untraced: Collection[str], steps_a: int, steps_b: int
+) -> str:
+    if by_step:
+        traced = [device for device in devices if device not in untraced]
+        if len(traced) == len(devices):
+            return "energy of the operations of one traced step"
+        of = f"; on {', '.join(traced)}, of one traced step" if traced else ""
+        return f"energy of the operations of one step{of}"
+    if not steps_a and not steps_b:
+        return "energy of all operations that were traced"
+    return (
+        f"energy of the operations of the traced steps ({steps_a} in A, {steps_b} in B), not of the whole run"
+    )
 
 
 def _names(count: int) -> str:

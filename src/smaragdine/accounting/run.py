@@ -479,19 +479,20 @@ def _as_long(untraced: Mapping[str, UntracedStep], length_s: float) -> dict[str,
     return {device: dataclasses.replace(step, length_s=length_s) for device, step in untraced.items()}
 
 
-def alike(a: Run, b: Run) -> tuple[Footprint, Footprint] | None:
-    """One step of each, ready to compare: if one of them knows a device only traced, both show it traced.
-    None if one has no steps."""
-    if a.step is None or b.step is None or a.footprint is None or b.footprint is None:
+def alike(*runs: Run) -> tuple[list[Footprint], list[str]] | None:
+    """One step of each, ready to compare, and the devices of which it is an untraced one. A device that some
+    of them know only traced is traced in all. None if one has no steps."""
+    if any(run.footprint is None or run.step is None for run in runs):
         return None
-    if a.untraced.keys() == b.untraced.keys():
-        return a.step, b.step
-    first, second = (
-        at_level(each.footprint, {device: step for device, step in each.untraced.items() if device in other})
-        for each, other in ((a, b.untraced), (b, a.untraced))
-        if each.footprint is not None
-    )
-    return first, second
+    untraced = [device for device in runs[0].untraced if all(device in run.untraced for run in runs)]
+    steps = [
+        run.step
+        if set(run.untraced) == set(untraced)
+        else at_level(run.footprint, {device: run.untraced[device] for device in untraced})
+        for run in runs
+        if run.footprint is not None and run.step is not None
+    ]
+    return steps, untraced
 
 
 def _step_remarks(steps: Steps) -> list[str]:

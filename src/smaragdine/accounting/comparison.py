@@ -550,7 +550,9 @@ def _remarks(
     for side, mean in (("A", a), ("B", b)):
         missing = [name for name, total in mean.devices.items() if total.missing_s > 0.01 * total.covered_s]
         if missing:
-            said.append(f"{side}: more than 1 % of the time has no readings on {', '.join(missing)}")
+            said.append(
+                f"{side}: what was used of {', '.join(missing)} is not known for more than 1 % of the time"
+            )
         estimated = [name for name, total in mean.devices.items() if "estimated" in (total.provenance or "")]
         if estimated:
             verb = "is" if len(estimated) == 1 else "are"

@@ -131,6 +131,32 @@ def from_recording(
     return DevicePowers(meters, power.remarks)
 
 
+def known(meters: DevicePowers, recording: Recording, power: RunPower) -> DevicePowers:
+    """Drops devices of which nothing is known in that time: it is not 0 J."""
+    found = {device: meter for device, meter in meters.of.items() if meter.trace.start_ns.size}
+    unknown = [device for device in meters.of if device not in found]
+    unsplit = [d for d in unknown if within(power.traces[d], meters.of[d].spans or ()).start_ns.size]
+    dark = [device for device in unknown if device not in unsplit]
+    said: list[str] = []
+    if dark:
+        lost = why_lost(recording, "power")
+        said.append(f"no power is known of {', '.join(dark)} while these events ran{lost}")
+    if unsplit:
+        lost = why_lost(recording, "activity")
+        said.append(f"who used {', '.join(unsplit)} while these events ran is not known{lost}")
+    if not found:
+        raise UserError(
+            f"{recording.path} cannot be accounted", "; ".join(said), "smaragdine show says what is missing"
+        )
+    return DevicePowers(found, (*meters.remarks, *said))
+
+
+def why_lost(recording: Recording, *tables: str) -> str:
+    """The end of a sentence about something that is not known: the damaged table that is to blame, if any."""
+    lost = [recording.lost(table).partition(":")[0] for table in tables or ("power", "activity")]
+    return next((f", because {each}" for each in lost if each), "")
+
+
 def _energy_j(trace: PowerTrace, spans: Spans) -> float:
     return sum(trace.energy_j(begin_ns, end_ns) for begin_ns, end_ns in spans)
 

@@ -86,6 +86,8 @@ Readings = Literal["sample", "held", "counter"]
 # Outside of this range samples and counter do not agree: the factor is used, and flagged.
 PLAUSIBLE_FACTOR = (0.8, 1.25)
 
+MOST_MISSED = 0.1  # of a time: if more was missed, the rest would look like a saving
+
 
 @dataclass(frozen=True)
 class Anchors:

@@ -28,7 +28,14 @@ from smaragdine.accounting.activity import SocketUse, activity, run_bounds
 from smaragdine.accounting.baseline import is_baseline, not_idle, refuse_work
 from smaragdine.accounting.calibrated import Calibration
 from smaragdine.accounting.calibrated import read as read_calibration
-from smaragdine.accounting.device_power import NOTHING_KNOWN, DevicePowers, SensorFacts, from_recording
+from smaragdine.accounting.device_power import (
+    NOTHING_KNOWN,
+    DevicePowers,
+    SensorFacts,
+    from_recording,
+    known,
+    why_lost,
+)
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint, to_json
 from smaragdine.accounting.gpu_idle import idle_w
@@ -194,11 +201,11 @@ class Run(Shown):
     def inputs(self) -> tuple[pa.Table, DevicePowers]:
         """Events, and the power that they share. Raises `UserError` if there are none, or no power."""
         recording = self.recording
-        return self._inputs(recording.events, recording.windows.num_rows > 0)
+        return self._inputs(recording.events, recording.windows.num_rows > 0, own=True)
 
     def inputs_of(self, events: pa.Table) -> tuple[pa.Table, DevicePowers]:
         """The same with events from another tool's trace of this run."""
-        return self._inputs(events, False)
+        return self._inputs(events, False, own=False)
 
     @cached_property
     def calibrations(self) -> tuple[dict[str, Calibration], str]:
@@ -301,8 +308,8 @@ class Run(Shown):
             return events, nothing, [f"events have no energy: {error}"]
         energy_j = event_energies_j(traced, meters)
         without = int(np.isnan(energy_j).sum())
-        said = [f"{without:,} events have no energy: no power is known while they ran"] if without else []
-        return traced, energy_j, said
+        why = f"what the program used while they ran is not known{why_lost(self.recording)}"
+        return traced, energy_j, [f"{without:,} events have no energy: {why}"] if without else []
 
     # Steps.
 
@@ -394,7 +401,7 @@ class Run(Shown):
     def _over(self, spans_of: Callable[[str], Spans]) -> DevicePowers:
         return from_recording(self.recording, self.power, self._quiet_w, spans_of, self.facts)
 
-    def _inputs(self, events: pa.Table, in_windows: bool) -> tuple[pa.Table, DevicePowers]:
+    def _inputs(self, events: pa.Table, in_windows: bool, own: bool) -> tuple[pa.Table, DevicePowers]:
         recording = self.recording
         if not events.num_rows:
             raise UserError(
@@ -403,7 +410,8 @@ class Run(Shown):
                 "smaragdine report says why; with a trace of that run: smaragdine account RUN --events TRACE",
             )
         source = columns(events)
-        check_times(source, list(self.traces.values()))
+        if not own:
+            check_times(source, list(self.traces.values()))
         spans: Mapping[str, Spans] = {"": [(source.first_ns, source.last_ns)]}
         if in_windows:
             spans = traced_spans(recording, events)
@@ -418,7 +426,7 @@ class Run(Shown):
         )
         if in_windows and "call" in events.column_names:
             meters = self._with_calibration(meters)
-        return events, _known(dataclasses.replace(meters, remarks=said), recording)
+        return events, known(dataclasses.replace(meters, remarks=said), recording, self.power)
 
     def _with_calibration(self, meters: DevicePowers) -> DevicePowers:
         found, _ = self.calibrations
@@ -592,13 +600,3 @@ def _thinned_remarks(recording: Recording, meters: DevicePowers) -> list[str]:
         f"{seconds(longest_ns * 1e-9)}, and energy goes by time alone; "
         "smaragdine run --keep-readings all keeps them"
     ]
-
-
-def _known(meters: DevicePowers, recording: Recording) -> DevicePowers:
-    """Drops devices whose power is not known in that time: it is not 0 J."""
-    known = {device: meter for device, meter in meters.of.items() if meter.trace.start_ns.size}
-    unknown = [device for device in meters.of if device not in known]
-    why = f"no power is known of {', '.join(unknown)} while these events ran"
-    if not known:
-        raise UserError(f"{recording.path} cannot be accounted", why, "smaragdine show says what is missing")
-    return DevicePowers(known, (*meters.remarks, why) if unknown else meters.remarks)

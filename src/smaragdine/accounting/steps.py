@@ -22,7 +22,7 @@ from smaragdine.accounting.arithmetic import per_step, scale
 from smaragdine.accounting.device_power import DevicePower, DevicePowers
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.gpu_idle import busy_spans
-from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.power import MOST_MISSED, PowerTrace
 from smaragdine.accounting.spans import (
     FIRST,
     UNTRACED,
@@ -39,7 +39,6 @@ from smaragdine.recording.reader import Recording
 
 _FITS = 1.25
 _LEAST_FACTOR = 0.5  # the same operations cannot take less than half of their energy
-MOST_MISSED = 0.1  # of a time: if more was missed, the rest would look like a saving
 
 
 @dataclass(frozen=True)

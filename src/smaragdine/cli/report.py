@@ -169,7 +169,7 @@ def _print_both(a: Run, b: Run, options: argparse.Namespace) -> int:
     steps, untraced = both or ((a.footprint, b.footprint), [])
     for run, footprint in zip((a, b), steps, strict=True):
         if footprint is None:
-            why = "it has no events" if run.absent is None else run.absent
+            why = run.absent or run.recording.lost("events") or "it has no events"
             alone.append(UserError(f"{run.path} cannot be compared by operation", why))
         else:
             sides.append(grouped(footprint, options.by, max(options.depth, 1)))

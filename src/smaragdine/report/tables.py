@@ -13,7 +13,7 @@ from rich.tree import Tree
 
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
-from smaragdine.accounting.run import Run, Tracing, phases_j
+from smaragdine.accounting.run import Run, phases_j
 from smaragdine.accounting.spans import (
     ANOTHER,
     BEFORE,
@@ -124,8 +124,9 @@ def _device_remarks(total: DeviceTotal) -> list[Text]:
     lines: list[str] = []
     if total.missing_s > 0:
         known = total.covered_s / (total.covered_s + total.missing_s)
+        what = "power" if total.other_j is None else "the program's part of it"
         lines.append(
-            f"power is known for {seconds(total.covered_s)}, {known:.1%} of the time; "
+            f"{what} is known for {seconds(total.covered_s)}, {known:.1%} of the time; "
             f"{seconds(total.missing_s)} are missing"
         )
     if total.steps:
@@ -188,8 +189,8 @@ def overview_tables(
         Text(""),
     ]
     if run.tracing is not None:
-        parts += [_dim(line) for line in tracing_lines(run.tracing, run.steps)]
-    elif shown is None and run.absent is None:
+        parts += [_dim(line) for line in tracing_lines(run)]
+    if shown is None and run.absent is None and (run.tracing is None or run.recording.lost("events")):
         parts.append(_dim(f"no operations: {why_no_operations(run.recording)}"))
     remarks: list[RenderableType] = []
     if run.absent is not None:
@@ -202,16 +203,23 @@ def overview_tables(
     return Group(*parts, Text(""), *remarks) if remarks else Group(*parts)
 
 
-def tracing_lines(tracing: Tracing, steps: Steps | None) -> list[str]:
+def tracing_lines(run: Run) -> list[str]:
     """What was traced, and what it cost."""
+    tracing, steps = run.tracing, run.steps
+    if tracing is None:
+        return []
     what = visible(" and ".join(tracing.frameworks))
     slices = f"{_count(tracing.windows, 'slice')} of time ({seconds(tracing.traced_s)})"
     if steps is None:
-        line = f"{what}: traced {slices}; nothing tells steps apart"
+        line = f"{what}: traced {slices}"
+        if run.footprint is not None:  # without one, nobody has looked
+            line += "; nothing tells steps apart"
     elif steps.source is None:
         line = f"{what}: traced {_count(len(steps.traced_ns), 'step')}, found in {slices}"
     else:
         line = f"{what}: traced {len(steps.traced_ns):,} of {_count(steps.count, 'step')}"
+        if steps.count < len(steps.traced_ns):
+            line = f"{what}: traced {_count(len(steps.traced_ns), 'step')}; not all marks of steps are left"
     if tracing.placed is not None:
         line += f"; {_part(tracing.placed)} of the busy time has a place in the model or a class"
     return [line] if steps is None else [line, _slowdown(steps)]

@@ -30,6 +30,10 @@ def why_nothing(recording: Recording) -> str | None:
 
 def why_no_operations(recording: Recording) -> str:
     """The same for somebody who looks at the recording later."""
+    if lost := recording.lost("events"):
+        return lost
+    if lost := recording.lost("marks"):
+        return f"nothing was traced, and nobody can tell why: {lost}"
     # What went wrong in the program's processes stands among the problems.
     known = "hook_error" not in recording.marks["name"].to_pylist()
     why = _why(recording) if known and not recording.windows.num_rows else None

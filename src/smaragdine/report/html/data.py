@@ -272,7 +272,7 @@ def run_data(run: Run, rules: Sequence[MergeRule] = ()) -> dict[str, Any]:
         },
         "events": run.recording.events.num_rows,
         # If nothing was traced, the reason stands in the place of operations.
-        "traced_lines": [] if run.tracing is None else tracing_lines(run.tracing, run.steps),
+        "traced_lines": tracing_lines(run),
         "why_untraced": why_no_operations(run.recording),
         "power": _power(run),
         "windows": [
@@ -301,7 +301,9 @@ def comparison_data(a: Run, b: Run, edges: pa.Table | None = None) -> dict[str, 
     steps, untraced = alike(a, b) or ((a.footprint, b.footprint), [])
     of_a, of_b = steps
     if of_a is None or of_b is None:
-        return {"reason": f"{'A' if of_a is None else 'B'} has no traced operations"}
+        side, run = ("A", a) if of_a is None else ("B", b)
+        why = run.absent or run.recording.lost("events")
+        return {"reason": f"{side} has no traced operations{why and f': {why}'}"}
     try:
         whole = compare([of_a], [of_b], untraced=untraced)
     except UserError as error:

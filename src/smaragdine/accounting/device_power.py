@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.calibrated import Calibration
-from smaragdine.accounting.power import PowerTrace, Readings, from_log, within
+from smaragdine.accounting.power import PowerTrace, Readings, from_log, from_stretches, within
 from smaragdine.accounting.spans import Spans
 from smaragdine.accounting.split import RunPower, foreign_load
 from smaragdine.accounting.uncertainty import SensorModel, sensor_of
 from smaragdine.errors import UserError
+from smaragdine.recording.power_logs import LENGTH
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
 from smaragdine.sensors.energy import MOST_W
@@ -62,7 +63,8 @@ class DevicePowers:
 def from_power_table(
     power: pa.Table, facts: SensorFacts = NOTHING_KNOWN, hold_s: float | None = None
 ) -> DevicePowers:
-    """The devices of a power log (schema POWER, by time)."""
+    """The devices of a power log (schema POWER, by time). If it says how long each power holds, `hold_s` says
+    nothing."""
     if hold_s is not None and not 0 < hold_s < 1e9:
         raise UserError(f"hold_s={hold_s} is not a number of seconds above 0")
     meters: dict[str, DevicePower] = {}
@@ -70,11 +72,15 @@ def from_power_table(
     column = power["device"].combine_chunks()
     codes = column.indices.to_numpy()
     t_ns, power_w = power["t_ns"].to_numpy(), power["power_w"].to_numpy()
+    length_ns = power[LENGTH].to_numpy() if LENGTH in power.column_names else None
     for code, device in enumerate(column.dictionary.to_pylist()):
         rows = np.flatnonzero(codes == code)
         if not rows.size:
             continue
-        trace = from_log(t_ns[rows], power_w[rows], None if hold_s is None else round(hold_s * 1e9))
+        if length_ns is None:
+            trace = from_log(t_ns[rows], power_w[rows], None if hold_s is None else round(hold_s * 1e9))
+        else:
+            trace = from_stretches(t_ns[rows], length_ns[rows], power_w[rows])
         if not trace.start_ns.size:
             # We do not know what it used; that is not 0 J.
             why = f"{device}: its power log covers no time: one reading, or gaps beyond --hold-s alone"
@@ -85,7 +91,8 @@ def from_power_table(
                 f"{device}: its power log goes up to {si(most_w, 'W')}, and no device draws more than "
                 f"{MOST_W / 1000:g} kW: is it in watts?"
             )
-        meters[device] = DevicePower(trace, _sensor(trace, facts))
+        readings: Readings = "held" if length_ns is None else "counter"
+        meters[device] = DevicePower(trace, _sensor(trace, facts), readings)
     if remarks and not meters:
         raise UserError(
             "no power is known", remarks[0], "Log power while the program runs, every 100 ms or so"

@@ -219,6 +219,12 @@ def from_log(t_ns: Ints, power_w: Floats, hold: int | None = None) -> PowerTrace
     return _held(t_ns, power_w, hold)
 
 
+def from_stretches(t_ns: Ints, length_ns: Ints, power_w: Floats) -> PowerTrace:
+    """From powers with the time that each holds for, by rising time; between them nothing is known."""
+    some = length_ns > 0
+    return PowerTrace(t_ns[some], (t_ns + length_ns)[some], power_w[some])
+
+
 def _held(t_ns: Ints, power_w: Floats, hold: int) -> PowerTrace:
     spacing_ns = np.diff(t_ns)
     if not spacing_ns.size:

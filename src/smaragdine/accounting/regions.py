@@ -3,6 +3,7 @@ meanwhile."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.power import MOST_MISSED, PowerTrace
-from smaragdine.accounting.spans import Spans, joined, region_spans
+from smaragdine.accounting.spans import REGION, Spans, joined, region_spans
+from smaragdine.errors import visible
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
 from smaragdine.units import seconds
@@ -185,3 +187,41 @@ def too_short(regions: Sequence[RegionTimes], channels: Mapping[str, Channel]) -
             f"{known}, and one time of {', '.join([*named, *more])} is shorter: a sum of many is better"
         )
     return said
+
+
+_PAIRED = ("train", "epoch", "step", "evaluate", "predict")
+
+
+def unpaired(recording: Recording) -> list[str]:
+    """A line for each region, and each kind of span, that the program marked itself and that only began or
+    only ended. A program that did not come to its end may leave any of them open."""
+    if recording.status != "complete" or recording.thinned is not None:
+        return []
+    open_: dict[tuple[object, ...], str] = {}
+    never: Counter[tuple[str, str]] = Counter()
+    columns = ("name", "index", "rank", "pid", "source", "detail")
+    for mark, index, rank, pid, source, detail in zip(
+        *(recording.marks[name].to_pylist() for name in columns), strict=True
+    ):
+        name, _, what = (mark or "").rpartition("_")
+        if source == REGION:
+            key, called = (name, pid, index), f"region {detail or ''}"
+        elif source == "user" and name in _PAIRED:
+            key, called = (name, rank, pid), name
+        else:
+            continue
+        if what == "begin":
+            if key in open_:
+                never[open_[key], "ended"] += 1
+            open_[key] = called
+        elif open_.pop(key, None) is None and name != "step":  # a step ends where the next begins
+            never[called, "began"] += 1
+    never.update((called, "ended") for called in open_.values())
+    return [
+        f"{visible(called)} {_OTHER[what]} {'once' if count == 1 else f'{count:,} times'} and never {what}: "
+        "that counts nowhere"
+        for (called, what), count in never.items()
+    ]
+
+
+_OTHER = {"ended": "began", "began": "ended"}

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.activity import SocketUse, run_bounds
 from smaragdine.accounting.power import MOST_MISSED, PowerTrace
-from smaragdine.accounting.regions import RegionTimes, regions_of, sum_of_each, too_short
+from smaragdine.accounting.regions import RegionTimes, regions_of, sum_of_each, too_short, unpaired
 from smaragdine.accounting.split import RunPower, Split
 from smaragdine.accounting.traces import beyond, left_out
 from smaragdine.arrays import Ints
@@ -180,6 +180,7 @@ def summarise(recording: Recording, power: RunPower, remarks: Sequence[str]) -> 
             *recording.info.get("problems", []),
             *recording.damage,
             *_problem_marks(marks),
+            *unpaired(recording),
             *_trace_problems(traces),
             *beyond(recording),
             *left_out(recording),
@@ -416,8 +417,10 @@ def _problem_marks(marks: pa.Table) -> list[str]:
         "left_running": "note",
         "lane_stuck": "monitor",
     }
-    plain = [f"{said[mark['name']]}: {mark['detail']}" for mark in _named(marks, list(said))]
-    return plain + what_is_incomplete(marks)
+    ours = marks.filter(pc.not_equal(marks["source"].fill_null(""), "user"))  # a program may mark anything
+    plain = [f"{said[mark['name']]}: {mark['detail']}" for mark in _named(ours, list(said))]
+    odd = [mark["detail"] for mark in _named(ours, ["odd_mark"])]
+    return list(dict.fromkeys(plain + odd)) + what_is_incomplete(marks)
 
 
 def _trace_problems(traces: Mapping[str, PowerTrace]) -> list[str]:

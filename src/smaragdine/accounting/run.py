@@ -513,9 +513,11 @@ def _step_remarks(steps: Steps) -> list[str]:
             "than the others: a traced step is the mean of them all"
         )
     if steps.uneven:
+        left = f"besides the {steps.far:,} that are left out, " if steps.far else ""
         said.append(
-            f"{steps.uneven} of {steps.untraced_count} untraced steps are longer than {FAR:g} times their "
-            f"median, or shorter than 1/{FAR:g} of it: one step is the mean of them all, and few are like it"
+            f"{left}{steps.uneven:,} of the {steps.untraced_count:,} untraced steps that count are longer "
+            f"than {FAR:g} times their median, or shorter than 1/{FAR:g} of it: one step is the mean of them "
+            "all, and few are like it"
         )
     if steps.untraced_s is not None and not steps.early and steps.untraced_s > _WAITS * steps.traced_s > 0:
         said.append(

@@ -348,8 +348,8 @@ _SAID = {
 
 
 def step_tables(run: Run, top: int) -> RenderableType:
-    """The steps that took most energy, the mean of each kind that counts, and how many others there are; as
-    everywhere, of the program's part of each device."""
+    """The steps that took most energy, in the order of time; the mean of each kind that counts, and how many
+    others there are. Of each device its part that is the program's, or all of it where nobody knows that."""
     table = run.step_energies
     if table is None:
         if run.recording.announced_steps:
@@ -357,15 +357,18 @@ def step_tables(run: Run, top: int) -> RenderableType:
         return _dim("the program announced no steps")
     steps, devices = table.steps, list(table.energy_j)
     length_s = steps.length_s
+    known = run.power.program.keys() - run.power.unused
+    called = {device: f"program's {device}" if device in known else f"all {device}" for device in devices}
+    shown = np.sort(np.argsort(-np.nan_to_num(table.sum_j), kind="stable")[:top]).tolist()
     lines = [
         Line(
             _called(int(steps.index[i]), str(steps.kind[i])),
             {
                 "time": seconds(float(length_s[i])),
-                **{d: joules(float(table.energy_j[d][i])) for d in devices},
+                **{called[d]: joules(float(table.energy_j[d][i])) for d in devices},
             },
         )
-        for i in np.argsort(-np.nan_to_num(table.sum_j), kind="stable")[:top].tolist()
+        for i in shown
     ]
     # If a part of a step was not read, its mean is the mean power of the rest, as above the operations.
     known_j = {device: step.energy_j for device, step in {**run.unresolved, **run.untraced}.items()}
@@ -376,17 +379,22 @@ def step_tables(run: Run, top: int) -> RenderableType:
             more_s = thinned.lengths_us[thinned.of(kind)] * 1e-6
             lengths_s = np.concatenate([length_s[chosen], more_s], dtype=np.float64)
             figures = {"time": _mean_std(lengths_s, "s")}
-            figures |= {d: _mean_std(table.energy_j[d][chosen], "J", means_j.get(d)) for d in devices}
+            figures |= {called[d]: _mean_std(table.energy_j[d][chosen], "J", means_j.get(d)) for d in devices}
             lines.append(Line(f"mean of {counts[kind]:,} {kind}", figures, "bold"))
     others = ", ".join(f"{counts[kind]:,} ({said})" for kind, said in _SAID.items() if kind in counts)
-    shown = FittingTable("step", ("time", *devices), lines, tuple(reversed(devices)))
+    headers = tuple(called.values())
+    rows = FittingTable("step", ("time", *headers), lines, tuple(reversed(headers)))
     said = [f"in neither mean: {others}"] if others else []
+    if 0 < len(shown) < len(steps.kind):
+        said.insert(
+            0, f"shown: {len(shown):,} of {_count(len(steps.kind), 'step')}, those that took most energy"
+        )
     if thinned.count.size:
         said.append(
             f"the readings of {thinned.lengths_us.size:,} steps were thinned: they count for the mean; "
             "what each took by itself is not known"
         )
-    return Group(shown, *map(_dim, said)) if said else shown
+    return Group(rows, *map(_dim, said)) if said else rows
 
 
 def _called(index: int, kind: str) -> str:

@@ -90,6 +90,9 @@ def test_the_energy_of_a_part_is_not_multiplied_by_the_whole_time(tmp_path: Path
     text = said("show", folder)
     assert "200 J of the machine's 200 J (100%) in 4.00 s, 2.00 s of it without readings" in text
     assert "800 J·s" not in text
+    assert "380 g/kWh, without the 2.00 s that have no readings" in said("show", folder, "--carbon", "380")
+    whole_too = ten_and_three(tmp_path / "whole", power_w=((4000.0, 100.0),)).path
+    assert "! B: 2.00 s of 4.00 s have no readings" in said("report", whole_too, folder)
 
 
 def test_an_epoch_or_a_region_of_which_half_is_lost_took_nobody_knows_what(tmp_path: Path) -> None:

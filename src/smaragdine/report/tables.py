@@ -326,6 +326,11 @@ def both_summaries(a: RunSummary, b: RunSummary) -> RenderableType:
         for side, each in (("A", a), ("B", b))
         if each.status in _ENDED
     ]
+    cut += [
+        _warning(f"{side}: {seconds(each.missing_s)} of {seconds(each.duration_s)} have no readings")
+        for side, each in (("A", a), ("B", b))
+        if each.missing_s > 0.0005
+    ]
     return Group(FittingTable("whole run", ("A", "B", "B ÷ A"), lines, ("B ÷ A",)), *cut, Text(""))
 
 

@@ -133,6 +133,8 @@ def carbon_line(summary: RunSummary, intensity_g_per_kwh: float) -> str:
         )
 
     at = f" at {plain(intensity_g_per_kwh, 4)} g/kWh"
+    if summary.missing_s > 0.0005:
+        at += f", without the {seconds(summary.missing_s)} that have no readings"
     if summary.program_j is None:
         return f"the machine: {emitted(summary.total_j)}{at}"
     return f"your program: {emitted(summary.program_j)}{at}; the machine: {emitted(summary.total_j)}"

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from recordings import MS, T0, S, put
 from smaragdine.accounting.footprint import Footprint
-from smaragdine.accounting.run import Run
+from smaragdine.accounting.run import Run, alike
 from smaragdine.arrays import Floats, Ints
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.marks import marks_table
@@ -103,14 +103,15 @@ def three_sides(seed: int, device: str, neighbour: Neighbour, folder: Path) -> l
     """Three runs of a program, three more of it, and three with a layer that has 10 % more to do; accounted
     as `smaragdine compare` does."""
     model = make_model(seed, device)
-    sides: list[list[Footprint]] = []
+    runs: list[Run] = []
     for side, program in enumerate((model, model, wider(model, layer_of(seed)))):
-        runs = [
-            record_run(folder / f"{seed}-{side}-{run}", program, 1000 * seed + 10 * side + run, neighbour)
-            for run in range(3)
-        ]
-        sides.append([Run.open(run).accounted for run in runs])
-    return sides
+        for number in range(3):
+            at = folder / f"{seed}-{side}-{number}"
+            runs.append(Run.open(record_run(at, program, 1000 * seed + 10 * side + number, neighbour)))
+    both = alike(*runs)
+    assert both is not None
+    steps, _ = both
+    return [steps[i : i + 3] for i in (0, 3, 6)]
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ import functools
 import importlib
 import inspect
 import itertools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,9 +35,50 @@ def hook_module(module: str) -> Any:
 def mark(name: str, index: int | None = None) -> None:
     """Puts a named instant into the recording. Does nothing if nobody records.
 
-    Marks epochs in a loop that no framework knows: `mark("epoch_begin", 3)` … `mark("epoch_end", 3)`.
+    Marks epochs in a loop that no framework knows: `mark("epoch_begin", 3)` … `mark("epoch_end", 3)`. A name
+    or index that a mark cannot hold never fails: the recording says what became of it.
     """
-    hook_module("marks").mark(name, index, source="user")
+    marks = hook_module("marks")
+    if not marks.wanted():
+        return
+    text, odd = _as_name(name, "mark")
+    if odd:
+        marks.odd("name of a mark", odd)
+    whole = _as_index(index)
+    if whole is None and index is not None:
+        why = f"mark({text!r}): an index is a whole number of 64 bits, and this one is none; it was left out"
+        marks.odd("index of a mark", why)
+    marks.mark(text, whole, source="user")
+
+
+_LONGEST_NAME = 200  # characters
+
+
+def _as_name(name: Any, call: str) -> tuple[str, str]:
+    """A name as text that is not too long, and what is odd about it; empty if nothing is."""
+    if isinstance(name, str):
+        if len(name) <= _LONGEST_NAME:
+            return name, ""
+        said = f"{call}: a name of {len(name):,} characters was cut to {_LONGEST_NAME}"
+        return f"{name[: _LONGEST_NAME - 1]}…", said
+    text = f"<{type(name).__name__}>"
+    with contextlib.suppress(Exception):
+        if callable(name):
+            text = str(getattr(name, "__qualname__", text))
+        elif name is None or isinstance(name, int | float):  # the text of others may take long to make
+            text = str(name)
+    said = f"{call}: a name is text, not {type(name).__name__}: it is called {text[:_LONGEST_NAME]}"
+    return text[:_LONGEST_NAME], "" if call == "region" and callable(name) else said
+
+
+def _as_index(index: Any) -> int | None:
+    try:
+        if isinstance(index, float):
+            return _as_index(int(index)) if index.is_integer() else None
+        whole = operator.index(index)
+    except Exception:  # whatever the program's object raises
+        return None
+    return whole if abs(whole) < 1 << 63 else None
 
 
 @contextlib.contextmanager
@@ -152,13 +194,14 @@ class Region:
 
     A GPU works behind the program, so what a block has started may run after it. `sync` waits for PyTorch's
     work at both ends, which takes time. Inside of what torch.compile compiles there is no region: its kernels
-    have no begin and end that Python could see.
+    have no begin and end that Python could see. `@smaragdine.region` alone takes the function's name.
     """
 
-    def __init__(self, name: str, *, sync: bool = False) -> None:
-        self.name = str(name)
+    def __init__(self, name: str | Callable[..., Any], *, sync: bool = False) -> None:
+        self.name, self._odd = _as_name(name, "region")
         self._sync = sync
         self._begun: list[int] = []
+        self._measured = self._around(name) if callable(name) else None
 
     def __enter__(self) -> Region:
         if _compiling():
@@ -170,9 +213,27 @@ class Region:
     def __exit__(self, *_: object) -> None:
         if _compiling():
             return
-        self._mark("region_end", self._begun.pop())
+        if self._begun:
+            self._mark("region_end", self._begun.pop())
+        elif (marks := hook_module("marks")).wanted():
+            marks.odd("end of a region", f"region {self.name!r} ended more often than it began")
 
-    def __call__(self, function: _Function) -> _Function:
+    @overload
+    def __call__(self, function: _Function, /) -> _Function: ...
+
+    @overload
+    def __call__(self, *words: Any, **named: Any) -> Any: ...
+
+    def __call__(self, *words: Any, **named: Any) -> Any:
+        return self._around(*words, **named) if self._measured is None else self._measured(*words, **named)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method, without a name of its own."""
+        if self._measured is None or instance is None:
+            return self
+        return functools.partial(self._measured, instance)
+
+    def _around(self, function: _Function) -> _Function:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
                 f"{function.__name__} runs in pieces: put `with smaragdine.region(…):` around one, inside it"
@@ -195,6 +256,8 @@ class Region:
 
     def _mark(self, name: str, number: int) -> None:
         marks = hook_module("marks")
+        if self._odd and marks.wanted():
+            marks.odd("name of a region", self._odd)
         if self._sync and "torch" in sys.modules and marks.wanted():
             # If something is wrong with the GPU, the program's own next call will say so.
             with contextlib.suppress(Exception):

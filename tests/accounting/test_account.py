@@ -113,6 +113,7 @@ def expected(events: Sequence[Event], log: Sequence[Reading], hold_s: Fraction |
         edges |= {t for event in mine for t in (event.start_ns, event.end_ns)}
         cuts = sorted(edges)
         energy_j: dict[str, Fraction] = defaultdict(Fraction)
+        paid_s: dict[str, Fraction] = defaultdict(Fraction)
         idle_j = Fraction(0)
         for begin, end in itertools.pairwise(cuts):
             middle = Fraction(begin + end, 2)
@@ -120,6 +121,7 @@ def expected(events: Sequence[Event], log: Sequence[Reading], hold_s: Fraction |
             paying = [i for i in range(len(mine)) if pays(mine, i, middle)]
             for i in paying:
                 energy_j[mine[i].name] += power_w * (end - begin) / 10**9 / len(paying)
+                paid_s[mine[i].name] += Fraction(end - begin, 10**9)
             if not paying:
                 idle_j += power_w * (end - begin) / 10**9
         covered_ns = sum(end - begin for begin, end, _ in known)
@@ -131,7 +133,7 @@ def expected(events: Sequence[Event], log: Sequence[Reading], hold_s: Fraction |
             "rows": {
                 name: (
                     energy_j[name],
-                    Fraction(sum(e.duration_ns for e in mine if e.name == name), 10**9),
+                    paid_s[name],
                     sum(e.name == name for e in mine),
                 )
                 for name in {event.name for event in mine}

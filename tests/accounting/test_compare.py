@@ -403,7 +403,7 @@ def test_the_verb_says_what_it_compares(tmp_path: Path, capsys: pytest.CaptureFi
     }
     for line, paths in said.items():
         assert main(paths) == 0
-        assert capsys.readouterr().out.splitlines()[2] == line
+        assert capsys.readouterr().out.splitlines()[3] == line
 
 
 def test_the_verb_merges_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

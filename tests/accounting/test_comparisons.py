@@ -18,15 +18,14 @@ import pytest
 from footprints import footprint
 from simulated_runs import Neighbour, layer_of, make_model, record_run, three_sides
 from smaragdine.accounting.comparison import (
-    LEAST_NAMES,
     Change,
     Comparison,
-    beside_company,
     compare,
     to_json,
 )
 from smaragdine.accounting.footprint import Footprint, save
 from smaragdine.accounting.intervals import grouped
+from smaragdine.accounting.similarity import LEAST_NAMES, beside_company
 from smaragdine.cli.compare import main
 from smaragdine.cli.report import main as report
 from smaragdine.errors import UserError

@@ -19,9 +19,10 @@ from smaragdine.accounting import integral, ledger
 from smaragdine.accounting import integral as nesting
 from smaragdine.accounting import ledger as columns
 from smaragdine.accounting.account import account
-from smaragdine.accounting.footprint import Footprint
+from smaragdine.accounting.footprint import Footprint, with_power
 from smaragdine.accounting.integral import Chunk, compiled_sweep, levels
-from smaragdine.accounting.ledger import entry_compiled
+from smaragdine.accounting.intervals import grouped
+from smaragdine.accounting.ledger import entry, entry_compiled
 from smaragdine.accounting.power import PowerTrace
 from smaragdine.errors import UserError
 from smaragdine.recording.format import EVENTS
@@ -73,19 +74,23 @@ def inside(events: Sequence[Event], inner: int, outer: int) -> bool:
 
 def oracle(
     events: Sequence[Event], stretches: Sequence[Stretch]
-) -> tuple[dict[str, Fraction], dict[tuple[str, int], Fraction], Fraction]:
-    """Energy per name, per name and step, and idle, in nanojoules: the definition, instant by instant."""
+) -> tuple[dict[str, Fraction], dict[tuple[str, int], Fraction], Fraction, dict[str, int]]:
+    """Energy per name, per name and step, and idle, in nanojoules, and the time that each name pays for: the
+    definition, instant by instant."""
     rows: dict[str, Fraction] = defaultdict(Fraction)
+    paid_ns: dict[str, int] = defaultdict(int)
     steps: dict[tuple[str, int], Fraction] = defaultdict(Fraction)
     idle = Fraction(0)
     edges = {t for e in events for t in (e.start, e.end)} | {t for s in stretches for t in s[:2]}
     cuts = sorted(edges)
     for begin, end in pairwise(cuts):
         watts = next((w for b, e, w in stretches if b <= begin < e), None)
-        if watts is None:
-            continue
         running = [i for i, e in enumerate(events) if e.start <= begin < e.end]
         leaves = [i for i in running if not any(inside(events, j, i) for j in running)]
+        for i in leaves:
+            paid_ns[events[i].name] += end - begin
+        if watts is None:
+            continue
         used = Fraction(watts) * (end - begin)
         if not leaves:
             idle += used
@@ -93,11 +98,11 @@ def oracle(
             rows[events[i].name] += used / len(leaves)
             if events[i].step is not None:
                 steps[events[i].name, events[i].step] += used / len(leaves)
-    return rows, steps, idle
+    return rows, steps, idle, paid_ns
 
 
 def agrees(found: Footprint, events: Sequence[Event], stretches: Sequence[Stretch]) -> None:
-    rows, steps, idle = oracle(events, stretches)
+    rows, steps, idle, paid_ns = oracle(events, stretches)
     total = found.devices["gpu:0"]
     exact = sum((Fraction(w) * (e - b) for b, e, w in stretches), Fraction(0))
     assert total.total_j == pytest.approx(float(exact) * 1e-9, rel=1e-12, abs=1e-20)
@@ -110,7 +115,7 @@ def agrees(found: Footprint, events: Sequence[Event], stretches: Sequence[Stretc
         mine = [e for e in events if e.name == name]
         assert row["energy_j"] == pytest.approx(float(rows[name]) * 1e-9, rel=1e-9, abs=1e-18)
         assert row["count"] == len(mine)
-        assert row["busy_s"] == pytest.approx(sum(e.duration for e in mine) * 1e-9)
+        assert row["busy_s"] == paid_ns[name] / 1e9
         each = [float(steps[name, n]) * 1e-9 for n in numbers]
         if each:
             assert row["step_mean_j"] == pytest.approx(np.mean(each), rel=1e-9, abs=1e-18)
@@ -290,6 +295,22 @@ def test_the_compiled_loop_is_there_and_declines_nested_lanes() -> None:
     assert found.started.tolist() == [2, 1]
     assert found.idle_j * 1e9 == pytest.approx(40)
     assert entry_compiled(apart._replace(end_ns=np.array([21, 70, 99])), power_levels, 2, sweep) is None
+    # An event that goes on in a later chunk is busy there, too.
+    cut = entry_compiled(apart._replace(until_ns=60), power_levels, 2, sweep)
+    rest = entry_compiled(
+        apart._replace(
+            begin_ns=60,
+            carried=1,
+            **{name: getattr(apart, name)[1:] for name in ("start_ns", "end_ns", "key", "lane", "step")},
+        ),
+        power_levels,
+        2,
+        sweep,
+    )
+    assert cut is not None
+    assert rest is not None
+    assert (cut.busy_ns.tolist(), rest.busy_ns.tolist()) == ([20, 40], [4, 10])
+    assert cut.busy_ns.tolist() == entry(apart._replace(until_ns=60), power_levels, 2).busy_ns.tolist()
     turned = apart._replace(
         **{name: getattr(apart, name)[::-1].copy() for name in ("start_ns", "end_ns", "lane")}
     )
@@ -303,6 +324,34 @@ def test_more_at_a_time_than_the_table_of_shares_holds() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(account_module, "sweep_for", lambda _: compiled_sweep())
         agrees(account(table(events), {"gpu:0": power([(0, 400, 7)])}), events, [(0, 400, 7)])
+
+
+def test_a_lane_s_time_counts_once() -> None:
+    """A layer of 100 ns, with operations of 30 and 50 ns in it, ran for 100 ns and not for 180."""
+    events = [Event("net/layer", 0, 100, 1), Event("net/layer/a", 0, 30, 1), Event("net/layer/b", 40, 50, 1)]
+    found = account(table(events), {"gpu:0": power([(0, 200, 300)])})
+    busy_ns = {row["name"]: round(row["busy_s"] * 1e9) for row in found.rows.to_pylist()}
+    assert busy_ns == {"net/layer": 20, "net/layer/a": 30, "net/layer/b": 50}
+    (layer,) = with_power(grouped(found, "layer", 1).rows).to_pylist()
+    assert layer["busy_s"] == pytest.approx(100e-9)
+    assert layer["power_w"] == pytest.approx(300.0)
+
+
+def test_the_two_loops_agree_on_busy_time_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks in which nothing is nested go through one, the others through the other: nothing counts twice
+    where they meet."""
+    for module in (integral, columns, account_module):
+        monkeypatch.setattr(module, "CHUNK", 8)
+    events = [Event("root", 0, 1_000_000, 1), Event("long", 5, 900_000, 2)]
+    events += [Event("op", 400_000 + 100 * i, 61 + i % 7, 1, step=i % 3) for i in range(300)]
+    events += [Event("other", 50_000 + 2_000 * i, 700, 3) for i in range(200)]
+    trace = power([(0, 500_000, 7), (500_001, 1_000_000, 3)])
+    rows: list[list[dict[str, object]]] = []
+    for sweep in (None, compiled_sweep()):
+        monkeypatch.setattr(account_module, "sweep_for", lambda _, sweep=sweep: sweep)
+        rows.append(account(table(events), {"gpu:0": trace}).rows.select(["name", "busy_s"]).to_pylist())
+    assert rows[0] == rows[1]
+    agrees(account(table(events), {"gpu:0": trace}), events, [(0, 500_000, 7), (500_001, 1_000_000, 3)])
 
 
 def test_a_parent_that_pays_between_its_children_only_is_not_measured_in_time() -> None:

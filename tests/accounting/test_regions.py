@@ -7,6 +7,8 @@ import csv
 import io
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,11 @@ from test_summary import T0, S, channel, mark, record, steady
 import smaragdine as package
 from cli import smaragdine, write_script
 from nvml_fake import GpuSpec, energy_j, nvml_environment
+from smaragdine.accounting.run import Run
 from smaragdine.accounting.spans import mark_spans, region_spans
 from smaragdine.accounting.summary import to_json
 from smaragdine.api import hook_module, summarise
+from smaragdine.arrow import pc
 from smaragdine.recording.marks import marks_table, read_spool
 from smaragdine.report.terminal import run_tables
 
@@ -256,3 +260,89 @@ def test_any_order_of_marks_adds_up(tmp_path: Path) -> None:
     covered_s = sum(end - begin for begin, end in zip(edges[::2], edges[1::2], strict=True))
     assert sum(each.duration_s for each in found) == pytest.approx(covered_s)
     assert sum(each.total_j["gpu:0"] or 0 for each in found) == pytest.approx(100 * covered_s)
+
+
+ODD = """
+import smaragdine
+
+
+class Slow:
+    def __str__(self):
+        raise RuntimeError("nobody asked you")
+
+    __index__ = __repr__ = __str__
+
+
+smaragdine.mark(None)
+smaragdine.mark(7, index=2.0)
+smaragdine.mark(Slow(), Slow())
+smaragdine.mark("x" * 100_000, 2**70)
+smaragdine.mark("two\\nlines", "three")
+smaragdine.mark("hook_error")
+smaragdine.mark("sensor_lost")
+for name in (None, 7, Slow(), "y" * 100_000):
+    with smaragdine.region(name):
+        pass
+smaragdine.region("ended").__exit__(None, None, None)
+smaragdine.region("begun").__enter__()
+smaragdine.mark("epoch_begin", 0)
+smaragdine.mark("epoch_begin", 1)
+smaragdine.mark("epoch_end", 1)
+smaragdine.mark("evaluate_end")
+
+
+@smaragdine.region
+def bare(x):
+    return x + 1
+
+
+class Model:
+    @smaragdine.region
+    def forward(self, x):
+        return bare(x) + 1
+
+
+print(Model().forward(1))
+"""
+
+
+def test_odd_marks_never_fail_and_are_said_once(tmp_path: Path) -> None:
+    script = tmp_path / "odd.py"
+    script.write_text(ODD)
+    folder = tmp_path / "run"
+    alone = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (alone.returncode, alone.stdout, alone.stderr) == (0, "3\n", "")
+    done = smaragdine("run", "-o", folder, "--trace", "off", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3\n"
+    found = Run.open(folder)
+    own = found.recording.marks.filter(pc.equal(found.recording.marks["source"].fill_null(""), "user"))
+    rows = [(row["name"], row["index"]) for row in own.to_pylist()]
+    assert rows[:5] == [
+        ("None", None),
+        ("7", 2),
+        ("<Slow>", None),
+        (f"{'x' * 199}…", None),
+        ("two\nlines", None),
+    ]
+    assert [region.name for region in found.summary.regions] == [
+        "None",
+        "7",
+        "<Slow>",
+        f"{'y' * 199}…",
+        "Model.forward",
+        "bare",
+    ]
+    said = found.summary.problems
+    for line in (
+        "mark: a name is text, not NoneType: it is called None",
+        "mark('<Slow>'): an index is a whole number of 64 bits, and this one is none; it was left out",
+        "region: a name is text, not NoneType: it is called None",
+        "region 'ended' ended more often than it began",
+        "region begun began once and never ended: that counts nowhere",
+        "epoch began once and never ended: that counts nowhere",
+        "evaluate ended once and never began: that counts nowhere",
+    ):
+        assert said.count(line) == 1, said
+    assert len([line for line in said if "name is text" in line]) == 2  # once of marks, once of regions
+    assert not any(line.startswith(("lost:", "marks may be")) for line in said)

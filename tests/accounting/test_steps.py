@@ -42,7 +42,7 @@ from smaragdine.accounting.uncertainty import sensor_of
 from smaragdine.recording.format import EVENTS
 from smaragdine.recording.reader import Recording, open_recording
 from smaragdine.recording.writer import ReadingsWriter
-from smaragdine.report.tables import step_tables
+from smaragdine.report.tables import step_tables, tracing_lines
 from smaragdine.sensors.base import Channel
 from traced_recording import (
     MS,
@@ -331,7 +331,8 @@ def test_where_many_steps_are_long_they_are_no_exceptions(tmp_path: Path) -> Non
     assert found.tracing is not None
     assert (found.steps.far, found.steps.uneven) == (0, 4)
     assert found.steps.untraced_s == pytest.approx((7 * 0.010 + 4 * 0.040) / 11)
-    assert any(remark.startswith("4 of 11 untraced steps are longer") for remark in found.tracing.remarks)
+    said = "4 of the 11 untraced steps that count are longer than 3 times their median"
+    assert any(remark.startswith(said) for remark in found.tracing.remarks)
 
 
 def test_where_idle_would_take_all_of_a_step_a_traced_one_is_shown(tmp_path: Path) -> None:
@@ -358,8 +359,9 @@ def test_an_untraced_step_is_not_compared_with_a_traced_one(tmp_path: Path) -> N
     assert pair is not None
     assert known.footprint is not None
     traced_j = known.footprint.devices["gpu:0"].total_j / 3
-    assert [each.devices["gpu:0"].total_j for each in pair] == pytest.approx([traced_j, traced_j])
-    assert alike(known, known) == (known.step, known.step)
+    assert [each.devices["gpu:0"].total_j for each in pair[0]] == pytest.approx([traced_j, traced_j])
+    assert pair[1] == []
+    assert alike(known, known) == ([known.step, known.step], ["gpu:0"])
     vars(unknown)["step"] = None
     assert alike(known, unknown) is None
 
@@ -420,6 +422,10 @@ def test_among_uneven_steps_a_compilation_is_an_exception(tmp_path: Path, compil
     found = Run(after_the_window(tmp_path / "run", ends, ((ends[-1] + 50, 100.0),)))
     assert found.steps is not None
     assert (found.steps.far, found.steps.uneven) == (1, 10)
+    assert found.tracing is not None
+    said = "besides the 1 that are left out, 10 of the 30 untraced steps that count are longer"
+    assert any(remark.startswith(said) for remark in found.tracing.remarks)
+    assert any("(mean of 30, without 1 far longer or shorter)" in line for line in tracing_lines(found))
     assert found.steps.untraced_s == pytest.approx(0.020)
 
 

@@ -528,7 +528,9 @@ def test_every_view_leads_with_the_program(tmp_path: Path, capsys: pytest.Captur
     from smaragdine.report.notebook import html
 
     recording = ours_and_others(tmp_path / "run")
-    lead = "your program: 750 J of the machine's 1.75 kJ (43%) in 10.0 s; who used 50.0 J is not known"
+    lead = (
+        "your program: at least 750 J of the machine's 1.75 kJ (43%) in 10.0 s; who used 50.0 J is not known"
+    )
     assert show([str(recording.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == lead

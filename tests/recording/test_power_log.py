@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refusal import refused
+from smaragdine.accounting.device_power import from_power_table
 from smaragdine.recording.power_logs import POWER, power_table, read_power
 
 HEADER = "timestamp, index, power.draw [W]\n"
@@ -82,6 +83,23 @@ def test_order_and_repeats() -> None:
     data = {"device": ["gpu:0", "gpu:1", "gpu:0", "gpu:0"], "t_ns": [5, 5, 3, 5], "power_w": [1, 2, 3, 1]}
     assert rows(power_table(data)) == [("gpu:0", 3, 3.0), ("gpu:0", 5, 1.0), ("gpu:1", 5, 2.0)]
     refused(lambda: power_table({**data, "power_w": [1, 2, 3, 4]}), "gpu:0 has 1.0 W and 4.0 W at 5 ns")
+
+
+def test_how_long_each_power_holds() -> None:
+    data = {"device": ["a", "b", "a"], "t_ns": [50, 0, 10], "power_w": [3, 1, 2], "duration_ns": [5, 90, 20]}
+    table = power_table(data)
+    assert table.to_pylist() == [
+        {"device": "b", "t_ns": 0, "power_w": 1.0, "duration_ns": 90},
+        {"device": "a", "t_ns": 10, "power_w": 2.0, "duration_ns": 20},
+        {"device": "a", "t_ns": 50, "power_w": 3.0, "duration_ns": 5},
+    ]
+    meters = from_power_table(table, hold_s=1e-9)
+    assert meters.of["a"].trace.energy_until_j(100) == pytest.approx((2 * 20 + 3 * 5) * 1e-9)
+    assert meters.of["a"].trace.missing(10, 55) == [(30, 50)]
+    refused(lambda: power_table({**data, "duration_ns": [5, 90, 41]}), "a has two powers at 50 ns")
+    refused(lambda: power_table({**data, "duration_ns": [5, -1, 20]}), "row 2", "duration_ns is negative")
+    refused(lambda: power_table({**data, "duration_ns": [5, 2**63 - 1, 20]}), "row 2", "is no time")
+    refused(lambda: power_table({**data, "duration_ns": [5, None, 20]}), "row 2", "duration_ns is missing")
 
 
 def test_sorted_int64_is_not_copied() -> None:

@@ -16,9 +16,14 @@ from exports import Figures, export, figures_of, rows_of, scalars
 from perfetto_trace import GPU, Decoded, has_perfetto
 from recordings import MS, T0, S, make
 from refusal import refused
-from smaragdine.accounting.account import account
+from simulated_runs import make_model, record_run
+from smaragdine.accounting.account import account, account_meters
+from smaragdine.accounting.device_power import from_power_table
 from smaragdine.accounting.run import Run
+from smaragdine.api import account_inputs
 from smaragdine.cli.export import main
+from smaragdine.recording.power_logs import read_power
+from traced_recording import ten_and_three
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +114,27 @@ def test_events_and_power_account_to_the_same_footprint(run: Path) -> None:
     assert theirs.rows.num_rows == 8
     for row in theirs.rows.to_pylist():
         assert ours[row["name"], row["phase"]] == pytest.approx(row["energy_j"])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("made", ["whole", "gap", "traced", "processor"])
+def test_power_reads_back_with_the_same_energy(tmp_path: Path, made: str, kind: str) -> None:
+    """To the last reading: it is as long as it was, and a gap is a gap."""
+    folder = tmp_path / "made"
+    if made == "traced":
+        ten_and_three(folder, power_w=((83.0, 90.0), (400.0, 250.0)))
+    elif made == "processor":
+        record_run(folder, make_model(5, "cpu:0"), 1)
+    else:
+        make(folder, gap=made == "gap")
+    out = export(folder, kind)
+    meters = from_power_table(read_power(out / f"power.{kind}"))
+    read_j = {device: meter.trace.energy_until_j(2**62).item() for device, meter in meters.of.items()}
+    wanted_j = {name: device["energy_j"] for name, device in figures_of(folder)["devices"].items()}
+    assert read_j == pytest.approx(wanted_j, rel=1e-12)
+    again = account_inputs(out / f"events.{kind}", out / f"power.{kind}", None, None, None)
+    totals = account_meters(*again).devices
+    assert {device: total.total_j for device, total in totals.items()} == pytest.approx(wanted_j, rel=1e-12)
 
 
 def test_without_events_power_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -477,7 +477,8 @@ def test_two_runs(visit, bert):
     page = visit(html_page(runs))
     both = alike(a, b)  # on a busy machine what an untraced step costs may not be known of one of them
     assert both is not None
-    values = comparison_json(compare([both[0]], [both[1]], "cpu:0"))
+    steps, untraced = both
+    values = comparison_json(compare(steps[:1], steps[1:], "cpu:0", untraced=untraced))
     assert page.locator('[aria-pressed=true][data-set="device"]').get_attribute("data-value") == "cpu:0"
     wanted = {(one["name"], one["phase"] or "not known"): one for one in values["changes"]}
     found = {(row["name"], row["phase"]): row for row in table_rows(page)}
@@ -493,7 +494,7 @@ def test_two_runs(visit, bert):
     assert attribute(line, "difference_j") == values["devices"]["cpu:0"]["difference_j"]
     page.click('.box[data-path="bert"]')
     encoder = box(page, "bert/encoder")
-    compared = [json_rows({"step": footprint_json(step)}, device="cpu:0") for step in both]
+    compared = [json_rows({"step": footprint_json(step)}, device="cpu:0") for step in steps]
     before, after = (below(rows, "bert/encoder") for rows in compared)
     assert (attribute(encoder, "a_j"), attribute(encoder, "b_j")) == (before, after)
     sides = [json_rows(side.to_json(), device="cpu:0") for side in (a, b)]

@@ -197,6 +197,13 @@ def test_by_step(runs: Path) -> None:
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "mean of 9 untraced 10.0 ms ± 0 1.00 J ± 0" in lines
     assert "mean of 3 traced 15.0 ms ± 0 1.50 J ± 0" in lines
+    assert [int(row.split()[0]) for row in rows] == sorted(int(row.split()[0]) for row in rows)
+    assert lines[1] == "step time program's gpu:0"
+    assert "shown: 2 of 24 steps, those that took most energy" in lines
+    every = report(runs, "steps", "--by", "step", "--top", "100")
+    numbers = [int(row.split()[0]) for row in every.splitlines() if re.match(r"\d+ ", row)]
+    assert numbers == list(range(1, 25))  # in the order of time
+    assert "those that took most energy" not in every
     others = "2 (profiler starts, stops or runs on), 1 (warms up), 1 (with more than a step), "
     assert f"in neither mean: {others}8 (before the traced ones)" in " ".join(lines)
     assert "announced no steps" in report(runs, "slices", "--by", "step")

@@ -21,6 +21,7 @@ import recordings
 from cli import smaragdine
 from exports import export, rows_of, scalars
 from smaragdine.accounting.run import Run
+from smaragdine.cli.compare import main as compare_main
 from smaragdine.cli.report import main
 from smaragdine.report.figures.layers import energies
 from smaragdine.report.figures.runs import labelled
@@ -287,3 +288,40 @@ def test_in_tensorboard(run: Path, said: dict[str, Any]) -> None:
                 if row["device"] == device and row["kind"] and row["energy_j"]
             }
             assert {step: value for _, step, value in points} == pytest.approx(wanted, rel=1e-6)
+
+
+def test_two_runs_are_compared_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `compare`, by `report A B` and on the page: of the same step, with the same noise, by one name."""
+    monkeypatch.setenv("COLUMNS", "300")
+    before, after = tmp_path / "before", tmp_path / "after"
+    waits = tmp_path / "waits"
+    for folder, power_w in ((before, 96.0), (after, 98.0), (waits, 10.0)):
+        slow_input(folder, power_w)
+    # An untraced step's operations take less than a traced one's; of the last nobody knows how much.
+    for b, step, total_j in ((after, "one step", 0.36), (waits, "one traced step", 0.6)):
+        found = json.loads(printed(capsys, before, b, "--json"))
+        del found["reports"]
+        capsys.readouterr()
+        assert compare_main([str(before), str(b), "--json"]) == 0
+        compared = json.loads(capsys.readouterr().out)
+        assert {**compared, "a": compared["a"][0], "b": compared["b"][0]} == {
+            **found,
+            "remarks": compared["remarks"],  # `compare` has no other place for what is wrong with a run
+        }
+        assert found["total"]["a_j"] == pytest.approx(total_j)
+        page = unpacked(html_page([Run.open(before), Run.open(b)]))["comparison"]["views"]["all"]
+        assert {key: page[key] for key in ("total", "devices", "idle", "what", "noise", "verdict")} == {
+            key: found[key] for key in ("total", "devices", "idle", "what", "noise", "verdict")
+        }
+        assert found["what"] == f"energy of the operations of {step}"
+        assert found["noise"] == "± at least"
+        text = printed(capsys, before, b)
+        assert compare_main([str(before), str(b)]) == 0
+        for said in (text, capsys.readouterr().out):
+            assert f"energy of the operations of {step}\n" in said
+            (head,) = [line for line in said.splitlines() if line.startswith("device ")]
+            assert "± at least" in head
+        assert compare_main([str(before), str(b), "--traced"]) == 0
+        assert "of the traced steps (3 in A, 3 in B)" in capsys.readouterr().out

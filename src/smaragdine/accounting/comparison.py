@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,15 +33,16 @@ import numpy as np
 from smaragdine.accounting.arithmetic import adding_devices, average, over_devices, per_step
 from smaragdine.accounting.footprint import Footprint, column, only
 from smaragdine.accounting.similarity import (
+    Beside,
     Correlation,
     Key,
     Scores,
+    beside_company,
     mean_difference,
     scores,
     select,
     values,
 )
-from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
 from smaragdine.stats import (
     StandardError,
@@ -51,7 +52,6 @@ from smaragdine.stats import (
     half_width,
     of_difference,
     of_steps,
-    prior_of_variances,
     probability,
 )
 from smaragdine.units import joules
@@ -61,8 +61,7 @@ GONE, NEW = "gone", "new"  # verdicts on names that only one side has
 # How many comparisons of equal programs may claim a change by chance: one in twenty, split in three.
 OF_SUMS, OF_NAMES, OF_NAMES_BESIDE = 0.02, 0.01, 0.02
 FOREIGN = 0.1  # of a machine's CPU time: less than that does not disturb a program
-LEAST_NAMES = 5  # with fewer, one of them may be all they have in common
-_NOTHING = 1e-24  # a relative variance below this is rounding
+_AT_LEAST = "± at least"
 _REPEAT = "repeat them, smaragdine compare A1 A2 A3 --against B1 B2 B3"
 
 
@@ -98,6 +97,7 @@ class Change:
 class Comparison:
     runs: tuple[int, int]
     by_step: bool  # figures are per step
+    what: str  # in words: energy of which operations, of how much of the run
     devices: tuple[Change, ...]  # devices on both sides; operations only
     total: Change  # operations of all devices, or of the one asked for: the sum of all names
     idle: Change  # the same devices while no operation ran
@@ -112,13 +112,10 @@ class Comparison:
     verdict: str
     remarks: tuple[str, ...]
 
-
-@dataclass(frozen=True)
-class Beside:
-    """How a name's difference splits into what all names share and what is its own."""
-
-    common_j: float  # the part that all names have in common
-    spread: StandardError  # of the part that is its own
+    @property
+    def noise(self) -> str:
+        """The title of half-widths. One run against one only shows how large noise is at least."""
+        return "±" if max(self.runs) > 1 else _AT_LEAST
 
 
 @dataclass(frozen=True)
@@ -143,12 +140,16 @@ class _Pair:
 
 
 def compare(
-    a: Sequence[Footprint], b: Sequence[Footprint], device: str | None = None, by_step: bool | None = None
+    a: Sequence[Footprint],
+    b: Sequence[Footprint],
+    device: str | None = None,
+    by_step: bool | None = None,
+    untraced: Collection[str] = (),
 ) -> Comparison:
     """Compares runs of one program with runs of another.
 
     `by_step` compares what one step costs, otherwise all that was traced. None: one step if all have steps,
-    because to trace more steps does not change a program.
+    because to trace more steps does not change a program. `untraced`: devices whose step is an untraced one.
     """
     if not a or not b:
         raise UserError("nothing to compare with", remedy="Give at least one run on each side")
@@ -213,7 +214,8 @@ def compare(
     foreign = _mean_foreign(a), _mean_foreign(b)
     return Comparison(
         runs=(len(a), len(b)),
-        by_step=any(one.per_step for run in a for one in run.devices.values()),
+        by_step=by_step,
+        what=_what([device] if device else common, by_step, untraced, _steps(mean_a), _steps(mean_b)),
         devices=tuple(devices),
         total=total,
         idle=idle,
@@ -251,6 +253,8 @@ def to_json(comparison: Comparison, top: int | None = None) -> dict[str, Any]:
         "verdict": comparison.verdict,
         "runs": list(comparison.runs),
         "by_step": comparison.by_step,
+        "what": comparison.what,
+        "noise": comparison.noise,
         "foreign_load": dict(zip("ab", comparison.foreign, strict=True)),
         "total": change(comparison.total),
         "idle": change(comparison.idle),
@@ -340,77 +344,6 @@ def _beside_company(pairs: list[_Pair]) -> list[_Pair]:
     a_j, b_j = (np.array(side).T for side in ([pair.a_j for pair in known], [pair.b_j for pair in known]))
     beside = {pair.key: each for pair, each in zip(known, beside_company(a_j, b_j), strict=True)}
     return [dataclasses.replace(pair, beside=beside.get(pair.key)) for pair in pairs]
-
-
-def beside_company(a_j: Floats, b_j: Floats) -> list[Beside | None]:
-    """For every name, from matrices of runs × names; None if the runs say nothing.
-
-    If one side has a single run, we take it to spread as the other side's runs do.
-    """
-    count = a_j.shape[1]
-    mean_j = (a_j.mean(axis=0) + b_j.mean(axis=0)) / 2
-    usual = mean_j > 0
-    if usual.sum() < LEAST_NAMES or max(len(a_j), len(b_j)) < 2:
-        return [None] * count
-    safe_j = np.where(usual, mean_j, 1.0)
-    relative = [side / safe_j / _levels(side, mean_j)[:, None] for side in (a_j, b_j)]
-    variances = [
-        _moderated(side[:, usual], np.log(mean_j[usual])) if len(side) > 1 else None for side in relative
-    ]
-    known = [variance for variance in variances if variance is not None]
-    if not known:
-        return [None] * count
-    variance_a, variance_b = (known[0] if variance is None else variance for variance in variances)
-    common_j = (b_j.mean(axis=0) - a_j.mean(axis=0)) - mean_j * (
-        relative[1].mean(axis=0) - relative[0].mean(axis=0)
-    )
-    found: list[Beside | None] = [None] * count
-    for i, name in enumerate(np.flatnonzero(usual).tolist()):
-        sides = [
-            StandardError(math.sqrt(variance[i] / len(side)) * float(mean_j[name]), freedom)
-            for (variance, freedom), side in ((variance_a, a_j), (variance_b, b_j))
-        ]
-        spread = difference(*sides)
-        if min(len(a_j), len(b_j)) == 1:
-            # Both sides rest on the same few runs.
-            spread = StandardError(spread.error, sides[0].freedom)
-        found[name] = Beside(float(common_j[name]), spread)
-    return found
-
-
-def _levels(side_j: Floats, mean_j: Floats) -> Floats:
-    """Per run, the weighted median of its names' ratios to the mean: one changed layer does not move it."""
-    rows = np.flatnonzero(mean_j > 0)
-    ratio = side_j[:, rows] / mean_j[rows]
-    order = np.argsort(ratio, axis=1)
-    weight = np.cumsum(mean_j[rows][order], axis=1)
-    middle = np.argmax(weight >= weight[:, -1:] / 2, axis=1)
-    level = np.take_along_axis(np.take_along_axis(ratio, order, 1), middle[:, None], 1)[:, 0]
-    return np.where(level > 0, level, 1.0)
-
-
-def _moderated(relative: Floats, log_j: Floats) -> tuple[list[float], float] | None:
-    """Relative variances of all names, each drawn towards those of names with as much energy, and the number
-    of free values behind them. None if no name spreads."""
-    own = len(relative) - 1
-    variance = relative.var(axis=0, ddof=1)
-    spreading = variance > _NOTHING
-    if spreading.sum() < LEAST_NAMES:
-        return None
-    log = np.log(variance[spreading])
-    line = _line(log_j[spreading], log)
-    usual = np.polyval(line, log_j)
-    shift, prior = prior_of_variances(log - usual[spreading], own)
-    prior = min(prior, own)
-    of_others = np.exp(usual + shift)
-    return ((prior * of_others + own * variance) / (prior + own)).tolist(), own + prior
-
-
-def _line(log_j: Floats, log_variance: Floats) -> Floats:
-    """Small names spread more. With few names, or equal ones, the slope would say nothing."""
-    if log_j.size < 2 * LEAST_NAMES or log_j.std() < 1e-6:
-        return np.array([log_variance.mean()])
-    return np.polyfit(log_j, log_variance, 1)
 
 
 def _judged(
@@ -563,7 +496,7 @@ def _say(total: Change, changes: Sequence[Change], gone: int, new: int, doubt: s
     by = f"{joules(abs(total.difference_j))} ({abs(total.difference_j) / total.a_j:.1%})" if total.a_j else ""
     by = by or joules(abs(total.difference_j))
     if total.half_width_j is not None:
-        by += f" ± {joules(total.half_width_j)}"
+        by += f" {'±' if total.repeated else _AT_LEAST} {joules(total.half_width_j)}"
     side = "more" if total.difference_j > 0 else "less"
     if total.verdict == "inside the noise":
         said = f"the difference is inside the noise: {by}"
@@ -579,6 +512,22 @@ def _say(total: Change, changes: Sequence[Change], gone: int, new: int, doubt: s
         names.append(f"{beyond or 'none'} of {len(judged)} names changed by more than their own noise")
     names += [f"{_names(count)} {verdict}" for count, verdict in ((gone, GONE), (new, NEW)) if count]
     return f"{said}; {', '.join(names)}" if names else said
+
+
+def _what(
+    devices: Sequence[str], by_step: bool, untraced: Collection[str], steps_a: int, steps_b: int
+) -> str:
+    if by_step:
+        traced = [device for device in devices if device not in untraced]
+        if len(traced) == len(devices):
+            return "energy of the operations of one traced step"
+        of = f"; on {', '.join(traced)}, of one traced step" if traced else ""
+        return f"energy of the operations of one step{of}"
+    if not steps_a and not steps_b:
+        return "energy of all operations that were traced"
+    return (
+        f"energy of the operations of the traced steps ({steps_a} in A, {steps_b} in B), not of the whole run"
+    )
 
 
 def _names(count: int) -> str:
@@ -609,7 +558,9 @@ def _remarks(
     for side, mean in (("A", a), ("B", b)):
         missing = [name for name, total in mean.devices.items() if total.missing_s > 0.01 * total.covered_s]
         if missing:
-            said.append(f"{side}: more than 1 % of the time has no readings on {', '.join(missing)}")
+            said.append(
+                f"{side}: what was used of {', '.join(missing)} is not known for more than 1 % of the time"
+            )
         estimated = [name for name, total in mean.devices.items() if "estimated" in (total.provenance or "")]
         if estimated:
             verb = "is" if len(estimated) == 1 else "are"

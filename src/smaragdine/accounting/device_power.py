@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.calibrated import Calibration, UntracedLevel
-from smaragdine.accounting.power import PowerTrace, Readings, from_log, within
+from smaragdine.accounting.power import PowerTrace, Readings, from_log, from_stretches, within
 from smaragdine.accounting.spans import Spans
 from smaragdine.accounting.split import RunPower, foreign_load
 from smaragdine.accounting.uncertainty import SensorModel, sensor_of
 from smaragdine.errors import UserError
+from smaragdine.recording.power_logs import LENGTH
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
 from smaragdine.sensors.energy import MOST_W
@@ -63,7 +64,8 @@ class DevicePowers:
 def from_power_table(
     power: pa.Table, facts: SensorFacts = NOTHING_KNOWN, hold_s: float | None = None
 ) -> DevicePowers:
-    """The devices of a power log (schema POWER, by time)."""
+    """The devices of a power log (schema POWER, by time). If it says how long each power holds, `hold_s` says
+    nothing."""
     if hold_s is not None and not 0 < hold_s < 1e9:
         raise UserError(f"hold_s={hold_s} is not a number of seconds above 0")
     meters: dict[str, DevicePower] = {}
@@ -71,11 +73,15 @@ def from_power_table(
     column = power["device"].combine_chunks()
     codes = column.indices.to_numpy()
     t_ns, power_w = power["t_ns"].to_numpy(), power["power_w"].to_numpy()
+    length_ns = power[LENGTH].to_numpy() if LENGTH in power.column_names else None
     for code, device in enumerate(column.dictionary.to_pylist()):
         rows = np.flatnonzero(codes == code)
         if not rows.size:
             continue
-        trace = from_log(t_ns[rows], power_w[rows], None if hold_s is None else round(hold_s * 1e9))
+        if length_ns is None:
+            trace = from_log(t_ns[rows], power_w[rows], None if hold_s is None else round(hold_s * 1e9))
+        else:
+            trace = from_stretches(t_ns[rows], length_ns[rows], power_w[rows])
         if not trace.start_ns.size:
             # We do not know what it used; that is not 0 J.
             why = f"{device}: its power log covers no time: one reading, or gaps beyond --hold-s alone"
@@ -86,7 +92,8 @@ def from_power_table(
                 f"{device}: its power log goes up to {si(most_w, 'W')}, and no device draws more than "
                 f"{MOST_W / 1000:g} kW: is it in watts?"
             )
-        meters[device] = DevicePower(trace, _sensor(trace, facts))
+        readings: Readings = "held" if length_ns is None else "counter"
+        meters[device] = DevicePower(trace, _sensor(trace, facts), readings)
     if remarks and not meters:
         raise UserError(
             "no power is known", remarks[0], "Log power while the program runs, every 100 ms or so"
@@ -130,6 +137,32 @@ def from_recording(
         remedy = "Copy it anew" if lost else "smaragdine doctor says what can be measured"
         raise UserError(f"{recording.path} has no power of any device", lost, remedy)
     return DevicePowers(meters, power.remarks)
+
+
+def known(meters: DevicePowers, recording: Recording, power: RunPower) -> DevicePowers:
+    """Drops devices of which nothing is known in that time: it is not 0 J."""
+    found = {device: meter for device, meter in meters.of.items() if meter.trace.start_ns.size}
+    unknown = [device for device in meters.of if device not in found]
+    unsplit = [d for d in unknown if within(power.traces[d], meters.of[d].spans or ()).start_ns.size]
+    dark = [device for device in unknown if device not in unsplit]
+    said: list[str] = []
+    if dark:
+        lost = why_lost(recording, "power")
+        said.append(f"no power is known of {', '.join(dark)} while these events ran{lost}")
+    if unsplit:
+        lost = why_lost(recording, "activity")
+        said.append(f"who used {', '.join(unsplit)} while these events ran is not known{lost}")
+    if not found:
+        raise UserError(
+            f"{recording.path} cannot be accounted", "; ".join(said), "smaragdine show says what is missing"
+        )
+    return DevicePowers(found, (*meters.remarks, *said))
+
+
+def why_lost(recording: Recording, *tables: str) -> str:
+    """The end of a sentence about something that is not known: the damaged table that is to blame, if any."""
+    lost = [recording.lost(table).partition(":")[0] for table in tables or ("power", "activity")]
+    return next((f", because {each}" for each in lost if each), "")
 
 
 def _energy_j(trace: PowerTrace, spans: Spans) -> float:

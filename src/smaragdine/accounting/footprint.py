@@ -32,7 +32,7 @@ ROWS = pa.schema(
         ("name", pa.string()),
         ("phase", pa.string()),
         ("energy_j", pa.float64()),
-        ("busy_s", pa.float64()),  # the sum of durations
+        ("busy_s", pa.float64()),  # in which its events pay, of each by itself
         ("count", pa.float64()),  # whole, unless footprints were averaged or scaled
         ("uncertainty_j", pa.float64()),  # 95 % half-width; null: not known
         ("basis", pa.string()),  # what the uncertainty rests on

@@ -175,8 +175,8 @@ def _sweep(
     key_count = np.zeros(keys, dtype=np.int64)
     for i in range(count):
         key_j[key[i]] += energy_j[i]
+        key_ns[key[i]] += max(min(end_ns[i], until_ns) - max(start_ns[i], begin_ns), 0)
         if i >= carried:
-            key_ns[key[i]] += end_ns[i] - start_ns[i]
             key_count[key[i]] += 1
     return energy_j, key_j, key_ns, key_count, idle_j, overlap
 
@@ -503,8 +503,9 @@ def _in_order(t_ns: Ints) -> tuple[Ints, Ints]:
     return t_ns >> bits, t_ns & ((1 << bits) - 1)
 
 
-def share(chunk: Chunk, power: Levels) -> Shares:
-    paying = pieces(chunk)
+def share(chunk: Chunk, power: Levels, paying: Pieces | None = None) -> Shares:
+    """`paying`: the chunk's pieces, if they are known already."""
+    paying = pieces(chunk) if paying is None else paying
     at = boundaries(chunk, paying, power)
     energy_j = np.diff(at.t_ns) * 1e-9
     energy_j *= at.power_w

@@ -22,6 +22,7 @@ from smaragdine.accounting.integral import (
     Levels,
     Shares,
     Sweep,
+    pieces,
     share,
     sum_by,
 )
@@ -43,7 +44,7 @@ class Entry(NamedTuple):
 
     key: Ints
     energy_j: Floats
-    busy_ns: Floats
+    busy_ns: Floats  # in which its events pay: what lies inside them on their lane pays for itself
     started: Ints  # how many events
     idle_j: float
     steps: StepLines | None
@@ -52,14 +53,14 @@ class Entry(NamedTuple):
 
 
 def entry(chunk: Chunk, power: Levels, keys: int) -> Entry:
-    shares = share(chunk, power)
+    paying = pieces(chunk)
+    shares = share(chunk, power, paying)
     rows, code = _numbered(chunk.key, keys)
     started = code[chunk.carried :]
-    length_ns = chunk.end_ns[chunk.carried :] - chunk.start_ns[chunk.carried :]
     return Entry(
         key=rows,
         energy_j=sum_by(shares.of_pieces(code), shares.energy_j, rows.size),
-        busy_ns=sum_by(started, length_ns, rows.size),
+        busy_ns=sum_by(code[paying.event], paying.end_ns - paying.start_ns, rows.size),
         started=np.bincount(started, minlength=rows.size),
         idle_j=shares.idle_j,
         steps=_step_lines(chunk, shares, rows, code),

@@ -86,6 +86,8 @@ Readings = Literal["sample", "held", "counter"]
 # Outside of this range samples and counter do not agree: the factor is used, and flagged.
 PLAUSIBLE_FACTOR = (0.8, 1.25)
 
+MOST_MISSED = 0.1  # of a time: if more was missed, the rest would look like a saving
+
 
 @dataclass(frozen=True)
 class Anchors:
@@ -215,6 +217,12 @@ def from_log(t_ns: Ints, power_w: Floats, hold: int | None = None) -> PowerTrace
     if hold is None:
         hold = int(10 * np.median(np.diff(t_ns))) if t_ns.size > 1 else 0
     return _held(t_ns, power_w, hold)
+
+
+def from_stretches(t_ns: Ints, length_ns: Ints, power_w: Floats) -> PowerTrace:
+    """From powers with the time that each holds for, by rising time; between them nothing is known."""
+    some = length_ns > 0
+    return PowerTrace(t_ns[some], (t_ns + length_ns)[some], power_w[some])
 
 
 def _held(t_ns: Ints, power_w: Floats, hold: int) -> PowerTrace:

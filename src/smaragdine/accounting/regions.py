@@ -3,14 +3,16 @@ meanwhile."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.spans import Spans, joined, region_spans
+from smaragdine.accounting.power import MOST_MISSED, PowerTrace
+from smaragdine.accounting.spans import REGION, Spans, joined, region_spans
+from smaragdine.errors import visible
 from smaragdine.recording.reader import Recording
 from smaragdine.sensors.base import Channel
 from smaragdine.units import seconds
@@ -29,7 +31,7 @@ class RegionTimes:
     spans_ns: tuple[tuple[int, int], ...]  # each time, by its beginning; a long run keeps only some
     energies_j: Mapping[str, tuple[float | None, ...]]  # device → energy of each time; None: not measured
     duration_s: float
-    total_j: Mapping[str, float | None]  # device → energy of all times together, as far as known
+    total_j: Mapping[str, float | None]  # device → energy of all times together; None: too much was missed
     program_j: float | None = None  # the program's part, of all times together
     programs_j: tuple[float | None, ...] = ()  # the same for each time
 
@@ -74,14 +76,15 @@ def region_of(
     name: str, spans_ns: Spans, traces: Mapping[str, PowerTrace], parts: Sequence[PowerTrace]
 ) -> RegionTimes:
     once_ns = joined(spans_ns)
+    [program_j] = sum_of_each([[_together_j(trace, once_ns)] for trace in parts]) or [None]
     return RegionTimes(
         name,
         len(spans_ns),
         tuple(spans_ns),
         energies_j={device: _energies_j(trace, spans_ns) for device, trace in traces.items()},
         duration_s=sum(end_ns - begin_ns for begin_ns, end_ns in once_ns) * 1e-9,
-        total_j={device: _sum(_energies_j(trace, once_ns)) for device, trace in traces.items()},
-        program_j=_sum(sum_of_each([_energies_j(trace, once_ns) for trace in parts])),
+        total_j={device: _together_j(trace, once_ns) for device, trace in traces.items()},
+        program_j=program_j,
         programs_j=sum_of_each([_energies_j(trace, spans_ns) for trace in parts]),
     )
 
@@ -144,11 +147,25 @@ def sum_of_each(parts_j: Sequence[Sequence[float | None]]) -> tuple[float | None
 
 
 def _energies_j(trace: PowerTrace, spans_ns: Spans) -> tuple[float | None, ...]:
+    """What was used in a part of a time is not what the time took."""
+    return tuple(
+        energy_j if 0 < known_ns >= (1 - MOST_MISSED) * length_ns else None
+        for energy_j, known_ns, length_ns in _parts(trace, spans_ns)
+    )
+
+
+def _together_j(trace: PowerTrace, spans_ns: Spans) -> float | None:
+    energies_j, known_ns, lengths_ns = zip(*_parts(trace, spans_ns), strict=True)
+    return sum(energies_j) if 0 < sum(known_ns) >= (1 - MOST_MISSED) * sum(lengths_ns) else None
+
+
+def _parts(trace: PowerTrace, spans_ns: Spans) -> list[tuple[float, int, int]]:
+    """Per span: the energy as far as known, how much of it is known, and its length."""
     begin_ns, end_ns = np.array(list(spans_ns), dtype=np.int64).T
-    covered_ns = trace.covered_until_ns(end_ns) - trace.covered_until_ns(begin_ns)
+    known_ns = trace.covered_until_ns(end_ns) - trace.covered_until_ns(begin_ns)
     energy_j = trace.energy_until_j(end_ns) - trace.energy_until_j(begin_ns)
-    pairs = zip(energy_j.tolist(), covered_ns.tolist(), strict=True)
-    return tuple(each_j if known_ns > 0 else None for each_j, known_ns in pairs)
+    lengths_ns = end_ns - begin_ns
+    return list(zip(energy_j.tolist(), known_ns.tolist(), lengths_ns.tolist(), strict=True))
 
 
 def _sum(energies_j: Sequence[float | None]) -> float | None:
@@ -170,3 +187,41 @@ def too_short(regions: Sequence[RegionTimes], channels: Mapping[str, Channel]) -
             f"{known}, and one time of {', '.join([*named, *more])} is shorter: a sum of many is better"
         )
     return said
+
+
+_PAIRED = ("train", "epoch", "step", "evaluate", "predict")
+
+
+def unpaired(recording: Recording) -> list[str]:
+    """A line for each region, and each kind of span, that the program marked itself and that only began or
+    only ended. A program that did not come to its end may leave any of them open."""
+    if recording.status != "complete" or recording.thinned is not None:
+        return []
+    open_: dict[tuple[object, ...], str] = {}
+    never: Counter[tuple[str, str]] = Counter()
+    columns = ("name", "index", "rank", "pid", "source", "detail")
+    for mark, index, rank, pid, source, detail in zip(
+        *(recording.marks[name].to_pylist() for name in columns), strict=True
+    ):
+        name, _, what = (mark or "").rpartition("_")
+        if source == REGION:
+            key, called = (name, pid, index), f"region {detail or ''}"
+        elif source == "user" and name in _PAIRED:
+            key, called = (name, rank, pid), name
+        else:
+            continue
+        if what == "begin":
+            if key in open_:
+                never[open_[key], "ended"] += 1
+            open_[key] = called
+        elif open_.pop(key, None) is None and name != "step":  # a step ends where the next begins
+            never[called, "began"] += 1
+    never.update((called, "ended") for called in open_.values())
+    return [
+        f"{visible(called)} {_OTHER[what]} {'once' if count == 1 else f'{count:,} times'} and never {what}: "
+        "that counts nowhere"
+        for (called, what), count in never.items()
+    ]
+
+
+_OTHER = {"ended": "began", "began": "ended"}

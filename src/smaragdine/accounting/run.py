@@ -28,7 +28,14 @@ from smaragdine.accounting.activity import SocketUse, activity, run_bounds
 from smaragdine.accounting.baseline import is_baseline, not_idle, refuse_work
 from smaragdine.accounting.calibrated import Calibration
 from smaragdine.accounting.calibrated import read as read_calibration
-from smaragdine.accounting.device_power import NOTHING_KNOWN, DevicePowers, SensorFacts, from_recording
+from smaragdine.accounting.device_power import (
+    NOTHING_KNOWN,
+    DevicePowers,
+    SensorFacts,
+    from_recording,
+    known,
+    why_lost,
+)
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import Footprint, to_json
 from smaragdine.accounting.gpu_idle import idle_w
@@ -195,11 +202,11 @@ class Run(Shown):
     def inputs(self) -> tuple[pa.Table, DevicePowers]:
         """Events, and the power that they share. Raises `UserError` if there are none, or no power."""
         recording = self.recording
-        return self._inputs(recording.events, recording.windows.num_rows > 0)
+        return self._inputs(recording.events, recording.windows.num_rows > 0, own=True)
 
     def inputs_of(self, events: pa.Table) -> tuple[pa.Table, DevicePowers]:
         """The same with events from another tool's trace of this run."""
-        return self._inputs(events, False)
+        return self._inputs(events, False, own=False)
 
     @cached_property
     def calibrations(self) -> tuple[dict[str, Calibration], str]:
@@ -301,8 +308,8 @@ class Run(Shown):
             return events, nothing, [f"events have no energy: {error}"]
         energy_j = event_energies_j(traced, meters)
         without = int(np.isnan(energy_j).sum())
-        said = [f"{without:,} events have no energy: no power is known while they ran"] if without else []
-        return traced, energy_j, said
+        why = f"what the program used while they ran is not known{why_lost(self.recording)}"
+        return traced, energy_j, [f"{without:,} events have no energy: {why}"] if without else []
 
     # Steps.
 
@@ -394,7 +401,7 @@ class Run(Shown):
     def _over(self, spans_of: Callable[[str], Spans]) -> DevicePowers:
         return from_recording(self.recording, self.power, self._quiet_w, spans_of, self.facts)
 
-    def _inputs(self, events: pa.Table, in_windows: bool) -> tuple[pa.Table, DevicePowers]:
+    def _inputs(self, events: pa.Table, in_windows: bool, own: bool) -> tuple[pa.Table, DevicePowers]:
         recording = self.recording
         if not events.num_rows:
             raise UserError(
@@ -403,7 +410,8 @@ class Run(Shown):
                 "smaragdine report says why; with a trace of that run: smaragdine account RUN --events TRACE",
             )
         source = columns(events)
-        check_times(source, list(self.traces.values()))
+        if not own:
+            check_times(source, list(self.traces.values()))
         spans: Mapping[str, Spans] = {"": [(source.first_ns, source.last_ns)]}
         if in_windows:
             spans = traced_spans(recording, events)
@@ -418,7 +426,7 @@ class Run(Shown):
         )
         if in_windows and "call" in events.column_names:
             meters = self._with_calibration(meters)
-        return events, _known(dataclasses.replace(meters, remarks=said), recording)
+        return events, known(dataclasses.replace(meters, remarks=said), recording, self.power)
 
     def _with_calibration(self, meters: DevicePowers) -> DevicePowers:
         found, _ = self.calibrations
@@ -483,19 +491,20 @@ def _as_long(untraced: Mapping[str, UntracedStep], length_s: float) -> dict[str,
     return {device: dataclasses.replace(step, length_s=length_s) for device, step in untraced.items()}
 
 
-def alike(a: Run, b: Run) -> tuple[Footprint, Footprint] | None:
-    """One step of each, ready to compare: if one of them knows a device only traced, both show it traced.
-    None if one has no steps."""
-    if a.step is None or b.step is None or a.footprint is None or b.footprint is None:
+def alike(*runs: Run) -> tuple[list[Footprint], list[str]] | None:
+    """One step of each, ready to compare, and the devices of which it is an untraced one. A device that some
+    of them know only traced is traced in all. None if one has no steps."""
+    if any(run.footprint is None or run.step is None for run in runs):
         return None
-    if a.untraced.keys() == b.untraced.keys():
-        return a.step, b.step
-    first, second = (
-        at_level(each.footprint, {device: step for device, step in each.untraced.items() if device in other})
-        for each, other in ((a, b.untraced), (b, a.untraced))
-        if each.footprint is not None
-    )
-    return first, second
+    untraced = [device for device in runs[0].untraced if all(device in run.untraced for run in runs)]
+    steps = [
+        run.step
+        if set(run.untraced) == set(untraced)
+        else at_level(run.footprint, {device: run.untraced[device] for device in untraced})
+        for run in runs
+        if run.footprint is not None and run.step is not None
+    ]
+    return steps, untraced
 
 
 def _step_remarks(steps: Steps) -> list[str]:
@@ -508,9 +517,11 @@ def _step_remarks(steps: Steps) -> list[str]:
             "than the others: a traced step is the mean of them all"
         )
     if steps.uneven:
+        left = f"besides the {steps.far:,} that are left out, " if steps.far else ""
         said.append(
-            f"{steps.uneven} of {steps.untraced_count} untraced steps are longer than {FAR:g} times their "
-            f"median, or shorter than 1/{FAR:g} of it: one step is the mean of them all, and few are like it"
+            f"{left}{steps.uneven:,} of the {steps.untraced_count:,} untraced steps that count are longer "
+            f"than {FAR:g} times their median, or shorter than 1/{FAR:g} of it: one step is the mean of them "
+            "all, and few are like it"
         )
     if steps.untraced_s is not None and not steps.early and steps.untraced_s > _WAITS * steps.traced_s > 0:
         said.append(
@@ -595,13 +606,3 @@ def _thinned_remarks(recording: Recording, meters: DevicePowers) -> list[str]:
         f"{seconds(longest_ns * 1e-9)}, and energy goes by time alone; "
         "smaragdine run --keep-readings all keeps them"
     ]
-
-
-def _known(meters: DevicePowers, recording: Recording) -> DevicePowers:
-    """Drops devices whose power is not known in that time: it is not 0 J."""
-    known = {device: meter for device, meter in meters.of.items() if meter.trace.start_ns.size}
-    unknown = [device for device in meters.of if device not in known]
-    why = f"no power is known of {', '.join(unknown)} while these events ran"
-    if not known:
-        raise UserError(f"{recording.path} cannot be accounted", why, "smaragdine show says what is missing")
-    return DevicePowers(known, (*meters.remarks, why) if unknown else meters.remarks)

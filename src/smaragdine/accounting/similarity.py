@@ -7,6 +7,7 @@ every score stands beside the one that constant power, time alone, would get.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,12 +18,15 @@ from smaragdine.accounting.arithmetic import over_devices
 from smaragdine.accounting.footprint import Footprint, column, numbers, only, replace
 from smaragdine.arrays import Floats
 from smaragdine.errors import UserError
+from smaragdine.stats import StandardError, difference, prior_of_variances
 
 Quantity = Literal["energy", "power"]
 Key = tuple[str, str | None]  # name, phase
 
 # Powers that are meant to be one constant differ in their last bits: that is no variance.
 _SAME = 1e-12
+LEAST_NAMES = 5  # with fewer, one of them may be all they have in common
+_NOTHING = 1e-24  # a relative variance below this is rounding
 
 
 @dataclass(frozen=True)
@@ -140,3 +144,85 @@ def _pearson(x: Floats, y: Floats) -> tuple[float | None, str]:
     x, y = x - x.mean(), y - y.mean()
     r = float((x @ y) / np.sqrt((x @ x) * (y @ y)))
     return min(1.0, max(-1.0, r)), ""
+
+
+# How a difference splits into what all names share and what is a name's own.
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How a name's difference splits into what all names share and what is its own."""
+
+    common_j: float  # the part that all names have in common
+    spread: StandardError  # of the part that is its own
+
+
+def beside_company(a_j: Floats, b_j: Floats) -> list[Beside | None]:
+    """For every name, from matrices of runs × names; None if the runs say nothing.
+
+    If one side has a single run, we take it to spread as the other side's runs do.
+    """
+    count = a_j.shape[1]
+    mean_j = (a_j.mean(axis=0) + b_j.mean(axis=0)) / 2
+    usual = mean_j > 0
+    if usual.sum() < LEAST_NAMES or max(len(a_j), len(b_j)) < 2:
+        return [None] * count
+    safe_j = np.where(usual, mean_j, 1.0)
+    relative = [side / safe_j / _levels(side, mean_j)[:, None] for side in (a_j, b_j)]
+    variances = [
+        _moderated(side[:, usual], np.log(mean_j[usual])) if len(side) > 1 else None for side in relative
+    ]
+    known = [variance for variance in variances if variance is not None]
+    if not known:
+        return [None] * count
+    variance_a, variance_b = (known[0] if variance is None else variance for variance in variances)
+    common_j = (b_j.mean(axis=0) - a_j.mean(axis=0)) - mean_j * (
+        relative[1].mean(axis=0) - relative[0].mean(axis=0)
+    )
+    found: list[Beside | None] = [None] * count
+    for i, name in enumerate(np.flatnonzero(usual).tolist()):
+        sides = [
+            StandardError(math.sqrt(variance[i] / len(side)) * float(mean_j[name]), freedom)
+            for (variance, freedom), side in ((variance_a, a_j), (variance_b, b_j))
+        ]
+        spread = difference(*sides)
+        if min(len(a_j), len(b_j)) == 1:
+            # Both sides rest on the same few runs.
+            spread = StandardError(spread.error, sides[0].freedom)
+        found[name] = Beside(float(common_j[name]), spread)
+    return found
+
+
+def _levels(side_j: Floats, mean_j: Floats) -> Floats:
+    """Per run, the weighted median of its names' ratios to the mean: one changed layer does not move it."""
+    rows = np.flatnonzero(mean_j > 0)
+    ratio = side_j[:, rows] / mean_j[rows]
+    order = np.argsort(ratio, axis=1)
+    weight = np.cumsum(mean_j[rows][order], axis=1)
+    middle = np.argmax(weight >= weight[:, -1:] / 2, axis=1)
+    level = np.take_along_axis(np.take_along_axis(ratio, order, 1), middle[:, None], 1)[:, 0]
+    return np.where(level > 0, level, 1.0)
+
+
+def _moderated(relative: Floats, log_j: Floats) -> tuple[list[float], float] | None:
+    """Relative variances of all names, each drawn towards those of names with as much energy, and the number
+    of free values behind them. None if no name spreads."""
+    own = len(relative) - 1
+    variance = relative.var(axis=0, ddof=1)
+    spreading = variance > _NOTHING
+    if spreading.sum() < LEAST_NAMES:
+        return None
+    log = np.log(variance[spreading])
+    line = _line(log_j[spreading], log)
+    usual = np.polyval(line, log_j)
+    shift, prior = prior_of_variances(log - usual[spreading], own)
+    prior = min(prior, own)
+    of_others = np.exp(usual + shift)
+    return ((prior * of_others + own * variance) / (prior + own)).tolist(), own + prior
+
+
+def _line(log_j: Floats, log_variance: Floats) -> Floats:
+    """Small names spread more. With few names, or equal ones, the slope would say nothing."""
+    if log_j.size < 2 * LEAST_NAMES or log_j.std() < 1e-6:
+        return np.array([log_variance.mean()])
+    return np.polyfit(log_j, log_variance, 1)

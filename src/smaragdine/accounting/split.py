@@ -129,6 +129,8 @@ def _unused_gpus(recording: Recording) -> list[str]:
         if during.any() and not series.value[during].any():
             quiet.setdefault(series.channel.device, set()).add(series.channel.quantity)
     silent = [device for device, said in quiet.items() if {"processes", "gpu_utilisation"} <= said]
+    if silent and recording.lost("telemetry"):
+        return []  # in the part that is lost, somebody may have
     busy = set(recording.events["device"].cast(pa.string()).unique().to_pylist()) if silent else set[str]()
     return sorted(device for device in silent if device not in busy)
 

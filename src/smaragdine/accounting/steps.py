@@ -23,7 +23,7 @@ from smaragdine.accounting.calibrated import UntracedLevel
 from smaragdine.accounting.device_power import DevicePower, DevicePowers
 from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.gpu_idle import busy_spans
-from smaragdine.accounting.power import PowerTrace
+from smaragdine.accounting.power import MOST_MISSED, PowerTrace
 from smaragdine.accounting.spans import (
     FIRST,
     UNTRACED,
@@ -41,7 +41,6 @@ from smaragdine.recording.reader import Recording
 _FITS = 1.25
 _LEVEL_S = 1.0  # of untraced steps: the sensor takes 50 samples in it
 _LEAST_FACTOR = 0.5  # the same operations cannot take less than half of their energy
-MOST_MISSED = 0.1  # of a time: if more was missed, the rest would look like a saving
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ used. `total_j` is the machine's: all that its devices used meanwhile, whoever u
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from smaragdine.accounting.activity import SocketUse, run_bounds
-from smaragdine.accounting.power import PowerTrace
-from smaragdine.accounting.regions import RegionTimes, regions_of, sum_of_each, too_short
+from smaragdine.accounting.power import MOST_MISSED, PowerTrace
+from smaragdine.accounting.regions import RegionTimes, regions_of, sum_of_each, too_short, unpaired
 from smaragdine.accounting.split import RunPower, Split
 from smaragdine.accounting.traces import beyond, left_out
 from smaragdine.arrays import Ints
@@ -53,7 +54,7 @@ def shared_gpus(recording: Recording, begin_ns: int) -> list[str]:
 
 
 PEAK_OVER_NS = 100_000_000
-_WORTH_SAYING = 1e-3  # of the machine's energy: less does not show in three digits
+_WORTH_SAYING = 1e-3  # of the machine's energy, or of a time: less does not show in three digits
 _EPOCH_TRUST = {"user": 0, EPOCHS_OF_LOADER: 2}
 
 
@@ -70,7 +71,7 @@ class DeviceSummary:
     provenance: str
     scope: str
     source: str  # the sensor and its route
-    edp_js: float | None
+    edp_js: float | None  # None also if a part of the time is missing
     program_j: float | None = None  # the program's part; None: not known
 
     @property
@@ -159,7 +160,9 @@ def summarise(recording: Recording, power: RunPower, remarks: Sequence[str]) -> 
     regions = regions_of(recording, known, program, power.activity.unseen)
     epochs: list[Epoch] = []
     for index, start, end in epoch_bounds(_named(marks, ("epoch_begin", "epoch_end"))):
-        each = devices_in(start, end)
+        each = {
+            d: _of_epoch(of, start, end, power.program.get(d)) for d, of in devices_in(start, end).items()
+        }
         [program_j] = sum_of_each([[each[d].program_j] for d in program]) or [None]
         epochs.append(Epoch(index, start, end, each, program_j))
     owned = owners(power.splits, begin_ns, end_ns)
@@ -177,6 +180,7 @@ def summarise(recording: Recording, power: RunPower, remarks: Sequence[str]) -> 
             *recording.info.get("problems", []),
             *recording.damage,
             *_problem_marks(marks),
+            *unpaired(recording),
             *_trace_problems(traces),
             *beyond(recording),
             *left_out(recording),
@@ -256,20 +260,33 @@ def summarise_device(
     covered_s = trace.covered_s(start_ns, end_ns)
     duration_s = (end_ns - start_ns) * 1e-9
     energy_j = trace.energy_j(start_ns, end_ns) if covered_s > 0 and not stands_still(trace) else None
+    missing = trace.missing(start_ns, end_ns)
+    # The energy of a part of the time, times all of it, is nobody's.
+    whole = sum(end - begin for begin, end in missing) <= _WORTH_SAYING * (end_ns - start_ns)
     return DeviceSummary(
         device=device,
         energy_j=energy_j,
         mean_w=energy_j / covered_s if energy_j is not None else None,
         peak_w=peak_w(trace, start_ns, end_ns, thinned),
-        missing=trace.missing(start_ns, end_ns),
+        missing=missing,
         provenance=channel.provenance,
         scope=channel.scope,
         source=f"{channel.sensor}{': ' + channel.detail if channel.detail else ''}",
-        edp_js=energy_j * duration_s if energy_j is not None else None,
+        edp_js=energy_j * duration_s if energy_j is not None and whole else None,
         program_j=None
         if program is None or energy_j is None or program.covered_s(start_ns, end_ns) <= 0
         else program.energy_j(start_ns, end_ns),
     )
+
+
+def _of_epoch(device: DeviceSummary, start_ns: int, end_ns: int, program: PowerTrace | None) -> DeviceSummary:
+    """What was used in a part of an epoch is not what the epoch took."""
+    length_s = (end_ns - start_ns) * 1e-9
+    if device.missing_s > MOST_MISSED * length_s:
+        return dataclasses.replace(device, energy_j=None, program_j=None)
+    if program is not None and program.covered_s(start_ns, end_ns) < (1 - MOST_MISSED) * length_s:
+        return dataclasses.replace(device, program_j=None)
+    return device
 
 
 def stands_still(trace: PowerTrace) -> bool:
@@ -399,8 +416,10 @@ def _problem_marks(marks: pa.Table) -> list[str]:
         "left_running": "note",
         "lane_stuck": "monitor",
     }
-    plain = [f"{said[mark['name']]}: {mark['detail']}" for mark in _named(marks, list(said))]
-    return plain + what_is_incomplete(marks)
+    ours = marks.filter(pc.not_equal(marks["source"].fill_null(""), "user"))  # a program may mark anything
+    plain = [f"{said[mark['name']]}: {mark['detail']}" for mark in _named(ours, list(said))]
+    odd = [mark["detail"] for mark in _named(ours, ["odd_mark"])]
+    return list(dict.fromkeys(plain + odd)) + what_is_incomplete(marks)
 
 
 def _trace_problems(traces: Mapping[str, PowerTrace]) -> list[str]:

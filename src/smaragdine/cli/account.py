@@ -44,7 +44,9 @@ def _parser() -> Parser:
     parser.add_argument("recording", metavar="RUN", nargs="?", help="the folder of a recording")
     parser.add_argument("--events", metavar="EVENTS", help="Parquet, Arrow, CSV, a Chrome trace or XPlane")
     parser.add_argument(
-        "--power", metavar="POWER", help="Parquet, Arrow or CSV (device, t_ns, power_w), or nvidia-smi's CSV"
+        "--power",
+        metavar="POWER",
+        help="Parquet, Arrow or CSV (device, t_ns, power_w; duration_ns), or nvidia-smi's CSV",
     )
     parser.add_argument("--json", metavar="FILE", help="write JSON to this file; - is the standard output")
     parser.add_argument(

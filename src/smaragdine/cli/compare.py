@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from smaragdine.accounting.arithmetic import per_step
@@ -23,7 +25,7 @@ def main(words: list[str]) -> int:
     if len(paths) < 2:
         raise UserError("one run alone cannot be compared", remedy="Name two or more, or use --against")
     rules = [parse_rule(text) for text in options.merge]
-    footprints = [_footprint(path) for path in paths]
+    footprints, untraced = _footprints(paths, options.traced)
     if options.summary or rules:
         footprints = merge_all(footprints, rules)
     footprints = [grouped(footprint, options.by, options.depth) for footprint in footprints]
@@ -39,16 +41,15 @@ def main(words: list[str]) -> int:
     split = len(options.runs) if options.against else 1
     sides = footprints[:split], footprints[split:]
     by_step = True if options.per_step else False if options.traced else None
-    comparison = compare(*sides, options.device, by_step)
+    comparison = compare(*sides, options.device, by_step, untraced)
     if options.json:
         return print_json({"a": paths[:split], "b": paths[split:], **to_json(comparison, options.top)})
-    from smaragdine.report.comparison import comparison_tables, what_is_compared
+    from smaragdine.report.comparison import comparison_tables
     from smaragdine.report.terminal import console
 
     out = console()
     for side, names in (("A", paths[:split]), ("B", paths[split:])):
         out.print(f"{side}  {', '.join(names)}", markup=False, soft_wrap=True)
-    out.print(what_is_compared(comparison, *sides), style="dim", markup=False, soft_wrap=True)
     out.print()
     out.print(comparison_tables(comparison, 10 if options.top is None else options.top))
     return 0
@@ -58,7 +59,7 @@ def _parser() -> Parser:
     parser = Parser(
         "compare",
         "Show what changed between runs: energy per device and name, similarity, and which of it is more\n"
-        "than noise. Energies are those of one traced step; smaragdine report A B has the whole runs too.\n"
+        "than noise. Energies are those of one step, as report shows it; report A B has the whole runs too.\n"
         "One run against one cannot tell a change from noise: give three or more of each.\n"
         "With more than two runs and no --against, show how alike they are, each to each.",
         "  smaragdine compare A1 A2 A3 --against B1 B2 B3 --by layer\n"
@@ -105,14 +106,20 @@ def _parser() -> Parser:
     return parser
 
 
-def _footprint(path: str) -> Footprint:
-    if Path(path).is_dir():
-        from smaragdine.accounting.run import Run
-
-        return Run.open(path).accounted
+def _footprints(paths: Sequence[str], traced: bool) -> tuple[list[Footprint], list[str]]:
+    """One step of each if they are recordings with steps, as `report` shows it, and the devices of which it
+    is an untraced one; else all that was traced."""
     from smaragdine.accounting.footprint import load
+    from smaragdine.accounting.run import Run, alike
 
-    return load(path)
+    runs = [Run.open(path) if Path(path).is_dir() else None for path in paths]
+    whole = [load(path) if run is None else run.accounted for path, run in zip(paths, runs, strict=True)]
+    opened = [run for run in runs if run is not None]
+    both = None if traced or len(opened) < len(runs) else alike(*opened)
+    if both is None:
+        return whole, []
+    steps, untraced = both
+    return [replace(one, remarks=each.remarks) for one, each in zip(steps, whole, strict=True)], untraced
 
 
 def _print_matrix(paths: list[str], footprints: list[Footprint], options: argparse.Namespace) -> int:

@@ -165,20 +165,22 @@ def _print_both(a: Run, b: Run, options: argparse.Namespace) -> int:
 
     sides: list[Footprint] = []
     alone: list[UserError] = []
-    steps = None if options.traced else alike(a, b)
-    for run, footprint in zip((a, b), steps or (a.footprint, b.footprint), strict=True):
+    both = None if options.traced else alike(a, b)
+    steps, untraced = both or ((a.footprint, b.footprint), [])
+    for run, footprint in zip((a, b), steps, strict=True):
         if footprint is None:
-            why = "it has no events" if run.absent is None else run.absent
+            why = run.absent or run.recording.lost("events") or "it has no events"
             alone.append(UserError(f"{run.path} cannot be compared by operation", why))
         else:
             sides.append(grouped(footprint, options.by, max(options.depth, 1)))
     if alone and options.json:
         raise alone[0]
-    comparison = None if alone else compare(sides[:1], sides[1:], by_step=None if steps else False)
+    by_step = False if options.traced else None
+    comparison = None if alone else compare(sides[:1], sides[1:], by_step=by_step, untraced=untraced)
     if comparison is not None and options.json:
         reports = [run.to_json() for run in (a, b)]
         return print_json({"a": str(a.path), "b": str(b.path), **to_json(comparison), "reports": reports})
-    from smaragdine.report.comparison import comparison_tables, what_is_compared
+    from smaragdine.report.comparison import comparison_tables
     from smaragdine.report.tables import both_summaries
     from smaragdine.report.terminal import console
 
@@ -188,9 +190,7 @@ def _print_both(a: Run, b: Run, options: argparse.Namespace) -> int:
     out.print()
     out.print(both_summaries(a.summary, b.summary))
     if comparison is not None:
-        of_step = "energy of the operations of one step"
-        compared = of_step if steps else what_is_compared(comparison, sides[:1], sides[1:])
-        out.print(f"\n{compared}", style="dim", markup=False, soft_wrap=True)
+        out.print()
         out.print(comparison_tables(comparison, options.top))
     for reason in alone:
         out.print(f"! {reason}", markup=False, soft_wrap=True)

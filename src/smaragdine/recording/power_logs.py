@@ -1,4 +1,5 @@
-"""Power logs of other tools: tables with columns `device, t_ns, power_w`, or the CSV of nvidia-smi."""
+"""Power logs: tables with columns `device, t_ns, power_w`, or the CSV of nvidia-smi. A table that `export`
+wrote also says for how long each power holds."""
 
 from __future__ import annotations
 
@@ -205,10 +206,12 @@ def _offset_ns(minute: int, zone: tzinfo | None, fold: int) -> int:
 MOST_W = 1e9
 
 POWER = pa.schema([("device", tables.TEXT), ("t_ns", pa.int64()), ("power_w", pa.float64())])
+LENGTH = "duration_ns"
 
 
 def read_power(path: str | os.PathLike[str], tz: str | None = None) -> pa.Table:
-    """A table of schema POWER, by time, from Parquet, Arrow, CSV or a log of nvidia-smi, or a UserError.
+    """A table of schema POWER, by time, from Parquet, Arrow, CSV or a log of nvidia-smi, or a UserError. A
+    column LENGTH comes along.
 
     `tz` is the zone of a log in local time, an IANA name or an offset; the machine's own unless given.
     """
@@ -225,7 +228,7 @@ def read_power(path: str | os.PathLike[str], tz: str | None = None) -> pa.Table:
 
         if is_log(header):
             return _checked(read(content, header, tz, where), where)
-    return _checked(tables.read_table(content, kind, POWER.names, ["device"], where), where)
+    return _checked(tables.read_table(content, kind, (*POWER.names, LENGTH), ["device"], where), where)
 
 
 def power_table(data: Any, where: str = "power") -> pa.Table:
@@ -234,7 +237,7 @@ def power_table(data: Any, where: str = "power") -> pa.Table:
 
 
 def _checked(table: pa.Table, where: str) -> pa.Table:
-    tables.need_columns(table, POWER.names, (), where)
+    tables.need_columns(table, POWER.names, (LENGTH,), where)
     device = tables.text(table, "device", where)
     t_ns = tables.whole(table, "t_ns", where)
     power_w = tables.number(table, "power_w", where)
@@ -254,7 +257,33 @@ def _checked(table: pa.Table, where: str) -> pa.Table:
     codes = np.concatenate([chunk.indices.to_numpy() for chunk in device.chunks])
     order = _order(times, codes, watts, device.chunk(0).dictionary.to_pylist(), where)
     checked = pa.table([device, t_ns, power_w], schema=POWER)
-    return checked if order is None else checked.take(pa.array(order))
+    if LENGTH in table.column_names:
+        checked = checked.append_column(LENGTH, _lengths(table, times, where))
+    checked = checked if order is None else checked.take(pa.array(order))
+    if LENGTH in checked.column_names:
+        _refuse_overlaps(checked, where)
+    return checked
+
+
+def _lengths(table: pa.Table, t_ns: Ints, where: str) -> pa.ChunkedArray:
+    length_ns = tables.whole(table, LENGTH, where)
+    tables.refuse(where, LENGTH, length_ns.to_numpy() < 0, "is negative")
+    too_long = length_ns.to_numpy() > tables.MOST_T_NS - np.maximum(t_ns, 0)
+    tables.refuse(where, f"t_ns + {LENGTH}", too_long, "is no time in nanoseconds since 1970")
+    return length_ns
+
+
+def _refuse_overlaps(table: pa.Table, where: str) -> None:
+    """A device has one power at a time. Stretches may have gaps between them: there nothing is known."""
+    codes = np.concatenate([chunk.indices.to_numpy() for chunk in table["device"].chunks])
+    t_ns, length_ns = table["t_ns"].to_numpy(), table[LENGTH].to_numpy()
+    for code in np.unique(codes).tolist():
+        mine = np.flatnonzero(codes == code)
+        late = np.flatnonzero(t_ns[mine][:-1] + length_ns[mine][:-1] > t_ns[mine][1:])
+        if late.size:
+            device, at_ns = table["device"].chunk(0).dictionary[code], t_ns[mine[late[0] + 1]]
+            why = f"{device} has two powers at {at_ns} ns: {LENGTH} of a row reaches beyond the next"
+            raise UserError(f"{where} contradicts itself", why)
 
 
 def _order(

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from smaragdine.accounting.comparison import GONE, NEW, Change, Comparison
-from smaragdine.accounting.footprint import Footprint
 from smaragdine.accounting.precision import Score, Widening
 from smaragdine.accounting.similarity import Correlation, Key
 from smaragdine.errors import visible
@@ -28,28 +27,17 @@ _STYLE = {
 
 
 def comparison_tables(comparison: Comparison, top: int) -> RenderableType:
-    parts: list[RenderableType] = [_device_table(comparison), Text(""), _score_table(comparison)]
+    parts: list[RenderableType] = [Text(comparison.what, style="dim"), Text("")]
+    parts += [_device_table(comparison), Text(""), _score_table(comparison)]
     parts += [Text(line, style="dim") for line in _undefined(comparison)]
     if comparison.changes:
-        parts += [Text(""), _change_table(comparison.changes[:top])]
+        parts += [Text(""), _change_table(comparison.changes[:top], comparison.noise)]
         if len(comparison.changes) > top:
             parts.append(Text(f"… and {len(comparison.changes) - top} more names", style="dim"))
     parts += _alone("A", GONE, comparison.only_a) + _alone("B", NEW, comparison.only_b)
     parts += [Text(""), Text(_sentence(comparison.verdict), style="bold")]
     parts += [Text.assemble(("! ", "yellow"), remark) for remark in comparison.remarks]
     return Group(*parts)
-
-
-def what_is_compared(comparison: Comparison, a: Sequence[Footprint], b: Sequence[Footprint]) -> str:
-    if comparison.by_step:
-        return "energy of the operations of one traced step"
-    steps = [max((t.steps for one in side for t in one.devices.values()), default=0) for side in (a, b)]
-    if not any(steps):
-        return "energy of all operations that were traced"
-    return (
-        f"energy of the operations of the traced steps ({steps[0]} in A, {steps[1]} in B), "
-        "not of the whole run"
-    )
 
 
 def matrix_tables(
@@ -69,7 +57,8 @@ def matrix_tables(
     return Group(*parts)
 
 
-_CHANGE = ("phase", "A", "B", "B − A", "±", "verdict")
+def _headers(noise: str) -> tuple[str, ...]:
+    return ("A", "B", "B − A", noise, "verdict")
 
 
 def _device_table(comparison: Comparison) -> FittingTable:
@@ -77,23 +66,27 @@ def _device_table(comparison: Comparison) -> FittingTable:
     if len(shown) != 1:
         shown.append(comparison.total)
     shown.append(comparison.idle)
-    lines = [Line(change.name, _figures(change)) for change in shown]
-    lines += [Line(f"{one.name}, shared by no operation", _figures(one)) for one in comparison.unshared]
-    return FittingTable("device", _CHANGE[1:], lines, ("±", "verdict"), left=("verdict",))
+    noise = comparison.noise
+    lines = [Line(change.name, _figures(change, noise)) for change in shown]
+    lines += [
+        Line(f"{one.name}, shared by no operation", _figures(one, noise)) for one in comparison.unshared
+    ]
+    return FittingTable("device", _headers(noise), lines, (noise, "verdict"), left=("verdict",))
 
 
-def _change_table(changes: Sequence[Change]) -> FittingTable:
-    lines = [Line(change.name, _figures(change)) for change in changes]
-    return FittingTable("changed most", _CHANGE, lines, ("±", "phase", "A", "B"), left=("phase", "verdict"))
+def _change_table(changes: Sequence[Change], noise: str) -> FittingTable:
+    lines = [Line(change.name, _figures(change, noise)) for change in changes]
+    headers = ("phase", *_headers(noise))
+    return FittingTable("changed most", headers, lines, (noise, "phase", "A", "B"), left=("phase", "verdict"))
 
 
-def _figures(change: Change) -> dict[str, str | Text]:
+def _figures(change: Change, noise: str) -> dict[str, str | Text]:
     return {
         "phase": visible(change.phase or "–"),
         "A": _mean_std(change.a_j, change.a_std_j),
         "B": _mean_std(change.b_j, change.b_std_j),
         "B − A": joules(change.difference_j),
-        "±": joules(change.half_width_j),
+        noise: joules(change.half_width_j),
         "verdict": Text(change.verdict, style=_STYLE[change.verdict]),
     }
 

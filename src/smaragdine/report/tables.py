@@ -14,7 +14,7 @@ from rich.tree import Tree
 from smaragdine.accounting import spans
 from smaragdine.accounting.diagram import Node, diagram
 from smaragdine.accounting.footprint import DeviceTotal, Footprint, with_power
-from smaragdine.accounting.run import Run, Tracing, phases_j
+from smaragdine.accounting.run import Run, phases_j
 from smaragdine.accounting.summary import RunSummary
 from smaragdine.arrays import Floats
 from smaragdine.errors import visible
@@ -113,8 +113,9 @@ def _device_remarks(total: DeviceTotal) -> list[Text]:
     lines: list[str] = []
     if total.missing_s > 0:
         known = total.covered_s / (total.covered_s + total.missing_s)
+        what = "power" if total.other_j is None else "the program's part of it"
         lines.append(
-            f"power is known for {seconds(total.covered_s)}, {known:.1%} of the time; "
+            f"{what} is known for {seconds(total.covered_s)}, {known:.1%} of the time; "
             f"{seconds(total.missing_s)} are missing"
         )
     if total.steps:
@@ -177,8 +178,8 @@ def overview_tables(
         Text(""),
     ]
     if run.tracing is not None:
-        parts += [_dim(line) for line in tracing_lines(run.tracing, run.steps)]
-    elif shown is None and run.absent is None:
+        parts += [_dim(line) for line in tracing_lines(run)]
+    if shown is None and run.absent is None and (run.tracing is None or run.recording.lost("events")):
         parts.append(_dim(f"no operations: {why_no_operations(run.recording)}"))
     remarks: list[RenderableType] = []
     if run.absent is not None:
@@ -191,16 +192,23 @@ def overview_tables(
     return Group(*parts, Text(""), *remarks) if remarks else Group(*parts)
 
 
-def tracing_lines(tracing: Tracing, steps: spans.Steps | None) -> list[str]:
+def tracing_lines(run: Run) -> list[str]:
     """What was traced, and what it cost."""
+    tracing, steps = run.tracing, run.steps
+    if tracing is None:
+        return []
     what = visible(" and ".join(tracing.frameworks))
     slices = f"{_count(tracing.windows, 'slice')} of time ({seconds(tracing.traced_s)})"
     if steps is None:
-        line = f"{what}: traced {slices}; nothing tells steps apart"
+        line = f"{what}: traced {slices}"
+        if run.footprint is not None:  # without one, nobody has looked
+            line += "; nothing tells steps apart"
     elif steps.source is None:
         line = f"{what}: traced {_count(len(steps.traced_ns), 'step')}, found in {slices}"
     else:
         line = f"{what}: traced {len(steps.traced_ns):,} of {_count(steps.count, 'step')}"
+        if steps.count < len(steps.traced_ns):
+            line = f"{what}: traced {_count(len(steps.traced_ns), 'step')}; not all marks of steps are left"
     if tracing.placed is not None:
         line += f"; {_part(tracing.placed)} of the busy time has a place in the model or a class"
     return [line] if steps is None else [line, _slowdown(steps)]
@@ -307,6 +315,11 @@ def both_summaries(a: RunSummary, b: RunSummary) -> RenderableType:
         for side, each in (("A", a), ("B", b))
         if each.status in _ENDED
     ]
+    cut += [
+        _warning(f"{side}: {seconds(each.missing_s)} of {seconds(each.duration_s)} have no readings")
+        for side, each in (("A", a), ("B", b))
+        if each.missing_s > 0.0005
+    ]
     return Group(FittingTable("whole run", ("A", "B", "B ÷ A"), lines, ("B ÷ A",)), *cut, Text(""))
 
 
@@ -329,8 +342,8 @@ _SAID = {
 
 
 def step_tables(run: Run, top: int) -> RenderableType:
-    """The steps that took most energy, the mean of each kind that counts, and how many others there are; as
-    everywhere, of the program's part of each device."""
+    """The steps that took most energy, in the order of time; the mean of each kind that counts, and how many
+    others there are. Of each device its part that is the program's, or all of it where nobody knows that."""
     table = run.step_energies
     if table is None:
         if run.recording.announced_steps:
@@ -338,15 +351,18 @@ def step_tables(run: Run, top: int) -> RenderableType:
         return _dim("the program announced no steps")
     steps, devices = table.steps, list(table.energy_j)
     length_s = steps.length_s
+    known = run.power.program.keys() - run.power.unused
+    called = {device: f"program's {device}" if device in known else f"all {device}" for device in devices}
+    shown = np.sort(np.argsort(-np.nan_to_num(table.sum_j), kind="stable")[:top]).tolist()
     lines = [
         Line(
             _called(int(steps.index[i]), str(steps.kind[i])),
             {
                 "time": seconds(float(length_s[i])),
-                **{d: joules(float(table.energy_j[d][i])) for d in devices},
+                **{called[d]: joules(float(table.energy_j[d][i])) for d in devices},
             },
         )
-        for i in np.argsort(-np.nan_to_num(table.sum_j), kind="stable")[:top].tolist()
+        for i in shown
     ]
     # If a part of a step was not read, its mean is the mean power of the rest, as above the operations.
     known_j = {device: step.energy_j for device, step in {**run.unresolved, **run.untraced}.items()}
@@ -357,17 +373,22 @@ def step_tables(run: Run, top: int) -> RenderableType:
             more_s = thinned.lengths_us[thinned.of(kind)] * 1e-6
             lengths_s = np.concatenate([length_s[chosen], more_s], dtype=np.float64)
             figures = {"time": _mean_std(lengths_s, "s")}
-            figures |= {d: _mean_std(table.energy_j[d][chosen], "J", means_j.get(d)) for d in devices}
+            figures |= {called[d]: _mean_std(table.energy_j[d][chosen], "J", means_j.get(d)) for d in devices}
             lines.append(Line(f"mean of {counts[kind]:,} {kind}", figures, "bold"))
     others = ", ".join(f"{counts[kind]:,} ({said})" for kind, said in _SAID.items() if kind in counts)
-    shown = FittingTable("step", ("time", *devices), lines, tuple(reversed(devices)))
+    headers = tuple(called.values())
+    rows = FittingTable("step", ("time", *headers), lines, tuple(reversed(headers)))
     said = [f"in neither mean: {others}"] if others else []
+    if 0 < len(shown) < len(steps.kind):
+        said.insert(
+            0, f"shown: {len(shown):,} of {_count(len(steps.kind), 'step')}, those that took most energy"
+        )
     if thinned.count.size:
         said.append(
             f"the readings of {thinned.lengths_us.size:,} steps were thinned: they count for the mean; "
             "what each took by itself is not known"
         )
-    return Group(shown, *map(_dim, said)) if said else shown
+    return Group(rows, *map(_dim, said)) if said else rows
 
 
 def _called(index: int, kind: str) -> str:

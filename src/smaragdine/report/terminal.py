@@ -113,6 +113,8 @@ def run_tables(summary: RunSummary, net: Sequence[NetEnergy] = (), idle: bool = 
 def headline(summary: RunSummary, idle: bool = False) -> str:
     """The first figure of every view: what the program used, and of how much; else the machine's."""
     time = seconds(summary.duration_s)
+    if summary.missing_s > 0.0005:
+        time += f", {seconds(summary.missing_s)} of it without readings"
     parts = {d.provenance for d in summary.devices.values() if d.scope == "device" and d.energy_j is not None}
     how = "" if parts <= {"measured"} else f" ({' + '.join(sorted(parts))})"
     if summary.total_j is None:
@@ -123,10 +125,11 @@ def headline(summary: RunSummary, idle: bool = False) -> str:
         return f"the machine: {joules(summary.total_j)} in {time}{how}; what your program used is not known"
     part = f" ({summary.program_j / summary.total_j:.0%})" if summary.total_j > 0 else ""
     of = f"of the machine's {joules(summary.total_j)}{part} in {time}"
-    line = f"your program: {joules(summary.program_j)} {of}"
     unsplit_j = summary.unsplit_j or 0.0
-    unknown = f"; who used {joules(unsplit_j)} is not known" if unsplit_j > 1e-3 * summary.total_j else ""
-    return line + how + unknown
+    if unsplit_j <= 1e-3 * summary.total_j:
+        return f"your program: {joules(summary.program_j)} {of}{how}"
+    least = f"your program: at least {joules(summary.program_j)} {of}{how}"
+    return f"{least}; who used {joules(unsplit_j)} is not known"
 
 
 def carbon_line(summary: RunSummary, intensity_g_per_kwh: float) -> str:
@@ -140,6 +143,8 @@ def carbon_line(summary: RunSummary, intensity_g_per_kwh: float) -> str:
         )
 
     at = f" at {plain(intensity_g_per_kwh, 4)} g/kWh"
+    if summary.missing_s > 0.0005:
+        at += f", without the {seconds(summary.missing_s)} that have no readings"
     if summary.program_j is None:
         return f"the machine: {emitted(summary.total_j)}{at}"
     return f"your program: {emitted(summary.program_j)}{at}; the machine: {emitted(summary.total_j)}"
@@ -167,7 +172,8 @@ def _device_table(summary: RunSummary, idle: bool) -> Table:
         )
     if adding > 1 and summary.total_j is not None:
         means = [d.mean_w for d in summary.devices.values() if d.scope == "device" and d.mean_w is not None]
-        edp = joule_seconds(summary.total_j * summary.duration_s)
+        whole = all(d.edp_js is not None for d in summary.devices.values() if d.scope == "device")
+        edp = joule_seconds(summary.total_j * summary.duration_s if whole else None)
         parts = {d.provenance for d in summary.devices.values() if d.scope == "device"}
         table.add_section()
         table.add_row(

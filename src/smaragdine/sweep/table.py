@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from smaragdine.accounting.power import PowerTrace, add, from_counter, from_samples
+from smaragdine.accounting.power import MOST_MISSED, PowerTrace, add, from_counter, from_samples
 from smaragdine.accounting.run import Run
 from smaragdine.accounting.spans import main_steps
-from smaragdine.accounting.steps import MOST_MISSED
 from smaragdine.errors import UserError
 from smaragdine.files import parse_json, users_file
 from smaragdine.jobs.setting import LimitKind

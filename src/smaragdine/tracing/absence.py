@@ -22,7 +22,7 @@ _LEAST_CPU_S = 6.0
 
 def why_nothing(recording: Recording) -> str | None:
     """None if something was traced, if the hook has said what went wrong, or if nobody knows why."""
-    if recording.windows.num_rows or "hook_error" in recording.marks["name"].to_pylist():
+    if recording.windows.num_rows or _details_of_errors(recording.marks):
         return None
     why = _why(recording)
     return why if why is None or why.startswith(NO_STEPS) else f"no step was traced: {why}"
@@ -30,8 +30,12 @@ def why_nothing(recording: Recording) -> str | None:
 
 def why_no_operations(recording: Recording) -> str:
     """The same for somebody who looks at the recording later."""
+    if lost := recording.lost("events"):
+        return lost
+    if lost := recording.lost("marks"):
+        return f"nothing was traced, and nobody can tell why: {lost}"
     # What went wrong in the program's processes stands among the problems.
-    known = "hook_error" not in recording.marks["name"].to_pylist()
+    known = not _details_of_errors(recording.marks)
     why = _why(recording) if known and not recording.windows.num_rows else None
     return f"nothing was traced: {why}" if why else "nothing was traced"
 
@@ -134,7 +138,8 @@ def _problem(detail: str) -> str:
 
 
 def _details_of_errors(marks: pa.Table) -> list[str]:
-    return marks.filter(pc.field("name") == "hook_error")["detail"].to_pylist()
+    ours = (pc.field("name") == "hook_error") & (pc.field("source") != "user")
+    return marks.filter(ours)["detail"].to_pylist()
 
 
 def _duration_s(recording: Recording) -> float:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from smaragdine.accounting.footprint import ROWS, DeviceTotal, with_power
 from smaragdine.accounting.power import (
+    MOST_MISSED,
     PowerTrace,
     within,
 )
@@ -173,8 +174,8 @@ def _span_table(
             "end_ns": end_ns,
             "duration_s": (end_ns - begin_ns) * 1e-9,
             "device": pa.repeat(pa.scalar(device, pa.string()), len(spans)),
-            "program_j": pa.array(program_j, mask=split_ns == 0),
-            "energy_j": pa.array(energy_j, mask=covered_ns == 0),
+            "program_j": pa.array(program_j, mask=_missed(split_ns, begin_ns, end_ns)),
+            "energy_j": pa.array(energy_j, mask=_missed(covered_ns, begin_ns, end_ns)),
             "missing_s": (end_ns - begin_ns - covered_ns) * 1e-9,
         }
         parts.append(pa.table({name: pa.array(columns[name], kind) for name, kind in _SPANS.items()}))
@@ -185,6 +186,11 @@ def _energies(trace: PowerTrace, begin_ns: Ints, end_ns: Ints) -> tuple[Floats, 
     """The energy of each span, and how much of it is known."""
     energy_j = trace.energy_until_j(end_ns) - trace.energy_until_j(begin_ns)
     return energy_j, trace.covered_until_ns(end_ns) - trace.covered_until_ns(begin_ns)
+
+
+def _missed(known_ns: Ints, begin_ns: Ints, end_ns: Ints) -> np.ndarray[Any, Any]:
+    """Of which spans too much is missing to say what they took."""
+    return (known_ns == 0) | (known_ns < (1 - MOST_MISSED) * (end_ns - begin_ns))
 
 
 def _overlaps(table: pa.Table, windows: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:

@@ -272,7 +272,7 @@ def run_data(run: Run, rules: Sequence[MergeRule] = ()) -> dict[str, Any]:
         },
         "events": run.recording.events.num_rows,
         # If nothing was traced, the reason stands in the place of operations.
-        "traced_lines": [] if run.tracing is None else tracing_lines(run.tracing, run.steps),
+        "traced_lines": tracing_lines(run),
         "why_untraced": why_no_operations(run.recording),
         "power": _power(run),
         "windows": [
@@ -298,19 +298,21 @@ def comparison_data(a: Run, b: Run, edges: pa.Table | None = None) -> dict[str, 
 
     Or the reason why that cannot be said.
     """
-    steps = alike(a, b)
-    of_a, of_b = steps or (a.footprint, b.footprint)
+    steps, untraced = alike(a, b) or ((a.footprint, b.footprint), [])
+    of_a, of_b = steps
     if of_a is None or of_b is None:
-        return {"reason": f"{'A' if of_a is None else 'B'} has no traced operations"}
+        side, run = ("A", a) if of_a is None else ("B", b)
+        why = run.absent or run.recording.lost("events")
+        return {"reason": f"{side} has no traced operations{why and f': {why}'}"}
     try:
-        whole = compare([of_a], [of_b])
+        whole = compare([of_a], [of_b], untraced=untraced)
     except UserError as error:
         return {"reason": str(error)}
     devices = [change.name for change in whole.devices]
-    found = {"all": whole, **{name: compare([of_a], [of_b], name) for name in devices}}
+    found = {"all": whole, **{name: compare([of_a], [of_b], name, untraced=untraced) for name in devices}}
     tree = tree_of(_bare(found.values()), edges)
     views = {name: _comparison(comparison, tree) for name, comparison in found.items()}
-    return {"level": "step" if steps else "traced", "tree": tree.columns, "views": views}
+    return {"tree": tree.columns, "views": views}
 
 
 def _comparison(comparison: Comparison, tree: Tree) -> dict[str, Any]:

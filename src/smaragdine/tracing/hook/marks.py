@@ -114,6 +114,13 @@ def error(framework, exception):
         mark("hook_error", source="hook", detail={"framework": framework, "error": text[:1000]})
 
 
+def odd(kind, text):
+    """Say once per kind that the program marks something that a mark cannot hold as it is."""
+    if kind not in _state.failed:
+        _state.failed.add(kind)
+        mark("odd_mark", source="hook", detail=text)
+
+
 def learn_rank(rank):
     """Take a rank that was found at run time, unless the environment names one."""
     if not any(name in os.environ for name in (*_RANKS, "SLURM_PROCID")):

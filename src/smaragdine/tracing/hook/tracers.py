@@ -24,6 +24,8 @@ _TRACERS = {
     "jax": "jax",
 }
 
+_DRIVERS = (b"/libcuda.so", b"/libamdhip64.so")
+
 
 class ProfilerBusy(RuntimeError):
     """The program runs a profiler of its own, and there can be no other; it may end."""
@@ -61,3 +63,13 @@ def in_use():
     if known is not None and getattr(known(), "_initialized", False):
         return "tensorflow"
     return "torch" if "torch" in sys.modules else None
+
+
+def gpu_in_use():
+    """Whether this process has loaded a GPU's driver, which frameworks do once they use it; true where nobody
+    can tell."""
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            return any(name in line for line in file for name in _DRIVERS)
+    except OSError:
+        return True

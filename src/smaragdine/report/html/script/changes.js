@@ -5,7 +5,6 @@ function makeChanges(comparison) {
   const views = new Map();
   return {
     tree,
-    level: comparison.level,
     devices: Object.keys(comparison.views).filter((name) => name !== "all"),
     phases: [...new Set(Object.values(comparison.views).flatMap((view) => view.phases.map(phaseName)))],
     figures: (device) => comparison.views[device],
@@ -18,8 +17,6 @@ function makeChanges(comparison) {
   };
 }
 
-// Steps and uncertainties of one run are the least that noise can be.
-const noiseTitle = (runs) => (Math.max(...runs) > 1 ? "±" : "± at least");
 const zero = (value) => (Number.isNaN(value) ? 0 : value);
 
 function changesView(tree, rows, phase) {
@@ -48,7 +45,7 @@ function changesView(tree, rows, phase) {
   }
   const both = (of) => of.a_j.map((a, node) => a + of.b_j[node]);
   const [weights, ownWeights] = [both(totals), both(own)];
-  const view = { tree, kind: "changes", chosen, level: "", rows, noise: noiseTitle(rows.runs) };
+  const view = { tree, kind: "changes", chosen, level: "", rows, noise: rows.noise };
   view.figures = (node, alone = false) => {
     const of = alone ? own : totals;
     return judged({

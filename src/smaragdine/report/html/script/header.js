@@ -178,13 +178,14 @@ function comparisonHeader(comparison, changes) {
     "section",
     { class: "run", "aria-label": "Comparison" },
     element("p", { class: "verdict" }, `${visible(said)}.`),
+    element("p", { class: "note" }, visible(all.what)),
     element(
       "div",
       { class: "facts" },
       element(
         "table",
         { class: "devices changes" },
-        tableHead([changes.level === "step" ? "one step" : "all traced", "A", "B", "B − A", noiseTitle(all.runs), ""]),
+        tableHead(["device", "A", "B", "B − A", all.noise, ""]),
         element(
           "tbody",
           {},

@@ -29,14 +29,14 @@ const RUN_COLUMNS = [
   { key: "count", title: "count", cell: (e) => countText(e.count) },
   { key: "basis", title: "rests on", hint: "what the uncertainty rests on", text: true },
 ];
-const CHANGE_COLUMNS = [
+const changeColumns = (noise) => [
   { key: "name", title: "name", text: true },
   { key: "phase", title: "phase", text: true },
   { key: "a_j", title: "A", cell: (e) => joules(e.a_j) },
   { key: "b_j", title: "B", cell: (e) => joules(e.b_j) },
   {
     key: "difference_j",
-    title: "B − A ± noise",
+    title: `B − A ${noise}`,
     cell: (e) => signed(energyText(e.difference_j, e.half_width_j)),
     size: beyondFirst,
   },
@@ -44,7 +44,7 @@ const CHANGE_COLUMNS = [
 ];
 
 function columnsOf(view) {
-  if (view.kind === "changes") return CHANGE_COLUMNS;
+  if (view.kind === "changes") return changeColumns(view.noise);
   const devices = new Set(view.chosen.map((row) => view.rows.device[row])).size;
   return RUN_COLUMNS.filter(
     (column) =>

@@ -157,6 +157,15 @@ def test_the_hook_writes_down_what_a_kernel_is_launched_with(tmp_path: Path) -> 
         launch(turned, 32, 0.5)
         with torch._C._profiler._RecordFunctionFast("another"):
             pass
+        # As inductor calls a compiled graph, and in ways that it does not know yet.
+        with torch._C._profiler._RecordFunctionFast("another", keyword_values={"scope": "user_scope"}):
+            pass
+        with torch._C._profiler._RecordFunctionFast(name="another"):
+            pass
+        with torch._C._profiler._RecordFunctionFast("another", [], {}):
+            pass
+        with torch._C._profiler._RecordFunctionFast("another", [object(), []], dict(about)):
+            pass
         launches.let_go()
         launch(turned, 32, 0.5)
     assert torch._C._profiler._RecordFunctionFast is original
@@ -165,11 +174,30 @@ def test_the_hook_writes_down_what_a_kernel_is_launched_with(tmp_path: Path) -> 
     events.sort(key=lambda event: event.get("ts", 0))
     name = "triton_poi_fused_add_0"
     names = [event["name"] for event in events if event["name"].startswith((name, "another"))]
-    assert names == [*(f"{name}{SEPARATOR}{number}" for number in (0, 1, 0)), "another", name]
+    assert names == [*(f"{name}{SEPARATOR}{number}" for number in (0, 1, 0)), *["another"] * 5, name]
     first, second = launches.said
     assert (first["dims"], first["strides"]) == (([8, 4], [], []), ([1, 8], [], []))
     assert (first["types"], first["values"]) == (("c10::BFloat16", "Scalar", "Scalar"), ("", "32", "0.5"))
     assert (first["kernel_hash"], first["num_stages"], second["values"][1]) == ("cab", None, "64")
+
+
+def test_a_compiled_program_runs_as_ever_while_launches_are_noted() -> None:
+    """inductor itself tells the profiler what it calls, in ways of its own."""
+    from smaragdine.tracing.hook.torch.compiled import Launches
+
+    layer = torch.nn.Linear(8, 8)
+    whole = torch.compile(layer)
+    given = torch.ones(2, 8)
+    expected = whole(given)
+    launches = Launches()
+    with torch.autograd.profiler.profile(use_kineto=True, record_shapes=True):
+        launches.follow()
+        try:
+            found = whole(given)
+            found.sum().backward()
+        finally:
+            launches.let_go()
+    assert torch.equal(found, expected)
 
 
 def test_the_hook_keeps_sources_while_they_are_there(tmp_path: Path) -> None:

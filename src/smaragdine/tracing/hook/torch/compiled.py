@@ -169,15 +169,18 @@ class Launches:
         self._original = self._ours = None
 
     def follow(self):
-        original = torch._C._profiler._RecordFunctionFast
+        original = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+        if original is None:
+            return
 
-        def record(name, *rest):
+        # PyTorch calls this with keywords, too. What we do not know we pass on as it is.
+        def record(*args, **named):
             try:
-                if len(rest) == 2 and rest[1].get("kernel_backend") == "triton":
-                    name = "%s%s%d" % (name, SEPARATOR, self._number(*rest))
+                if len(args) == 3 and args[2].get("kernel_backend") == "triton":
+                    args = ("%s%s%d" % (args[0], SEPARATOR, self._number(*args[1:])), *args[1:])
             except Exception:
                 pass  # the profiler records it without
-            return original(name, *rest)
+            return original(*args, **named)
 
         self._original, self._ours = original, record
         torch._C._profiler._RecordFunctionFast = record

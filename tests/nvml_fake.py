@@ -85,6 +85,7 @@ class GpuSpec:
     limit_step_w: float = 0.0  # limits are rounded down to a multiple of it
     clock_mhz: int = 1980
     memory_clock_mhz: int = 3201
+    memory_w: float = 0.0  # 0: it does not tell
     temperature: int = 41
     utilisation: int = -1  # -1: the share of time at high power
     processes: int = 1
@@ -268,6 +269,7 @@ def _numbers(gpu: GpuSpec) -> dict[str, object]:
         "limit_step_mw": round(gpu.limit_step_w * 1000),
         "clock_mhz": gpu.clock_mhz,
         "memory_clock_mhz": gpu.memory_clock_mhz,
+        "memory_mw": round(gpu.memory_w * 1000),
         "temperature": gpu.temperature,
         "utilisation": gpu.utilisation,
         "processes": gpu.processes,

@@ -164,6 +164,19 @@ def test_what_nobody_replayed_takes_what_is_left() -> None:
     assert energy_j["net/mm"] == pytest.approx(90, rel=0.1)
 
 
+def test_a_model_that_is_far_off_costs_the_replays_nothing() -> None:
+    """The model guesses 5 kW, give or take twice that, where 400 W are drawn: what was replayed stays."""
+    rows = [*STEPS, *(("net/strange", 20 * n + 15, 20 * n + 20, 3, 7) for n in range(20))]
+    trace = sensed(rows, {**TRUE_W, 3: 400.0}, 400, 20)
+    found = account_meters(events(rows, 20), meters(trace, TRUE_W, guessed={3: (5000.0, 2.0)}))
+    check_conserved(found, trace)
+    assert by_name(found)["net/mm"] == pytest.approx(90, rel=0.05)
+    assert by_name(found)["net/strange"] == pytest.approx(50, rel=0.3)
+    # A guess that knows itself to be right is another matter: then the replays describe no such program.
+    sure = account_meters(events(rows, 20), meters(trace, TRUE_W, guessed={3: (5000.0, 0.01)}))
+    assert "does not describe this run" in sure.remarks[-1]
+
+
 def test_what_is_modelled_gives_way_before_what_is_replayed() -> None:
     """The model guesses 300 W where 400 W are drawn: the counter says so, and replayed rows hardly move."""
     rows = [*STEPS, *(("net/strange", 20 * n + 15, 20 * n + 20, 3, 7) for n in range(20))]

@@ -6,12 +6,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from simulated_calibration import CALIBRATED, EQUAL, LIMITED, NAIVE, ONE, TWO, Figures, judge
 from simulated_card import LIMIT_W, TOP_MHZ, UUID, SimulatedCall, SimulatedCard, SimulatedCards
 from smaragdine.accounting.calibrated import CallPower
-from smaragdine.calibrate.powers import powers
+from smaragdine.calibrate.powers import held, powers
 from smaragdine.calibrate.replay import Call
 from smaragdine.calibrate.store import CacheState, MeasuredCall
 
@@ -93,6 +94,20 @@ def test_between_two_clocks_power_lies_between() -> None:
     assert at(never, 2000.0) == at(met, 2000.0)
     assert 700 < at(never, 1750.0).power_w < at(never, 2000.0).power_w
     assert at(never, 1750.0).deviation > at(never, 2000.0).deviation
+
+
+def test_a_clock_holds_until_it_is_read_anew() -> None:
+    t_ns, mhz = np.array([0, 400, 900]), np.array([2000.0, 1500.0, 1000.0])
+    for (begin_ns, end_ns), (length_s, mean) in {
+        (100, 300): (200e-9, 2000.0),  # nothing was read in it
+        (300, 500): (200e-9, 1750.0),
+        (400, 1000): (600e-9, (500 * 1500 + 100 * 1000) / 600),
+        (-100, 100): (100e-9, 2000.0),  # known from its first reading on
+    }.items():
+        known_s, cycles = held(t_ns, mhz, begin_ns, end_ns)
+        assert known_s == pytest.approx(length_s)
+        assert cycles / known_s == pytest.approx(mean)
+    assert held(t_ns[:0], mhz[:0], 0, 100) == (0.0, 0.0)
 
 
 def test_what_waits_for_memory_does_not_follow_the_clock() -> None:

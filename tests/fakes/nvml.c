@@ -47,7 +47,7 @@ typedef struct { unsigned int version, sensor; int temperature; } temperature_t;
 typedef struct {
     char name[96], uuid[96], bus_id[32], mig_uuids[MIGS][96];
     int architecture, mig, migs, lost, error, no_permission, set_permission, samples, counter, instant, usage;
-    int processes, utilisation, temperature, clock_mhz, memory_clock_mhz, pcie, device_id;
+    int processes, utilisation, temperature, clock_mhz, memory_clock_mhz, memory_mw, pcie, device_id;
     int64_t low_mw, high_mw, period_ns, on_ns, phase_ns, counter_phase_ns, counter_cost_us;
     int64_t limit_default_mw, limit_min_mw, limit_max_mw, limit_step_mw, lag_ns, smoothing_ns;
     int application_clocks, locked_clocks, set_error, set_failures, set_hang_ms, announced;
@@ -84,7 +84,7 @@ static void put(gpu_t *g, const char *key, char *value) {
     TEXT("name", name) TEXT("uuid", uuid) TEXT("pci_bus_id", bus_id)
     NUMBER(architecture) NUMBER(mig) NUMBER(lost) NUMBER(error) NUMBER(no_permission) NUMBER(set_permission)
     NUMBER(samples) NUMBER(counter) NUMBER(instant) NUMBER(usage) NUMBER(processes) NUMBER(utilisation)
-    NUMBER(temperature) NUMBER(clock_mhz) NUMBER(memory_clock_mhz) NUMBER(pcie) NUMBER(device_id)
+    NUMBER(temperature) NUMBER(clock_mhz) NUMBER(memory_clock_mhz) NUMBER(memory_mw) NUMBER(pcie) NUMBER(device_id)
     NUMBER(low_mw) NUMBER(high_mw) NUMBER(period_ns) NUMBER(on_ns) NUMBER(phase_ns) NUMBER(counter_phase_ns)
     NUMBER(counter_cost_us) NUMBER(limit_default_mw) NUMBER(limit_min_mw) NUMBER(limit_max_mw) NUMBER(limit_step_mw)
     NUMBER(lag_ns) NUMBER(smoothing_ns)
@@ -379,8 +379,9 @@ int nvmlDeviceGetFieldValues(void *device, int count, field_t *fields) ON_GPU(
         f->type = 1;
         f->stamp_us = now_ns() / 1000;
         f->status = OK;
-        if (f->field == 186 && g->instant) f->value.ui = instant_mw(g);
-        else if (f->field == 185 && g->usage) f->value.ui = average_mw(g);
+        if (f->field == 186 && f->scope == 0 && g->instant) f->value.ui = instant_mw(g);
+        else if (f->field == 185 && f->scope == 2 && g->memory_mw) f->value.ui = g->memory_mw;
+        else if (f->field == 185 && f->scope == 0 && g->usage) f->value.ui = average_mw(g);
         else f->status = NOT_SUPPORTED;
     })
 
@@ -390,6 +391,7 @@ int nvmlDeviceGetMaxClockInfo(void *device, unsigned int kind, unsigned int *mhz
     ON_GPU(*mhz = kind == 2 ? g->memory_clock_mhz : g->clock_mhz)
 int nvmlDeviceGetClockInfo(void *device, unsigned int kind, unsigned int *mhz)
     ON_GPU(*mhz = kind == 2 ? memory_clock_at(g, now_ns()) : graphics_clock_at(g, now_ns()))
+int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *p) ON_GPU((void)g; *p = 1)
 int nvmlDeviceGetPerformanceState(void *device, unsigned int *p) ON_GPU((void)g; *p = 0)
 int nvmlDeviceGetTemperature(void *device, unsigned int sensor, unsigned int *c) ON_GPU((void)sensor; *c = g->temperature)
 int nvmlDeviceGetTemperatureV(void *device, temperature_t *t) ON_GPU(t->temperature = g->temperature)

@@ -579,7 +579,7 @@ def test_an_index_too_high_is_said(spec: Path) -> None:
 
 
 def test_telemetry_reads_what_the_gpu_supports(spec: Path) -> None:
-    gpu = dataclasses.replace(QUICK, utilisation=73, temperature=55, processes=2)
+    gpu = dataclasses.replace(QUICK, utilisation=73, temperature=55, processes=2, memory_w=36.5)
     write_spec(spec, [gpu])
     found = look(pcie=True)
     lanes = {c.quantity: s.lane for s in found.sensors for c in s.channels()}
@@ -590,10 +590,12 @@ def test_telemetry_reads_what_the_gpu_supports(spec: Path) -> None:
         "gpu:0 gpu_utilisation": 73,
         "gpu:0 memory_utilisation": 36,
         "gpu:0 sm_clock": 1980,
+        "gpu:0 clock_held_by": 0,
         "gpu:0 memory_clock": 3201,
         "gpu:0 performance_state": 0,
         "gpu:0 temperature": 55,
         "gpu:0 power_limit": 700,
+        "gpu:0 memory_power": 36.5,
         "gpu:0 processes": 2,
         "gpu:0 pcie_tx": 1000,
         "gpu:0 pcie_rx": 2000,
@@ -602,10 +604,26 @@ def test_telemetry_reads_what_the_gpu_supports(spec: Path) -> None:
     assert said["gpu:0 gpu_utilisation"].kind == "sample"
     assert said["gpu:0 gpu_utilisation"].window_ms == 200
     assert said["gpu:0 temperature"].kind == "level"
-    write_spec(spec, [dataclasses.replace(gpu, pcie=False)])
+    write_spec(spec, [dataclasses.replace(gpu, pcie=False, memory_w=0.0)])
     found = look(pcie=True)
+    assert "gpu:0 memory_power" not in channels(found)
     assert not any(s.lane == "nvml-pcie" for s in found.sensors)
     assert not found.absent
+    close(found)
+
+
+def test_a_clock_is_read_often_and_told_when_it_changes(spec: Path) -> None:
+    write_spec(spec, [QUICK])
+    found = look()
+    (clock,) = [s for s in found.sensors if "sm_clock" in {c.quantity for c in s.channels()}]
+    assert clock.period_ns == 50 * MS_NS
+    told = [clock.read() for _ in range(6)]
+    assert [len(each) for each in told] == [2, 0, 0, 0, 0, 0]  # the clock, and what holds it down
+    write_spec(spec, [dataclasses.replace(QUICK, clock_mhz=1500)])
+    assert [value for *_, value in clock.read()] == [1500]
+    assert clock.read() == []
+    theirs.clock.sleep_s(0.55)
+    assert len(clock.read()) == 2  # so that nobody takes it for lost
     close(found)
 
 

@@ -168,8 +168,10 @@ def by_calls(
     model_j = float(told_j.sum() + unknown_j.sum() + static_j.sum()) + waiting_j
     closure = model_j / total_j
     # What was not replayed may draw nothing above idle, or several times what the others do.
-    least, most = (model_j - unknown_j.sum()) / total_j, (model_j + 2 * unknown_j.sum()) / total_j
-    if most < CREDIBLE[0] or least > CREDIBLE[1]:
+    may_be = 2 * spread[place]
+    least_j = model_j - float(unknown_j.sum() + (guessed_j * np.minimum(may_be, 1.0)).sum())
+    most_j = model_j + float(2 * unknown_j.sum() + (guessed_j * may_be).sum())
+    if most_j < CREDIBLE[0] * total_j or least_j > CREDIBLE[1] * total_j:
         return None
 
     def var(part_j: Floats, together: float) -> float:

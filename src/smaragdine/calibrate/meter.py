@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from smaragdine.errors import UserError
+from smaragdine.sensors.nvml.discover import SLOWED
 from smaragdine.sensors.nvml.gpus import ask, hold_library, nvml, release_library, text
 
 _POLL_S = 0.002
+_PATIENCE_S = 10.0
 _LOOK_S = 0.02
-# Reasons that mean that the card would run faster if it were allowed to: power, heat, hardware.
-_SLOWED = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
+_IN_TIME_S = 0.025  # between two readings, which take up to 8 ms themselves
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Meter(ABC):
 
     def over(self, begin_s: float, length_s: float) -> Stretch:
         """Waits until the counter has shown that much time after `begin_s`."""
-        limit_s = self.now_s() + length_s + 5
+        limit_s = self.now_s() + length_s + _PATIENCE_S
         while self.now_s() < limit_s and not self._lost:
             inside = self._ticks[bisect_left(self._ticks, (begin_s,)) :]
             if len(inside) > 1 and inside[-1][0] - inside[0][0] >= length_s:
@@ -133,15 +134,17 @@ class NvmlMeter(Meter):
 
     def _read_on(self) -> None:
         lib = nvml()
-        before, looked_s = -1, 0.0
+        before, looked_s, polled_s = -1, 0.0, 0.0
         reasons = getattr(lib, "nvmlDeviceGetCurrentClocksEventReasons", None)
         reasons = reasons or lib.nvmlDeviceGetCurrentClocksThrottleReasons
         while not self._ending.wait(_POLL_S):
             began_s = time.monotonic()
             now_mj = lib.nvmlDeviceGetTotalEnergyConsumption(self._handle)
             ended_s = time.monotonic()
+            # On a busy machine we may look late; then nobody knows when the counter stepped.
+            in_time, polled_s = ended_s - polled_s < _IN_TIME_S, ended_s
             if now_mj != before:
-                if before >= 0:
+                if before >= 0 and in_time:
                     self._ticks.append((began_s + (ended_s - began_s) / 2, now_mj))
                 before = now_mj
             if ended_s - looked_s >= _LOOK_S:
@@ -152,4 +155,4 @@ class NvmlMeter(Meter):
 
 
 def _slowed_part(looks: Sequence[tuple[float, float, int, float]]) -> float:
-    return sum(bool(look[2] & _SLOWED) for look in looks) / max(1, len(looks))
+    return sum(bool(look[2] & SLOWED) for look in looks) / max(1, len(looks))

@@ -14,8 +14,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from smaragdine.accounting.calibrated import CallPower
 from smaragdine.accounting.run import Run
+from smaragdine.arrays import Floats, Ints
 from smaragdine.calibrate.card_model import CallSketch, CardModel
 from smaragdine.calibrate.replay import FITS, Call, slower_than
 from smaragdine.calibrate.store import CacheState, MeasuredCall
@@ -59,12 +62,26 @@ def modelled(
 def program_clock_mhz(run: Run, device: str) -> float | None:
     """Of the multiprocessors, the mean over the traced steps; None where nobody read it."""
     windows = [(window["begin_ns"], window["end_ns"]) for window in run.recording.windows.to_pylist()]
-    read: list[float] = []
-    for series in run.recording.series("telemetry"):
-        if (series.channel.device, series.channel.quantity) == (device, "sm_clock"):
-            inside = [(series.t_ns >= begin_ns) & (series.t_ns <= end_ns) for begin_ns, end_ns in windows]
-            read += [float(mhz) for each in inside for mhz in series.value[each]]
-    return statistics.fmean(read) if read else None
+    parts = [
+        held(series.t_ns, series.value, *window)
+        for series in run.recording.series("telemetry")
+        if (series.channel.device, series.channel.quantity) == (device, "sm_clock")
+        for window in windows
+    ]
+    seconds = sum(length_s for length_s, _ in parts)
+    return sum(cycles for _, cycles in parts) / seconds if seconds > 0 else None
+
+
+def held(t_ns: Ints, value: Floats, begin_ns: int, end_ns: int) -> tuple[float, float]:
+    """How long a level is known in this time, and its integral: it holds until the next reading."""
+    inside = np.flatnonzero((t_ns > begin_ns) & (t_ns < end_ns))
+    first = int(np.searchsorted(t_ns, begin_ns, side="right")) - 1
+    at = np.concatenate([[first] if first >= 0 else [], inside]).astype(np.int64)
+    if not at.size:
+        return 0.0, 0.0
+    start_ns = np.maximum(t_ns[at], begin_ns)
+    length_s = np.diff(np.append(start_ns, end_ns)) * 1e-9
+    return float(length_s.sum()), float((length_s * value[at]).sum())
 
 
 def lacks_limit(replay: MeasuredCall, clock_mhz: float | None) -> bool:

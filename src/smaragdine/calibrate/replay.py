@@ -118,6 +118,7 @@ class CardProcess:
         script = Path(__file__).with_name(f"{self._framework}_card.py")
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self._uuid, "KINETO_LOG_LEVEL": "99"}
         environment.pop("SMARAGDINE_SPOOL", None)
+        environment["PYTHONWARNINGS"] = "ignore"  # of what its libraries deprecate, nobody asked
         try:
             # Ctrl-C is ours: the child ends when we hang up.
             self._child = Child([self._python, str(script)], env=environment, start_new_session=True)

@@ -109,7 +109,8 @@ def calibrate(
         idle_w = idle_of(own or list(known.values()))
         used = powers(calls, known, idle_w, bool(lent_from), clock_mhz)
         whole_s = sum(call.busy_s for call in calls) or 1.0
-        model = learned(known.values()) if len(used) < len(calls) else None
+        of_card = store.of(gpu["uuid"]) or list(known.values())  # by any library: a card is a card
+        model = learned(of_card) if len(used) < len(calls) else None
         guessed = modelled(calls, used, model, idle_w)
         outcome = CalibratedDevice(
             device=device,

@@ -298,9 +298,12 @@ LANE = "nvml-telemetry"
 PCIE_LANE = "nvml-pcie"
 MS_NS = 1_000_000
 UTILISATION_MS = 200.0
+FAST_MS, KEPT_MS = 50.0, 500.0  # a clock that stays is told twice a second
 CLOCKS_MS = 500.0
 SLOW_MS = 1000.0
 PCIE_WINDOW_MS = 20.0
+# Reasons that mean that the card would run faster if it were allowed to: power, heat, hardware.
+SLOWED = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
 
 
 @dataclass(frozen=True)
@@ -320,6 +323,7 @@ def open_telemetry(gpu: Gpu, clock: Clock, *, pcie: bool) -> list[Sensor]:
     utilisation_ms, whence = _utilisation_period(gpu)
     groups = [
         (LANE, utilisation_ms, _utilisation(gpu, utilisation_ms, whence)),
+        (LANE, FAST_MS, _sm_clock(gpu)),
         (LANE, CLOCKS_MS, _clocks(gpu)),
         (LANE, SLOW_MS, _slow(gpu)),
     ]
@@ -342,6 +346,7 @@ class TelemetrySensor:
         self.period_ns = int(period_ms * MS_NS)
         self._clock = clock
         self._items = tuple(items)
+        self._kept: dict[int, tuple[int, float]] = {}  # if read often: when each was told last, and what
         self._health = Health(gpu.device, clock)
         self._channels = tuple(
             Channel(
@@ -377,7 +382,16 @@ class TelemetrySensor:
             self._health.bad(failure)
         else:
             self._health.good()
-        return readings
+        return [reading for reading in readings if self._is_news(*reading)]
+
+    def _is_news(self, t_ns: int, position: int, value: float) -> bool:
+        if self.period_ns >= KEPT_MS * MS_NS or self._items[position].kind != "level":
+            return True
+        told_ns, told = self._kept.get(position, (0, value))
+        if value == told and t_ns - told_ns < KEPT_MS * MS_NS:
+            return False
+        self._kept[position] = t_ns, value
+        return True
 
     def close(self) -> Sequence[tuple[int, int, float]]:
         release_library()
@@ -415,11 +429,32 @@ def _utilisation(gpu: Gpu, period_ms: float, whence: str) -> list[Item]:
     ]
 
 
+def _sm_clock(gpu: Gpu) -> list[Item]:
+    """What a calibration needs to match: products slow down within milliseconds when they meet a limit."""
+    lib = nvml()
+
+    def clock_mhz() -> float:
+        return lib.nvmlDeviceGetClockInfo(gpu.handle, lib.NVML_CLOCK_SM)
+
+    # Its name changed with CUDA 12.
+    reasons = getattr(lib, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    reasons = reasons or lib.nvmlDeviceGetCurrentClocksThrottleReasons
+
+    def slowed() -> float:
+        return float(reasons(gpu.handle) & SLOWED)
+
+    bits = "NVML's bits: 4 power limit, 8 hardware, 32 and 64 heat, 128 power brake; 0: nothing"
+    return [
+        Item("sm_clock", "MHz", clock_mhz),
+        Item("clock_held_by", "", slowed, detail=f"what holds the clock down; {bits}"),
+    ]
+
+
 def _clocks(gpu: Gpu) -> list[Item]:
     lib = nvml()
 
-    def clock_mhz(kind: int) -> Callable[[], float]:
-        return lambda: lib.nvmlDeviceGetClockInfo(gpu.handle, kind)
+    def memory_clock_mhz() -> float:
+        return lib.nvmlDeviceGetClockInfo(gpu.handle, lib.NVML_CLOCK_MEM)
 
     def performance_state() -> float | None:
         state = lib.nvmlDeviceGetPerformanceState(gpu.handle)
@@ -434,8 +469,7 @@ def _clocks(gpu: Gpu) -> list[Item]:
         return lib.nvmlDeviceGetTemperature(gpu.handle, lib.NVML_TEMPERATURE_GPU)
 
     return [
-        Item("sm_clock", "MHz", clock_mhz(lib.NVML_CLOCK_SM)),
-        Item("memory_clock", "MHz", clock_mhz(lib.NVML_CLOCK_MEM)),
+        Item("memory_clock", "MHz", memory_clock_mhz),
         Item("performance_state", "", performance_state, detail="0 is the fastest"),
         Item("temperature", "°C", temperature_c),
     ]
@@ -447,11 +481,19 @@ def _slow(gpu: Gpu) -> list[Item]:
     def power_limit_w() -> float:
         return lib.nvmlDeviceGetEnforcedPowerLimit(gpu.handle) / 1000
 
+    def memory_power_w() -> float:
+        asked = (lib.NVML_FI_DEV_POWER_AVERAGE, lib.NVML_POWER_SCOPE_MEMORY)
+        field = lib.nvmlDeviceGetFieldValues(gpu.handle, [asked])[0]
+        if field.nvmlReturn != lib.NVML_SUCCESS:
+            raise lib.NVMLError(field.nvmlReturn)
+        return field.value.uiVal / 1000
+
     def processes() -> float:
         return len(lib.nvmlDeviceGetComputeRunningProcesses(gpu.handle))
 
     return [
         Item("power_limit", "W", power_limit_w, detail="enforced: the lowest of all limits in force"),
+        Item("memory_power", "W", memory_power_w, "sample", SLOW_MS, "the memory's part of the GPU's power"),
         Item("processes", "", processes, detail="compute processes on the GPU, any user's"),
     ]
 

@@ -11,6 +11,7 @@ import gc
 import os
 import re
 import sys
+import threading
 
 import torch
 
@@ -166,6 +167,7 @@ class Launches:
     def __init__(self):
         self.said = []
         self._numbers = {}
+        self._lock = threading.Lock()  # the backward pass has threads of its own
         self._original = self._ours = None
 
     def follow(self):
@@ -193,21 +195,22 @@ class Launches:
     def _number(self, args, about):
         key = (*(about.get(name) for name in _ABOUT), *map(_seen, args))
         number = self._numbers.get(key)
-        if number is None:
+        if number is not None:
+            return number
+        said = {name: about.get(name) for name in _ABOUT}
+        dims, strides, types, values = zip(*map(_said, args))
+        said.update(dims=dims, strides=strides, types=types, values=values)
+        with self._lock:
             if len(self.said) >= _MOST_LAUNCHES:
                 raise OverflowError
-            said = {name: about.get(name) for name in _ABOUT}
-            dims, strides, types, values = zip(*map(_said, args))
-            said.update(dims=dims, strides=strides, types=types, values=values)
             self.said.append(said)
-            number = self._numbers[key] = len(self.said) - 1
-        return number
+            return self._numbers.setdefault(key, len(self.said) - 1)
 
 
 def _seen(arg):
     if isinstance(arg, torch.Tensor):
         return tuple(arg.shape), arg.stride(), arg.dtype
-    return type(arg), arg
+    return type(arg), arg if isinstance(arg, (bool, int, float, str)) else None  # keep nothing alive
 
 
 def _said(arg):

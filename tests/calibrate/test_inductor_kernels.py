@@ -174,8 +174,10 @@ def test_the_hook_writes_down_what_a_kernel_is_launched_with(tmp_path: Path) -> 
     events.sort(key=lambda event: event.get("ts", 0))
     name = "triton_poi_fused_add_0"
     names = [event["name"] for event in events if event["name"].startswith((name, "another"))]
-    assert names == [*(f"{name}{SEPARATOR}{number}" for number in (0, 1, 0)), *["another"] * 5, name]
-    first, second = launches.said
+    told = [f"{name}{SEPARATOR}{number}" for number in (0, 1, 0)]
+    assert names == [*told, *["another"] * 4, f"another{SEPARATOR}2", name]
+    first, second, odd = launches.said
+    assert (odd["types"], odd["values"]) == (("", ""), ("", ""))
     assert (first["dims"], first["strides"]) == (([8, 4], [], []), ([1, 8], [], []))
     assert (first["types"], first["values"]) == (("c10::BFloat16", "Scalar", "Scalar"), ("", "32", "0.5"))
     assert (first["kernel_hash"], first["num_stages"], second["values"][1]) == ("cab", None, "64")

@@ -274,6 +274,43 @@ def test_the_largest_come_first_and_the_next_time_goes_on(bench: Bench, tmp_path
     assert "3 of 3 calls are known" in whole.stdout
 
 
+def test_a_store_that_cannot_help_says_why(bench: Bench, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run")
+
+    def ask(store: Path, *more: str) -> Any:
+        return smaragdine("calibrate", run, "--no-replay", "--store", store, *more, env=bench.env)
+
+    nowhere = ask(tmp_path / "nowhere")
+    assert nowhere.returncode == 2
+    assert "there is no such folder" in nowhere.stderr
+    assert "no time left" not in nowhere.stderr
+    (tmp_path / "file").write_text("")
+    for words in (["calibrate", run, "--no-replay"], ["calibrate", "--list"]):
+        refused = smaragdine(*words, "--store", tmp_path / "file", env=bench.env)
+        assert refused.returncode == 2
+        assert "cannot be read: Not a directory" in refused.stderr
+    assert bench.calibrate(run).returncode == 0
+    # Half a line, and one whose power no card draws, are said and count for nothing.
+    store = tmp_path / "store" / f"{UUID}.jsonl"
+    first, *others = store.read_text().splitlines()
+    odd = first.replace('"power_w":', '"power_w":-')
+    store.write_text("\n".join([odd, *others])[:-20])
+    some = ask(store.parent)
+    assert "2 of 3 lines cannot be read, and count for nothing" in some.stderr
+    assert "1 of 3 calls are known" in some.stdout
+    assert "equal shares of what is left; a model of the card takes at least twelve replays" in some.stdout
+    assert "the store does not have it" in some.stdout
+    # A recording keeps its calibration where a store knows none of its calls.
+    before = (run / "calibration.json").read_bytes()
+    store.write_text(others[0].replace('"key":"', '"key":"0') + "\n")
+    kept = ask(store.parent)
+    assert kept.returncode == 2
+    assert (run / "calibration.json").read_bytes() == before
+    # As `--list` and the docs name it.
+    forgotten = smaragdine("calibrate", "--forget", f"{UUID[:12]}…", "--json", env=bench.env)
+    assert json.loads(forgotten.stdout) == {"forgotten": UUID}
+
+
 def test_another_driver_is_another_calibration(bench: Bench, tmp_path: Path) -> None:
     """Kernels change with drivers and libraries: what was replayed with older ones is borrowed at most."""
     run = recorded(tmp_path / "run")

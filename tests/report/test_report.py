@@ -207,6 +207,9 @@ def test_by_step(runs: Path) -> None:
     others = "2 (profiler starts, stops or runs on), 1 (warms up), 1 (with more than a step), "
     assert f"in neither mean: {others}8 (before the traced ones)" in " ".join(lines)
     assert "announced no steps" in report(runs, "slices", "--by", "step")
+    refused = smaragdine("report", "steps", "--by", "step", "--sort", "power", cwd=runs)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "steps are listed in the order of time, not by power. Leave out --sort" in refused.stderr
 
 
 def test_one_step_is_not_put_beside_all_that_was_traced(runs: Path) -> None:

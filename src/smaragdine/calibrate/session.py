@@ -120,7 +120,7 @@ def calibrate(
             known=len(used),
             busy_known=sum(call.busy_s for call in calls if call.id in used) / whole_s,
             replayed=sum(bool(each.cold or each.hot) for each in done),
-            not_replayed=_reasons(calls, known),
+            not_replayed=_reasons(calls, known, replay),
             lent_from=lent_from,
             busy_modelled=sum(call.busy_s for call in calls if call.id in guessed) / whole_s,
             model=model.remark if model is not None and guessed else "",
@@ -128,9 +128,21 @@ def calibrate(
         found.append(outcome)
         if used or guessed:
             written[device] = Calibration(used | guessed, idle_w, _remarks(outcome))
+    if not written and not replay:
+        raise UserError(
+            f"{store.folder} knows nothing of the calls of {run.path}",
+            "it has none of them, and too few others" if store.folder.is_dir() else "there is no such folder",
+            "Replay them on the GPU, or name another store: --store DIR",
+        )
     if not written:
         why = next((f"{op}: {why}" for each in found for op, why in each.not_replayed.items()), "")
         raise UserError(f"nothing is known of the calls of {run.path}", why or "none was replayed")
+    if run.calibrations[0] and not any(each.known for each in found):
+        raise UserError(
+            f"{run.path} keeps the calibration that it has",
+            f"{store.folder} has none of its calls, and a model of the card alone knows less",
+            "Name another store: --store DIR",
+        )
     write_calibration(run.path, written)
     return found
 
@@ -269,14 +281,14 @@ def _python(run: Run) -> str:
     return first if is_python else sys.executable
 
 
-def _reasons(calls: Sequence[Call], known: dict[str, MeasuredCall]) -> dict[str, str]:
+def _reasons(calls: Sequence[Call], known: dict[str, MeasuredCall], replayed: bool) -> dict[str, str]:
     found: dict[str, str] = {}
     for call in calls:
         replay = known.get(call.key)
         if call.lost:
             found.setdefault(call.op, call.lost)
         elif replay is None:
-            found.setdefault(call.op, "there was no time left")
+            found.setdefault(call.op, "there was no time left" if replayed else "the store does not have it")
         elif replay.why:
             found.setdefault(call.op, replay.why)
     return found

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from smaragdine.errors import UserError
+from smaragdine.errors import UserError, visible
+from smaragdine.sensors.energy import MOST_W
 
 _CARD = re.compile(r"GPU-[0-9a-fA-F-]{8,64}")
 
@@ -78,10 +79,14 @@ class Store:
 
     def cards(self) -> dict[str, list[MeasuredCall]]:
         """Card → what is known of it."""
-        if not self.folder.is_dir():
-            return {}
-        found = {path.stem: self.of(path.stem) for path in sorted(self.folder.glob("GPU-*.jsonl"))}
+        found = {card: self.of(card) for card in self._names()}
         return {card: replays for card, replays in found.items() if replays}
+
+    def named(self, word: str) -> str:
+        """The card whose UUID begins so; the word itself where it is none's, or several cards'."""
+        begin = word.rstrip("…")
+        found = [card for card in self._names() if begin.startswith("GPU-") and card.startswith(begin)]
+        return found[0] if len(found) == 1 else word
 
     def of(self, card: str) -> list[MeasuredCall]:
         """The latest replay of every call, driver and library. A line that cannot be read counts for nothing:
@@ -96,11 +101,13 @@ class Store:
     def damage(self) -> list[str]:
         """Files of which lines cannot be read: what they said is replayed anew."""
         said: list[str] = []
-        for path in sorted(self.folder.glob("GPU-*.jsonl")) if self.folder.is_dir() else ():
-            lines = [line for line in self._lines(path.stem) if line.strip()]
+        for card in self._names():
+            lines = [line for line in self._lines(card) if line.strip()]
             odd = sum(_read(line) is None for line in lines)
             if odd:
-                said.append(f"{path}: {odd} of {len(lines)} lines cannot be read, and count for nothing")
+                said.append(
+                    f"{self._path(card)}: {odd} of {len(lines)} lines cannot be read, and count for nothing"
+                )
         return said
 
     def add(self, replay: MeasuredCall) -> None:
@@ -127,6 +134,19 @@ class Store:
             raise UserError(f"{self._path(card)} cannot be removed", error.strerror or str(error)) from None
         return True
 
+    def _names(self) -> list[str]:
+        try:
+            names = sorted(path.stem for path in self.folder.iterdir() if path.suffix == ".jsonl")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(
+                f"{self.folder} cannot be read",
+                error.strerror or str(error),
+                "Name another folder: --store DIR",
+            ) from None
+        return [name for name in names if _CARD.fullmatch(name)]
+
     def _lines(self, card: str) -> Iterator[bytes]:
         try:
             with self._path(card).open("rb") as file:
@@ -139,16 +159,20 @@ class Store:
     def _path(self, card: str) -> Path:
         if not _CARD.fullmatch(card):
             raise UserError(
-                f"{card} is no UUID of a GPU", remedy="smaragdine calibrate --list names those known"
+                f"{visible(card) or 'nothing'} is no UUID of a GPU",
+                remedy="smaragdine calibrate --list names those known",
             )
         return self.folder / f"{card}.jsonl"
 
 
 def _read(line: bytes) -> MeasuredCall | None:
     try:
-        return msgspec.json.decode(line, type=MeasuredCall)
+        found = msgspec.json.decode(line, type=MeasuredCall)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    states = [state for state in (found.cold, found.hot, found.limited) if state is not None]
+    possible = all(0 <= each.power_w < MOST_W and 0 < each.time_s < 1e6 for each in states)
+    return found if possible and 0 <= found.idle_w < MOST_W else None
 
 
 def _ends_whole(path: Path) -> bool:

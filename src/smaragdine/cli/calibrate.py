@@ -66,9 +66,10 @@ def main(words: list[str]) -> int:
     if options.list:
         return _list(store, options.json)
     if options.forget is not None:
-        if not store.forget(options.forget):
-            raise UserError(f"nothing is known of {options.forget}", remedy="smaragdine calibrate --list")
-        print(f"forgotten: {visible(options.forget)}")
+        card = store.named(options.forget)
+        if not store.forget(card):
+            raise UserError(f"nothing is known of {card}", remedy="smaragdine calibrate --list")
+        print(json.dumps({"forgotten": card}) if options.json else f"forgotten: {visible(card)}")
         return 0
     return _calibrate(options, store)
 
@@ -99,6 +100,11 @@ def _list(store: Store, as_json: bool) -> int:
         print(f"no card is known: nothing was calibrated ({store.folder})")
     for card, replays in cards.items():
         done = [each for each in replays if each.cold or each.hot]
-        libraries = ", ".join(sorted({f"{each.library}, driver {each.driver}" for each in replays}))
+        libraries = ", ".join(
+            [
+                *sorted({each.library for each in replays}),
+                *sorted({f"driver {each.driver}" for each in replays}),
+            ]
+        )
         print(f"{card}  {visible(replays[0].name)}  {len(done)} calls  ({visible(libraries)})")
     return 0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from smaragdine.calibrate.replay import ReplayProgress
     from smaragdine.calibrate.store import Store
 
+_SHOWN = 5  # operations that were not replayed
 DEFAULT_BUDGET_S = 600.0
 
 
@@ -148,6 +149,8 @@ def calibrate_run(
         else:
             line.show(_progress(what), lasting=False)
 
+    for damaged in kept.damage():
+        say(f"smaragdine: {visible(damaged)}")
     try:
         found = calibrate(run, kept, budget_s=budget_s, python=python, replay=replay, say=say)
     except KeyboardInterrupt:
@@ -171,8 +174,14 @@ def calibrate_run(
         )
         if each.model:
             print(f"  {each.busy_modelled:.1%} of the busy time: {visible(each.model)}")
-        for op, why in list(each.not_replayed.items())[:5]:
+        left = 1 - each.busy_known - each.busy_modelled
+        if left > 5e-4:
+            few = "" if each.model else "; a model of the card takes at least twelve replays"
+            print(f"  {left:.1%} of the busy time: equal shares of what is left{few}")
+        for op, why in list(each.not_replayed.items())[:_SHOWN]:
             print(f"  not replayed: {visible(op)}: {visible(why)}")
+        if (more := len(each.not_replayed) - _SHOWN) > 0:
+            print(f"  … and {more} more operations, or some of their calls: --json")
     print(f"rows rest on it from now on: smaragdine report {shortest_path(run.path)}")
     return 0
 

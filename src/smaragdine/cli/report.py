@@ -101,6 +101,10 @@ def main(words: list[str]) -> int:
         raise UserError(
             f"two runs are not compared by {options.by}", remedy="Use --by name, --by layer or --by phase"
         )
+    if options.by == "step" and options.sort != "energy":
+        raise UserError(
+            f"steps are listed in the order of time, not by {options.sort}", remedy="Leave out --sort"
+        )
     runs = _merged(runs, options)
     if len(runs) == 2:
         return _print_both(runs[0], runs[1], options)

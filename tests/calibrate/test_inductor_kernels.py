@@ -3,7 +3,6 @@ launcher is a stand-in with inductor's attributes: without a GPU inductor makes 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import smaragdine.calibrate
+from card_files import load_card
 
 torch = pytest.importorskip("torch")
 
@@ -60,13 +59,8 @@ def call(**more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
-    path = Path(smaragdine.calibrate.__path__[0]) / "torch_card.py"
     monkeypatch.setattr(sys, "path", list(sys.path))
-    spec = importlib.util.spec_from_file_location("torch_card", path)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
+    made = load_card("torch_card")
     made.DEVICE = "cpu"
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

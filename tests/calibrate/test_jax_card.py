@@ -5,19 +5,17 @@ exactly."""
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import smaragdine.calibrate
+from card_files import FOLDER, load_card
 from pjrt_fake import build_plugin
 
 jax = pytest.importorskip("jax")
@@ -26,19 +24,13 @@ jnp = pytest.importorskip("jax.numpy")
 from smaragdine.calibrate import hlo_wire  # noqa: E402
 from smaragdine.tracing.xplane.calls import Module  # noqa: E402
 
-FOLDER = Path(smaragdine.calibrate.__path__[0])
-
 
 @pytest.fixture
 def card_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location("jax_card", FOLDER / "jax_card.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
+    made = load_card("jax_card")
     yield made
-    for name in ("hlo_wire", "pjrt", "xla_inputs"):
+    for name in ("card_requests", "hlo_wire", "pjrt", "xla_inputs"):
         sys.modules.pop(name, None)
 
 

@@ -3,15 +3,13 @@ kernels they launch, and what those draw, only a GPU can tell (docs/calibration.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import smaragdine.calibrate
+from card_files import load_card
 
 torch = pytest.importorskip("torch")
 
@@ -50,12 +48,7 @@ NO_WORK = {"aten::detach_", "aten::set_", "aten::resize_", "aten::item", "aten::
 
 @pytest.fixture(scope="module")
 def card() -> Any:
-    path = Path(smaragdine.calibrate.__path__[0]) / "torch_card.py"
-    spec = importlib.util.spec_from_file_location("torch_card", path)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
+    made = load_card("torch_card")
     made.DEVICE = "cpu"
     return made
 

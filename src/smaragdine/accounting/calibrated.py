@@ -165,8 +165,14 @@ def by_calls(
     waiting_s = max(covered_s - float(share_s.sum()), 0.0)
     waiting_j = idle_w * waiting_s
     static_j = idle_w * share_s
-    model_j = float(told_j.sum() + unknown_j.sum() + static_j.sum()) + waiting_j
+    above_model_j, idle_model_j = float(told_j.sum() + unknown_j.sum()), float(static_j.sum()) + waiting_j
+    model_j = above_model_j + idle_model_j
+    if untraced is not None and float(share_s.sum()) > MOST_BUSY * untraced.traced_steps * untraced.length_s:
+        untraced = None  # steps are announced long before they are done
     closure = model_j / total_j
+    if untraced is not None:
+        step_j = above_model_j / untraced.traced_steps + idle_w * untraced.length_s
+        closure = step_j / untraced.energy_j
     # What was not replayed may draw nothing above idle, or several times what the others do.
     may_be = 2 * spread[place]
     least_j = model_j - float(unknown_j.sum() + (guessed_j * np.minimum(may_be, 1.0)).sum())
@@ -180,7 +186,7 @@ def by_calls(
         return (together * float(part_j.sum())) ** 2 + float(((spread * each_j) ** 2).sum())
 
     known_var, guessed_var, unknown_var = var(known_j, TOGETHER), var(guessed_j, GUESSED), var(unknown_j, 0.0)
-    idle_var = (IDLE * (waiting_j + float(static_j.sum()))) ** 2
+    idle_var = (IDLE * idle_model_j) ** 2
     left_j, variance = total_j - model_j, known_var + guessed_var + unknown_var + idle_var
 
     def corrected(part_j: float, part_var: float) -> float:
@@ -190,14 +196,9 @@ def by_calls(
     known_j *= corrected(float(known_j.sum()), known_var)
     guessed_j *= corrected(float(guessed_j.sum()), guessed_var)
     unknown_j *= corrected(float(unknown_j.sum()), unknown_var)
-    of_idle = corrected(waiting_j + float(static_j.sum()), idle_var)
+    of_idle = corrected(idle_model_j, idle_var)
     above_j = known_j + guessed_j + unknown_j
     energy_j = above_j + of_idle * static_j
-    if untraced is not None and float(share_s.sum()) > MOST_BUSY * untraced.traced_steps * untraced.length_s:
-        untraced = None  # steps are announced long before they are done
-    if untraced is not None:
-        above_model_j = (model_j - waiting_j - float(static_j.sum())) / untraced.traced_steps
-        closure = (above_model_j + idle_w * untraced.length_s) / untraced.energy_j
     # To the last digit, and where a factor met its bound.
     factor = total_j / (float(energy_j.sum()) + of_idle * waiting_j)
     return Attribution(

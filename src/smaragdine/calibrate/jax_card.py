@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import hlo_wire
 import pjrt
+from card_requests import answer_all, said
 from xla_inputs import CannotBeMade, Pool, Values
 
 TURN_S = 0.002  # long beside what a turn costs the host, short beside a sensor's window
@@ -232,7 +233,7 @@ class XlaCard:
         self.spacer.fill()
         self.spacer_s = self.spacer.in_a_row(SPACERS)  # the clock may be low yet: `stop` knows better
 
-    def check(self, calls):
+    def check(self, calls, lists=()):
         """For each call: whether it launches the kernels of the program, or why not."""
         answers = {}
         for at in range(0, len(calls), TOGETHER):
@@ -467,10 +468,6 @@ def unpacked(call):
     return zlib.decompress(base64.b64decode(call["hlo"]))
 
 
-def said(error):
-    return ((str(error) or repr(error)).splitlines() or [""])[0][:300]
-
-
 def plugin_path():
     """XLA's plugin for CUDA, wherever JAX finds its plugins."""
     folders = []
@@ -513,26 +510,7 @@ def main():
         answers.write(json.dumps({"why": said(error)}) + "\n")
         return
     answers.write(json.dumps({"ready": facts}) + "\n")
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            if asked["do"] == "check":
-                answer = card.check(asked["calls"])
-            elif asked["do"] == "prepare":
-                answer = card.prepare(asked["call"], asked.get("cold", True))
-            elif asked["do"] == "load":
-                answer = card.begin(asked.get("rest", 0.0))
-            elif asked["do"] == "pause":
-                answer = card.pause()
-            else:
-                answer = card.stop()
-        except Exception as error:
-            answer = {"why": said(error)}
-            if card.lost():
-                # Nothing runs in this process any more; whoever asks starts another one.
-                answers.write(json.dumps(dict(answer, died=True)) + "\n")
-                os._exit(1)
-        answers.write(json.dumps(answer) + "\n")
+    answer_all(card, card.lost, answers)
     os._exit(0)  # whatever is still compiled
 
 

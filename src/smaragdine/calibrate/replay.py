@@ -166,9 +166,9 @@ class Surroundings:
     """What changes while calls are replayed: the idle card, and what one and the same call draws."""
 
     looks: list[Stretch]  # at the idle card
+    throttled: bool  # the card's limits held the program's clock down
     reference: Call | None = None  # replayed again and again
     reference_w: list[float] = field(default_factory=list[float])  # what it drew above idle
-    throttled: bool = False  # the card's limits held the program's clock down
     rests: dict[str, int] = field(default_factory=dict[str, int])  # operation → the rest that it needed
 
     @property
@@ -247,8 +247,9 @@ def replay_all(
     framework = calls[0].framework
     library = f"{framework} {card.facts.get(framework)}"
     checked = _check(calls, card)
-    seen = Surroundings([_idle(card, meter)])
-    seen.throttled = clock_mhz is not None and slower_than(seen.looks[0].clock_mhz, clock_mhz)
+    idle = _idle(card, meter)
+    throttled = clock_mhz is not None and slower_than(idle.clock_mhz, clock_mhz)
+    seen = Surroundings([idle], throttled)
     done: list[MeasuredCall] = []
     replayed_s = 0.0
     calls = shuffled(calls)
@@ -258,11 +259,20 @@ def replay_all(
         if number % LOOK_EVERY == LOOK_EVERY - 1:
             seen.look_again(card, meter)
         why = checked.get(call.id, "it was not looked at")
-        replay = MeasuredCall(
-            call.key, call.op, meter.uuid, meter.name, meter.driver, library, seen.idle_w, why=why
-        )
         kernel, blocks = call.largest
-        replay = dataclasses.replace(replay, kernel=kernel, blocks=blocks, program=program)
+        replay = MeasuredCall(
+            call.key,
+            call.op,
+            meter.uuid,
+            meter.name,
+            meter.driver,
+            library,
+            seen.idle_w,
+            why=why,
+            kernel=kernel,
+            blocks=blocks,
+            program=program,
+        )
         if not why:
             length_s = LENGTH_S if call.busy_s > MATTERS * whole_s else SHORT_S
             replay = _replay(call, replay, card, meter, seen, length_s)

@@ -28,6 +28,7 @@ import threading
 import torch
 
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+import card_requests
 import inductor_kernels
 
 DEVICE = "cuda"
@@ -401,7 +402,7 @@ class Card:
             except Exception as error:
                 if lost():
                     raise
-                answers[id_] = {"why": (str(error) or repr(error)).splitlines()[0][:200]}
+                answers[id_] = {"why": card_requests.said(error, 200)}
                 continue
             return variant, lambda variant=variant, inputs=inputs: variant.run(inputs)
         return None
@@ -554,26 +555,7 @@ def main():
     facts = {"torch": torch.__version__, "cuda": torch.version.cuda, "card": properties.name}
     facts["uuid"] = str(getattr(properties, "uuid", ""))
     answers.write(json.dumps({"ready": facts}) + "\n")
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            if asked["do"] == "check":
-                answer = card.check(asked["calls"], asked.get("lists", []))
-            elif asked["do"] == "prepare":
-                answer = card.prepare(asked["call"], asked.get("cold", True))
-            elif asked["do"] == "load":
-                answer = card.begin(asked.get("rest", 0.0))
-            elif asked["do"] == "pause":
-                answer = card.pause()
-            else:
-                answer = card.stop()
-        except Exception as error:
-            answer = {"why": (str(error) or repr(error)).splitlines()[0][:300]}
-            if lost():
-                # Nothing runs in this process any more; whoever asks starts another one.
-                answers.write(json.dumps(dict(answer, died=True)) + "\n")
-                os._exit(1)
-        answers.write(json.dumps(answer) + "\n")
+    card_requests.answer_all(card, lost, answers)
 
 
 if __name__ == "__main__":
